@@ -30,16 +30,27 @@ class JarBuildHook(BuildHookInterface[Any]):
         jar = Path(self.root) / JAR
         if not jar.is_file():
             raise FileNotFoundError(
-                f"{JAR} is missing: the wheel ships the Hazelcast plug-in; build it first with `mvn -B -f hazelcast_plugin package` (or `make setup`)"
+                f"{JAR} is missing: the wheel ships the Hazelcast plug-in; build it first "
+                "with `mvn -B -f hazelcast_plugin package` (or `make setup`)"
             )
         with zipfile.ZipFile(jar) as file:
-            if {each.date_time for each in file.infolist() if not each.filename.startswith(SHADED)} != {TIME}:
-                raise ValueError(f"{JAR} was not built from this source: its files have other times; run `mvn -B -f hazelcast_plugin clean package`")
+            if {
+                each.date_time for each in file.infolist() if not each.filename.startswith(SHADED)
+            } != {TIME}:
+                raise ValueError(
+                    f"{JAR} was not built from this source: its files have other times; run "
+                    "`mvn -B -f hazelcast_plugin clean package`"
+                )
             found = file.read(PROPERTIES).decode().strip()
         if found != f"version={self.metadata.version}":
-            raise ValueError(f"{JAR} says {found}, and this is {self.metadata.version}; run `mvn -B -f hazelcast_plugin clean package`")
+            raise ValueError(
+                f"{JAR} says {found}, and this is {self.metadata.version}; run `mvn -B -f "
+                "hazelcast_plugin clean package`"
+            )
         build_data["force_include"][str(jar)] = IN_WHEEL if self.target_name == "wheel" else JAR
         if self.target_name == "wheel":
             hash_file = Path(self.root) / HASH
-            hash_file.write_text(f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n", encoding="ascii")
+            hash_file.write_text(
+                f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n", encoding="ascii"
+            )
             build_data["force_include"][str(hash_file)] = f"{IN_WHEEL}.sha256"

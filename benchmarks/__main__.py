@@ -1,6 +1,7 @@
 """python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore]
-[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and the
-same as JSON with -o json. With --save FOLDER, also result.json and a chart of each part there."""
+[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and
+the same as JSON with -o json. With --save FOLDER, also result.json and a chart of each part
+there."""
 
 from __future__ import annotations
 
@@ -15,7 +16,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import embedded, encryption, endpoints, hello_flood, many_maps, member, metadata, restore_members, rewrite, settlement
+from benchmarks import (
+    embedded,
+    encryption,
+    endpoints,
+    hello_flood,
+    many_maps,
+    member,
+    metadata,
+    restore_members,
+    rewrite,
+    settlement,
+)
 from benchmarks.plots import charts
 
 Row = dict[str, Any]
@@ -26,7 +38,9 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
         "encryption": lambda: encryption.run(4 if quick else 8, quick),
-        "rewrite": lambda: rewrite.run(1_000_000 if quick else 10_000_000, 200_000, judged=not quick),
+        "rewrite": lambda: rewrite.run(
+            1_000_000 if quick else 10_000_000, 200_000, judged=not quick
+        ),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
         "restore-members": lambda: restore_members.run(200_000 if quick else 1_000_000),
@@ -40,7 +54,10 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
 
 def machine() -> str:
     """What the numbers were measured on."""
-    return f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    return (
+        f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} "
+        f"processors, Python {platform.python_version()}"
+    )
 
 
 def verdict(row: Row) -> str:
@@ -48,7 +65,10 @@ def verdict(row: Row) -> str:
     if row.get("target") is None:
         return ""
     met = row["ratio"] <= row["target"] if row.get("at_most") else row["ratio"] >= row["target"]
-    return f"{'at most' if row.get('at_most') else 'at least'} {row['target']:g}: {'met' if met else 'MISSED'}"
+    return (
+        f"{'at most' if row.get('at_most') else 'at least'} {row['target']:g}: "
+        f"{'met' if met else 'MISSED'}"
+    )
 
 
 def main() -> None:
@@ -56,11 +76,14 @@ def main() -> None:
     arguments.add_argument(
         "parts",
         nargs="*",
-        help="embedded, encryption, rewrite, metadata, restore, restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
+        help="embedded, encryption, rewrite, metadata, restore, restore-members, settlement, "
+        "many-maps, hello-flood, member, endpoints; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    arguments.add_argument("--save", type=Path, metavar="FOLDER", help="write result.json and charts (SVG) there, too")
+    arguments.add_argument(
+        "--save", type=Path, metavar="FOLDER", help="write result.json and charts (SVG) there, too"
+    )
     options = arguments.parse_args()
     known = parts(options.quick)
     unknown = set(options.parts) - set(known)
@@ -87,7 +110,14 @@ def main() -> None:
     for row in rows:
         spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
         table.add_row(
-            row["measurement"], f"{row['median']:,}", spread, row["unit"], f"{row['ratio']:g}", row["to"], verdict(row), row.get("note", "")
+            row["measurement"],
+            f"{row['median']:,}",
+            spread,
+            row["unit"],
+            f"{row['ratio']:g}",
+            row["to"],
+            verdict(row),
+            row.get("note", ""),
         )
     Console(width=200).print(table)
 

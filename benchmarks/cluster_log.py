@@ -11,7 +11,10 @@ from tests.cluster.harness import Cluster
 
 VALUE = b"v" * 100
 BATCH = 10_000
-COMPARED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) (settled|restored) .*: ([\d,]+) entries compared, .* in ([\d,]+) ms')
+COMPARED = re.compile(
+    r'map "orders": \d+ of \d+ partition\(s\) (settled|restored) .*: ([\d,]+) entries '
+    r"compared, .* in ([\d,]+) ms"
+)
 
 
 def fill(cluster: Cluster, entries: int) -> Any:
@@ -28,7 +31,11 @@ def compared(cluster: Cluster, how: str) -> list[tuple[int, float]]:
     seconds."""
     shares = []
     for member in cluster.running:
-        found = [(_number(count), _number(ms)) for what, count, ms in COMPARED.findall(member.log.read_text()) if what == how]
+        found = [
+            (_number(count), _number(ms))
+            for what, count, ms in COMPARED.findall(member.log.read_text())
+            if what == how
+        ]
         shares.append((sum(count for count, _ in found), sum(ms for _, ms in found) / 1000))
     return shares
 

@@ -1,4 +1,5 @@
-"""The embedded map against a bare loop that writes the same bytes, and against SQLite: all in one run, in turns, medians and ratios."""
+"""The embedded map against a bare loop that writes the same bytes, and against SQLite: all in one
+run, in turns, medians and ratios."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
     async with imap_wal.aopen(folder.as_uri(), node="n") as store:
         items = store.map("m", raw=True)
         each = operations // in_flight
-        keys = [[b"key%04d%05d" % (number, count) for count in range(each)] for number in range(in_flight)]  # the bare loop formats none either
+        keys = [
+            [b"key%04d%05d" % (number, count) for count in range(each)]
+            for number in range(in_flight)
+        ]  # the bare loop formats none either
 
         async def caller(own: list[bytes]) -> None:
             for key in own:
@@ -60,7 +64,10 @@ async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
 
 def updates(folder: Path, count: int, size: int = 10_000) -> float:
     """Records per second of `update` with 10,000 entries each."""
-    batches = [{b"key%09d" % (start * size + number): VALUE for number in range(size)} for start in range(count)]
+    batches = [
+        {b"key%09d" % (start * size + number): VALUE for number in range(size)}
+        for start in range(count)
+    ]
     with imap_wal.open(folder.as_uri(), node="n") as store:
         items = store.map("m", raw=True)
         start = time.perf_counter()
@@ -107,7 +114,8 @@ def sqlite(folder: Path, operations: int) -> float:
 
 
 def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """All of them, in turns, so that a slow spell of the disk meets all alike. One row per measurement: rate, ratio, target."""
+    """All of them, in turns, so that a slow spell of the disk meets all alike. One row per
+    measurement: rate, ratio, target."""
     scale = 1 if quick else 4
     seen: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
@@ -119,21 +127,37 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
             data = frame_bytes(root / "a")
             rates = {
                 "bare loop, 256 records per fdatasync": bare_loop(root, data, 200 * scale),
-                "asyncio set, 256 in flight": asyncio.run(asynchronous(root / "b", 256, 25_600 * scale)),
-                "asyncio set on uvloop, 256 in flight": uvloop.run(asynchronous(root / "i", 256, 25_600 * scale)),
-                "asyncio set, 2,000 in flight": asyncio.run(asynchronous(root / "c", 2000, 50_000 * scale)),
+                "asyncio set, 256 in flight": asyncio.run(
+                    asynchronous(root / "b", 256, 25_600 * scale)
+                ),
+                "asyncio set on uvloop, 256 in flight": uvloop.run(
+                    asynchronous(root / "i", 256, 25_600 * scale)
+                ),
+                "asyncio set, 2,000 in flight": asyncio.run(
+                    asynchronous(root / "c", 2000, 50_000 * scale)
+                ),
                 "update of 10,000": updates(root / "d", 10 * scale),
                 "threads: 1": threaded(root / "e", 1, 1_000 * scale),
                 "threads: 16": threaded(root / "f", 16, 4_000 * scale),
                 "threads: 64": threaded(root / "g", 64, 6_400 * scale),
                 "SQLite WAL synchronous=full, 1 thread": sqlite(root, 1_000 * scale),
             }
-            bare = (rates["bare loop, 256 records per fdatasync"] + bare_loop(root, data, 200 * scale)) / 2
+            bare = (
+                rates["bare loop, 256 records per fdatasync"] + bare_loop(root, data, 200 * scale)
+            ) / 2
             for label, rate in rates.items():
-                peer = rates["SQLite WAL synchronous=full, 1 thread"] if label.startswith("threads") else bare
+                peer = (
+                    rates["SQLite WAL synchronous=full, 1 thread"]
+                    if label.startswith("threads")
+                    else bare
+                )
                 seen.setdefault(label, []).append(rate)
                 ratios.setdefault(label, []).append(rate / peer)
-    targets = {"asyncio set, 256 in flight": 0.2, "asyncio set on uvloop, 256 in flight": 0.2, "update of 10,000": 0.5}
+    targets = {
+        "asyncio set, 256 in flight": 0.2,
+        "asyncio set on uvloop, 256 in flight": 0.2,
+        "update of 10,000": 0.5,
+    }
     return [
         {
             "measurement": label,

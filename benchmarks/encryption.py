@@ -55,7 +55,10 @@ def in_flight(folder: Path, source: str, scale: int) -> float:
 
 def updates(folder: Path, source: str, scale: int) -> float:
     """Records per second of `update` with 10,000 entries each: frames of a megabyte."""
-    batches = [{b"key%09d" % (start * 10_000 + number): VALUE for number in range(10_000)} for start in range(10 * scale)]
+    batches = [
+        {b"key%09d" % (start * 10_000 + number): VALUE for number in range(10_000)}
+        for start in range(10 * scale)
+    ]
     with opened(folder, source) as store:
         items = store.map("m", raw=True)
         start = time.perf_counter()
@@ -90,7 +93,10 @@ def round_of(source: str, scale: int) -> dict[str, float]:
             "append, 256 in flight": in_flight,
             "append, updates of 10,000": updates,
         }
-        found = {label: measure(root / str(number), source, scale) for number, (label, measure) in enumerate(appends.items())}
+        found = {
+            label: measure(root / str(number), source, scale)
+            for number, (label, measure) in enumerate(appends.items())
+        }
         count = 100_000 * scale
         found["restore from segments"] = restored(root / "2", source, count)
         found["archive to Parquet"] = archived(root / "2", source, count)

@@ -1,5 +1,5 @@
-"""What the way between a member and its agent costs: a Unix socket, TCP on the loopback address, and
-TCP with keys (CURVE), in turns within one run. The same member, agent and durability."""
+"""What the way between a member and its agent costs: a Unix socket, TCP on the loopback address,
+and TCP with keys (CURVE), in turns within one run. The same member, agent and durability."""
 
 from __future__ import annotations
 
@@ -34,12 +34,22 @@ def run(rounds: int, seconds: int) -> list[dict[str, Any]]:
         for load, options in LOADS.items():
             for way in WAYS:
                 with tempfile.TemporaryDirectory() as name, _agent(way, Path(name)) as properties:
-                    found = member(mode="set", seconds=seconds, warmup=seconds, store="wal", **options, **properties)
+                    found = member(
+                        mode="set",
+                        seconds=seconds,
+                        warmup=seconds,
+                        store="wal",
+                        **options,
+                        **properties,
+                    )
                 if found["hung"] or found["errors"]:
                     raise RuntimeError(f"{way}, {load}: {found}")
                 rates.setdefault((load, way), []).append(found["sets_per_second"])
                 notes[load, way] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms"
-    return [_row(load, way, seen, rates[load, WAYS[0]], notes[load, way]) for (load, way), seen in rates.items()]
+    return [
+        _row(load, way, seen, rates[load, WAYS[0]], notes[load, way])
+        for (load, way), seen in rates.items()
+    ]
 
 
 @contextmanager
@@ -58,9 +68,14 @@ def _agent(way: str, folder: Path) -> Iterator[dict[str, str]]:
         own, client = new_pair("agent"), new_pair("member")
         for pair in (own, client):
             keys.write_new(folder / f"{pair.name}.key", pair.text(), 0o600)
-        keys.write_clients(folder / "clients.toml", {client.public: Peer(client.name, frozenset(Right))})
+        keys.write_clients(
+            folder / "clients.toml", {client.public: Peer(client.name, frozenset(Right))}
+        )
         settings = {"key": str(folder / "agent.key"), "clients": str(folder / "clients.toml")}
-        properties |= {"property.agent-key-file": str(folder / "member.key"), "property.agent-public-key": own.public}
+        properties |= {
+            "property.agent-key-file": str(folder / "member.key"),
+            "property.agent-public-key": own.public,
+        }
     with agent(folder, DURABILITY, endpoint=endpoint, **settings):
         yield properties
 
@@ -72,7 +87,9 @@ def _row(load: str, way: str, seen: list[float], sockets: list[float], note: str
         "least": round(min(seen)),
         "most": round(max(seen)),
         "unit": "sets/s",
-        "ratio": round(statistics.median(rate / other for rate, other in zip(seen, sockets, strict=True)), 3),
+        "ratio": round(
+            statistics.median(rate / other for rate, other in zip(seen, sockets, strict=True)), 3
+        ),
         "to": "the Unix socket",
         "target": None,
         "note": note,

@@ -1,4 +1,5 @@
-"""Acknowledgements of one member, and of sixteen, while other connections say hello without pause."""
+"""Acknowledgements of one member, and of sixteen, while other connections say hello without
+pause."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def run(seconds: int) -> list[dict[str, Any]]:
             alone.append(_rate(settings, callers, seconds))
         rows.append(
             {
-                "measurement": f"appends during a flood of hellos on {FLOODING} connections, {callers} callers",
+                "measurement": f"appends during a flood of hellos on {FLOODING} connections, "
+                f"{callers} "
+                "callers",
                 "median": round(statistics.median(flooded)),
                 "least": round(min(flooded)),
                 "most": round(max(flooded)),
@@ -70,15 +73,23 @@ def _flood(settings: AgentConfig) -> Iterator[None]:
 
 
 def _hellos(settings: AgentConfig) -> None:
-    connected = [Plugin(settings.endpoint, uuid=f"flood-{number}", member=f"flood-{number}") for number in range(FLOODING)]
+    connected = [
+        Plugin(settings.endpoint, uuid=f"flood-{number}", member=f"flood-{number}")
+        for number in range(FLOODING)
+    ]
     while True:
-        for number in [(each, each.client.post("hello", each.about(purpose="read"))) for each in connected]:
+        for number in [
+            (each, each.client.post("hello", each.about(purpose="read"))) for each in connected
+        ]:
             number[0].client.answer(number[1])
 
 
 def _rate(settings: AgentConfig, callers: int, seconds: int) -> float:
     """Each caller has a session of its own."""
-    members = [Plugin(settings.endpoint, uuid=f"caller-{number}", member=f"caller-{number}") for number in range(callers)]
+    members = [
+        Plugin(settings.endpoint, uuid=f"caller-{number}", member=f"caller-{number}")
+        for number in range(callers)
+    ]
     until = time.monotonic() + seconds
     counts = [0] * callers
 

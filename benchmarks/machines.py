@@ -21,7 +21,8 @@ def can_limit() -> bool:
 
 @contextmanager
 def limited(machines: Sequence[Sequence[int]], share: float) -> Iterator[None]:
-    """While the block runs, the processes of each machine have this share of one processor together.
+    """While the block runs, the processes of each machine have this share of one processor
+    together.
 
     Args:
         machines: process ids of each machine.

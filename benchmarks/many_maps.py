@@ -31,13 +31,33 @@ class Times:
 def run(maps: int) -> list[dict[str, Any]]:
     bare, ours = _times(maps, log=False), _times(maps, log=True)
     return [
-        _row(f"{maps:,} maps with an entry each are made in two members", ours.made, "s", bare.made, 30.0 * maps / 5000),
-        _row(f"an entry of each of {maps:,} maps is read, after everything was killed", ours.read, "s", None, 60.0 * maps / 5000),
-        _row("heap of a member for each of these maps", ours.heap / 1024, "KB", bare.heap / 1024, 50.0),
+        _row(
+            f"{maps:,} maps with an entry each are made in two members",
+            ours.made,
+            "s",
+            bare.made,
+            30.0 * maps / 5000,
+        ),
+        _row(
+            f"an entry of each of {maps:,} maps is read, after everything was killed",
+            ours.read,
+            "s",
+            None,
+            60.0 * maps / 5000,
+        ),
+        _row(
+            "heap of a member for each of these maps",
+            ours.heap / 1024,
+            "KB",
+            bare.heap / 1024,
+            50.0,
+        ),
     ]
 
 
-def _row(measurement: str, ours: float, unit: str, bare: float | None, target: float) -> dict[str, Any]:
+def _row(
+    measurement: str, ours: float, unit: str, bare: float | None, target: float
+) -> dict[str, Any]:
     return {
         "measurement": measurement,
         "median": round(ours, 2),
@@ -56,7 +76,9 @@ def _times(maps: int, *, log: bool) -> Times:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Cluster(folder, compile_java(folder), configs, options=("-Xmx3g",), durability="os") as cluster:
+        with Cluster(
+            folder, compile_java(folder), configs, options=("-Xmx3g",), durability="os"
+        ) as cluster:
             cluster.start(2)
             client = cluster.client()
             client.get_map("first").blocking().put("key", 0)
@@ -64,7 +86,14 @@ def _times(maps: int, *, log: bool) -> Times:
             before = _heap(cluster.members[0])
             began = time.monotonic()
             with ThreadPoolExecutor(CALLERS) as callers:
-                list(callers.map(lambda number: client.get_map(f"map-{number}").blocking().put("key", number), range(maps)))
+                list(
+                    callers.map(
+                        lambda number: (
+                            client.get_map(f"map-{number}").blocking().put("key", number)
+                        ),
+                        range(maps),
+                    )
+                )
             made = time.monotonic() - began
             heap = (_heap(cluster.members[0]) - before) / maps
             if not log:
@@ -74,7 +103,12 @@ def _times(maps: int, *, log: bool) -> Times:
             again = cluster.client(invocation_timeout=600)
             began = time.monotonic()
             with ThreadPoolExecutor(CALLERS) as callers:
-                found = list(callers.map(lambda number: again.get_map(f"map-{number}").blocking().get("key"), range(maps)))
+                found = list(
+                    callers.map(
+                        lambda number: again.get_map(f"map-{number}").blocking().get("key"),
+                        range(maps),
+                    )
+                )
             assert found == list(range(maps))
             return Times(made, time.monotonic() - began, heap)
 
@@ -82,5 +116,7 @@ def _times(maps: int, *, log: bool) -> Times:
 def _heap(member: Member) -> int:
     """Bytes in use after a collection."""
     subprocess.run(["jcmd", str(member.pid), "GC.run"], check=True, capture_output=True)
-    told = subprocess.run(["jcmd", str(member.pid), "GC.heap_info"], check=True, capture_output=True, text=True).stdout
+    told = subprocess.run(
+        ["jcmd", str(member.pid), "GC.heap_info"], check=True, capture_output=True, text=True
+    ).stdout
     return sum(int(found) for found in USED.findall(told.partition("Metaspace")[0])) * 1024

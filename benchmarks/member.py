@@ -1,4 +1,5 @@
-"""A real member under load, with our plug-in and agent and without: 64 callers, one caller, and the restore of a million entries."""
+"""A real member under load, with our plug-in and agent and without: 64 callers, one caller, and the
+restore of a million entries."""
 
 from __future__ import annotations
 
@@ -21,13 +22,18 @@ TIMEOUT_S = 300
 
 
 @contextmanager
-def agent(folder: Path, durability: str = "always", *, endpoint: str = "", **settings: str) -> Iterator[str]:
-    """An agent as a process of its own; yields its endpoint: a Unix socket in `folder`, unless it is
-    given."""
+def agent(
+    folder: Path, durability: str = "always", *, endpoint: str = "", **settings: str
+) -> Iterator[str]:
+    """An agent as a process of its own; yields its endpoint: a Unix socket in `folder`, unless it
+    is given."""
     endpoint = endpoint or f"ipc://{folder}/agent.sock"
     more = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
     config = folder / "agent.toml"
-    config.write_text(f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = "{endpoint}"\n{more}[log]\ndurability = "{durability}"\n')
+    config.write_text(
+        f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = '
+        f'"{endpoint}"\n{more}[log]\ndurability = "{durability}"\n'
+    )
     command = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(config)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL, preexec_fn=die_with_parent)
     try:
@@ -39,9 +45,27 @@ def agent(folder: Path, durability: str = "always", *, endpoint: str = "", **set
 
 def member(classpath: str = "", **options: Any) -> dict[str, Any]:
     """Run one member in a JVM of its own; what MemberLoad printed."""
-    words = [f"{key.replace('__', '.')}={value}" for key, value in {"operationThreads": OPERATION_THREADS, **options}.items()]
-    command = [java(), "-Xms1g", "-Xmx2g", "-cp", f"{hazelcast_jar()}:{classpath or plugin_jar()}", str(LOAD), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, preexec_fn=die_with_parent)
+    words = [
+        f"{key.replace('__', '.')}={value}"
+        for key, value in {"operationThreads": OPERATION_THREADS, **options}.items()
+    ]
+    command = [
+        java(),
+        "-Xms1g",
+        "-Xmx2g",
+        "-cp",
+        f"{hazelcast_jar()}:{classpath or plugin_jar()}",
+        str(LOAD),
+        *words,
+    ]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        preexec_fn=die_with_parent,
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
         raise RuntimeError(f"the member printed no result: {done.stderr[-2000:]}")
@@ -50,7 +74,8 @@ def member(classpath: str = "", **options: Any) -> dict[str, Any]:
 
 
 def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
-    """`set` by members of one JVM each, in turns: no map store, one that does nothing, ours, and SeaTunnel's (which never syncs on files)."""
+    """`set` by members of one JVM each, in turns: no map store, one that does nothing, ours, and
+    SeaTunnel's (which never syncs on files)."""
     rates: dict[str, list[float]] = {}
     notes: dict[str, str] = {}
     hung = errors = 0
@@ -58,12 +83,20 @@ def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
         for load, options in LOADS.items():
             for store in STORES:
                 with tempfile.TemporaryDirectory() as name:
-                    found = _run(store, Path(name), {"mode": "set", "seconds": seconds, "warmup": seconds, **options})
+                    found = _run(
+                        store,
+                        Path(name),
+                        {"mode": "set", "seconds": seconds, "warmup": seconds, **options},
+                    )
                 label = f"{load}, {store}"
                 rates.setdefault(label, []).append(found["sets_per_second"])
-                notes[label] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms, max {found['max_ms']} ms"
+                notes[label] = (
+                    f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms, max {found['max_ms']} ms"
+                )
                 if found["hung"] or found["errors"]:
-                    notes[label] += f"; {found['hung']} callers never returned, {found['errors']} errors"
+                    notes[label] += (
+                        f"; {found['hung']} callers never returned, {found['errors']} errors"
+                    )
                 if store in OURS:
                     hung += found["hung"]
                     errors += found["errors"]
@@ -72,8 +105,22 @@ def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
         bare = rates[f"{label.rpartition(', ')[0]}, no map store"]
         ratio = statistics.median(rate / other for rate, other in zip(seen, bare, strict=True))
         target = 0.22 if label == "64 callers of 100 B, always" else None
-        rows.append(_row(f"member set, {label}", seen, "sets/s", ratio, "no map store", target, notes[label]))
-    rows.append(_row("member set, ours: callers that never returned, and errors", [hung + errors], "callers", float(hung + errors), "none", 0.0, ""))
+        rows.append(
+            _row(
+                f"member set, {label}", seen, "sets/s", ratio, "no map store", target, notes[label]
+            )
+        )
+    rows.append(
+        _row(
+            "member set, ours: callers that never returned, and errors",
+            [hung + errors],
+            "callers",
+            float(hung + errors),
+            "none",
+            0.0,
+            "",
+        )
+    )
     return rows
 
 
@@ -91,7 +138,13 @@ def _run(store: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
         with agent(folder, store) as endpoint:
             return member(**options, store="wal", property__agent=endpoint)
     if store.startswith("SeaTunnel"):
-        files = {"type": "hdfs", "namespace": str(folder), "clusterName": "c1", "storage.type": "hdfs", "fs.defaultFS": "file:///"}
+        files = {
+            "type": "hdfs",
+            "namespace": str(folder),
+            "clusterName": "c1",
+            "storage.type": "hdfs",
+            "fs.defaultFS": "file:///",
+        }
         properties = {f"property.{key}": value for key, value in files.items()}
         return member(**options, **properties, store=SEATUNNEL, values="string", classpath=_peers())
     return member(**options, store={"no map store": "none", "no-op": "noop"}[store])
@@ -109,7 +162,8 @@ def _peers() -> str:
 
 
 def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
-    """Time until a map of so many entries of 100 bytes is loaded: from the log (agent started anew), and from a loader that makes the entries up."""
+    """Time until a map of so many entries of 100 bytes is loaded: from the log (agent started
+    anew), and from a loader that makes the entries up."""
     ours: list[float] = []
     made_up: list[float] = []
     filled: list[float] = []
@@ -121,7 +175,11 @@ def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
             filled.append(member(mode="fill", store="none", entries=entries)["seconds"])
             made_up.append(_loaded(member(mode="load", store="madeup", entries=entries)))
             with agent(folder) as endpoint:
-                ours.append(_loaded(member(mode="load", store="wal", entries=entries, property__agent=endpoint)))
+                ours.append(
+                    _loaded(
+                        member(mode="load", store="wal", entries=entries, property__agent=endpoint)
+                    )
+                )
     ratio = statistics.median(mine / other for mine, other in zip(ours, made_up, strict=True))
     return [
         _row(
@@ -134,7 +192,16 @@ def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
             "",
         ),
         _row(f"load of {entries:,} from a made-up loader", made_up, "s", 1.0, "itself", None, ""),
-        _row(f"restore of {entries:,} from the log", ours, "s", ratio, "made-up loader", 2.0, "agent and member started anew", at_most=True),
+        _row(
+            f"restore of {entries:,} from the log",
+            ours,
+            "s",
+            ratio,
+            "made-up loader",
+            2.0,
+            "agent and member started anew",
+            at_most=True,
+        ),
     ]
 
 
@@ -145,7 +212,15 @@ def _loaded(found: dict[str, Any]) -> float:
 
 
 def _row(
-    label: str, seen: list[float], unit: str, ratio: float, to: str, target: float | None, note: str, *, at_most: bool = False
+    label: str,
+    seen: list[float],
+    unit: str,
+    ratio: float,
+    to: str,
+    target: float | None,
+    note: str,
+    *,
+    at_most: bool = False,
 ) -> dict[str, Any]:
     digits = 2 if unit == "s" else 0
     return {

@@ -36,7 +36,15 @@ COMMITS, OPENS = 400, 7
 
 
 def opened(store: SegmentStore, node: str) -> NodeLog:
-    return open_node_log(LogContext(store, Identity("bench", "c", node), Settings(preallocate=False), SystemClock(), SystemRandomness()))
+    return open_node_log(
+        LogContext(
+            store,
+            Identity("bench", "c", node),
+            Settings(preallocate=False),
+            SystemClock(),
+            SystemRandomness(),
+        )
+    )
 
 
 def unlike(digits: int) -> str:
@@ -59,9 +67,24 @@ def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
     found = []
     for number in range(maps):
         for each, nonce in zip(kept, nonces, strict=True):
-            path = layout.archive_path("bench/c/nodes/n000", f"map-{number:04d}", each.first, each.last, 1, f"{nonce}{number:x}")
+            path = layout.archive_path(
+                "bench/c/nodes/n000",
+                f"map-{number:04d}",
+                each.first,
+                each.last,
+                1,
+                f"{nonce}{number:x}",
+            )
             size = each.bytes + random.randrange(ARCHIVE_BYTES)
-            found.append(replace(each, map=f"map-{number:04d}", path=path, bytes=size, checksum=random.getrandbits(32)))
+            found.append(
+                replace(
+                    each,
+                    map=f"map-{number:04d}",
+                    path=path,
+                    bytes=size,
+                    checksum=random.getrandbits(32),
+                )
+            )
     return tuple(found)
 
 
@@ -77,15 +100,40 @@ def build(root: Path, maps: int, nodes: int, days: int) -> SegmentStore:
     runs = RUNS_A_DAY - 1 if days > 1 else 1
     left = archives(maps, runs)
     for number in range(nodes):
-        manifests = node_manifests(store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness())
-        manifests.update(lambda manifest: replace(manifest, archives=left, archived=(1, runs), checkpoint=Position(1, runs, 100, 0), newest=runs))
+        manifests = node_manifests(
+            store, f"bench/c/nodes/n{number:03d}", SystemClock(), SystemRandomness()
+        )
+        manifests.update(
+            lambda manifest: replace(
+                manifest,
+                archives=left,
+                archived=(1, runs),
+                checkpoint=Position(1, runs, 100, 0),
+                newest=runs,
+            )
+        )
     marks = {node: LowWaterMark(log_id, Position(1, 1, 0, 0)) for node, log_id in ids.items()}
     snapshots = {}
     for number in range(maps):
-        files = (f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet",)
+        files = (
+            f"bench/c/snapshot/map-{number:04d}/{days:08d}/part-00000-00000-{unlike(32)}.parquet",
+        )
         checksum, size = random.getrandbits(32), random.randrange(10**6)
-        snapshots[f"map-{number:04d}"] = Snapshot(days, files, marks, 1000, 10, size, 0, checksums=(checksum,), sizes=(size,), rows=(1010,))
-    ClusterLog(store, "bench", "c").manifests.update(lambda manifest: replace(manifest, snapshots=snapshots, generation=days))
+        snapshots[f"map-{number:04d}"] = Snapshot(
+            days,
+            files,
+            marks,
+            1000,
+            10,
+            size,
+            0,
+            checksums=(checksum,),
+            sizes=(size,),
+            rows=(1010,),
+        )
+    ClusterLog(store, "bench", "c").manifests.update(
+        lambda manifest: replace(manifest, snapshots=snapshots, generation=days)
+    )
     return store
 
 
@@ -106,13 +154,19 @@ def commit_seconds(store: SegmentStore) -> float:
     ring: RingBuffer[CommitRequest] = RingBuffer(64)
     sessions = Sessions(log, ClusterLog(store, "bench", "c"))
     session, _ = (
-        sessions.hello(b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}) if not log.claims.read()[0] else (None, False)
+        sessions.hello(
+            b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}
+        )
+        if not log.claims.read()[0]
+        else (None, False)
     )
     committer = Committer(ring, log, before_ack=sessions.check_newest)
     found = []
     for number in range(1, COMMITS + 1):
         row = ("m", b"key", "raw", b"v" * 100, "raw", False, 0, 0, 0, (1, 0, 1, number))
-        batch = CommitRequest([pack(row)], 1, session=session.number if session else 0, request=number)
+        batch = CommitRequest(
+            [pack(row)], 1, session=session.number if session else 0, request=number
+        )
         start = time.perf_counter()
         committer.submit(batch)
         committer.wait(batch)
@@ -139,8 +193,13 @@ def run(quick: bool) -> list[dict[str, Any]]:
             large_commit.append(commit_seconds(large))
     note = f"cluster manifest {size / 1e6:.2f} MB, node manifest {own / 1e6:.2f} MB"
     rows = []
-    for what, few, many in (("open a node's log", small_open, large_open), ("commit, before its acknowledgement", small_commit, large_commit)):
-        ratio = statistics.median(large for large in many) / statistics.median(small for small in few)
+    for what, few, many in (
+        ("open a node's log", small_open, large_open),
+        ("commit, before its acknowledgement", small_commit, large_commit),
+    ):
+        ratio = statistics.median(large for large in many) / statistics.median(
+            small for small in few
+        )
         rows.append(
             {
                 "measurement": f"{what}: {maps:,} maps, {nodes} nodes, {DAYS} days",

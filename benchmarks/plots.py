@@ -1,4 +1,5 @@
-"""Bar charts of measurements as SVG, legible in light and in dark. No library: a chart is rectangles and texts."""
+"""Bar charts of measurements as SVG, legible in light and in dark. No library: a chart is
+rectangles and texts."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 Row = dict[str, Any]
 
 WIDTH, LABELS, BARS, STEP, TOP = 640, 285, 250, 30, 44
-"""In pixels: the picture, its column of labels, the longest bar, the distance of two bars, the head."""
+"""In pixels: the picture, its column of labels, the longest bar, the distance of two bars, the
+head."""
 
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 16px; }
@@ -17,8 +19,16 @@ STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .ours { fill: #00897b; } .other { fill: #8a9aa1; } .range { stroke: #1b2a30; stroke-width: 1.5; }
     @media (prefers-color-scheme: dark) {
       text { fill: #e6eef0; } .ours { fill: #35b3a4; } .other { fill: #7f8f96; } .range { stroke: #e6eef0; }
-    }"""
-OTHERS = ("bare loop", "SQLite", "no map store", "no-op", "SeaTunnel", "made-up loader", "without a map store")
+    }"""  # noqa: E501
+OTHERS = (
+    "bare loop",
+    "SQLite",
+    "no map store",
+    "no-op",
+    "SeaTunnel",
+    "made-up loader",
+    "without a map store",
+)
 """Labels with one of these are not imap-wal: they have another colour."""
 
 
@@ -27,17 +37,23 @@ def chart(title: str, rows: Sequence[Row]) -> str:
     longest = max(row.get("most", row["median"]) for row in rows)
     height = TOP + STEP * len(rows)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '  # noqa: ISC004
+        f'width="{WIDTH}" height="{height}" role="img">',
         f"  <style>\n    {STYLE}\n  </style>",
-        f'  <text class="title" x="{WIDTH / 2:g}" y="24" text-anchor="middle">{escape(title)}</text>',
+        f'  <text class="title" x="{WIDTH / 2:g}" y="24" '  # noqa: ISC004
+        f'text-anchor="middle">{escape(title)}</text>',
     ]
     for number, row in enumerate(rows):
         y = TOP + STEP * number
-        length, least, most = (BARS * row.get(name, row["median"]) / longest for name in ("median", "least", "most"))
+        length, least, most = (
+            BARS * row.get(name, row["median"]) / longest for name in ("median", "least", "most")
+        )
         kind = "other" if any(name in row["measurement"] for name in OTHERS) else "ours"
         parts += [
-            f'  <text class="label" x="{LABELS - 8}" y="{y + 15}">{escape(row["measurement"])}</text>',
-            f'  <rect class="{kind}" x="{LABELS}" y="{y + 2}" width="{max(length, 1):.1f}" height="16" rx="2"/>',
+            f'  <text class="label" x="{LABELS - 8}" '  # noqa: ISC004
+            f'y="{y + 15}">{escape(row["measurement"])}</text>',
+            f'  <rect class="{kind}" x="{LABELS}" y="{y + 2}" width="{max(length, 1):.1f}" '  # noqa: ISC004
+            'height="16" rx="2"/>',
             f'  <path class="range" d="M{LABELS + least:.1f} {y + 10}H{LABELS + most:.1f}"/>',
             f'  <text x="{LABELS + most + 8:.1f}" y="{y + 15}">{row["median"]:,}</text>',
         ]
@@ -53,7 +69,10 @@ def charts(rows: Sequence[Row]) -> dict[str, str]:
     for (part, unit), group in groups.items():
         if len(group) > 1:
             name = part if part not in drawn else f"{part}-{unit.replace('/', '-')}"
-            drawn[name] = chart(f"{part}, {unit}", [{**row, "measurement": short(row["measurement"])} for row in group])
+            drawn[name] = chart(
+                f"{part}, {unit}",
+                [{**row, "measurement": short(row["measurement"])} for row in group],
+            )
     return drawn
 
 

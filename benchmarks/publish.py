@@ -1,6 +1,8 @@
-"""Makes a run's numbers those of the documentation: `python -m benchmarks.publish out/bench/result.json`.
+"""Makes a run's numbers those of the documentation: `python -m benchmarks.publish
+out/bench/result.json`.
 
-Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of `docs/performance.md`.
+Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of
+`docs/performance.md`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from typing import Any
 from benchmarks.plots import charts
 
 ROOT = Path(__file__).parents[1]
-MEASURED, PAGE, IMAGES = ROOT / "benchmarks/measured.json", ROOT / "docs/performance.md", ROOT / "docs/images"
+MEASURED, PAGE, IMAGES = (
+    ROOT / "benchmarks/measured.json",
+    ROOT / "docs/performance.md",
+    ROOT / "docs/images",
+)
 PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 RUN = re.compile(r"(<!-- run -->\n).*?(\n<!-- end of run -->)", re.DOTALL)
 
@@ -25,18 +31,33 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
     measured = [row for row in rows if row["part"] == part]
     if not measured:
         return "\nNot measured in this run.\n"
-    lines = [line for name in charts(measured) for line in ("", f"![{part}: the bars of the table below](images/bench-{name}.svg)")]
-    lines += ["", "| measurement | median | range | unit | ratio | to |", "|---|---:|---|---|---:|---|"]
+    lines = [
+        line
+        for name in charts(measured)
+        for line in ("", f"![{part}: the bars of the table below](images/bench-{name}.svg)")
+    ]
+    lines += [
+        "",
+        "| measurement | median | range | unit | ratio | to |",
+        "|---|---:|---|---|---:|---|",
+    ]
     for row in measured:
         spread = f"{row['least']:,} … {row['most']:,}" if "least" in row else ""
-        lines.append(f"| {row['measurement']} | {row['median']:,} | {spread} | {row['unit']} | {row['ratio']:g} | {row['to']} |")
+        lines.append(
+            f"| {row['measurement']} | {row['median']:,} | {spread} | {row['unit']} | "
+            f"{row['ratio']:g} | {row['to']} |"
+        )
     return "\n".join([*lines, ""])
 
 
 def filled(page: str, measured: Mapping[str, Any]) -> str:
     """The page with what each of its parts shows made anew."""
     page = PART.sub(lambda found: found[1] + section(found[2], measured["rows"]) + found[3], page)
-    run = f"The run: {measured['machine']}{', `--quick`' if measured['quick'] else ''}." if measured["rows"] else "No run is published yet."
+    run = (
+        f"The run: {measured['machine']}{', `--quick`' if measured['quick'] else ''}."
+        if measured["rows"]
+        else "No run is published yet."
+    )
     return RUN.sub(lambda found: f"{found[1]}{run}{found[2]}", page)
 
 

@@ -27,32 +27,51 @@ def run(entries: int) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), lifetime_timeout_s=0, durability="os") as cluster:
+        with Cluster(
+            folder,
+            compile_java(folder),
+            maps,
+            options=("-Xmx1g",),
+            lifetime_timeout_s=0,
+            durability="os",
+        ) as cluster:
             cluster.start(3)
             fill(cluster, entries)
             one, _ = _restored(cluster, 1, entries)
             three, shares = _restored(cluster, 3, entries)
-    machines = f"{SHARE:g} processors for each member and its agent" if can_limit() else "all share this machine's processors"
+    machines = (
+        f"{SHARE:g} processors for each member and its agent"
+        if can_limit()
+        else "all share this machine's processors"
+    )
     return [
         {
-            "measurement": f"restore of {entries:,} entries by three members, each from its own agent",
+            "measurement": f"restore of {entries:,} entries by three members, each from its own "
+            "agent",
             "median": round(three, 2),
             "unit": "s",
             "ratio": round(three / one, 2),
             "to": "the time of one member",
             "target": 1.0,
             "at_most": True,
-            "note": f"{machines}; one member: {one:.2f} s; of three, without the merge of the logs: {text(shares)}",
+            "note": f"{machines}; one member: {one:.2f} s; of three, without the merge of "
+            "the logs: "
+            f"{text(shares)}",
         }
     ]
 
 
-def _restored(cluster: Cluster, members: int, entries: int) -> tuple[float, list[tuple[int, float]]]:
+def _restored(
+    cluster: Cluster, members: int, entries: int
+) -> tuple[float, list[tuple[int, float]]]:
     """Seconds, and of each member: entries and seconds."""
     cluster.kill_everything()
     cluster.start(members)
     client = cluster.client()
-    machines = [(agent.pid, member.pid) for agent, member in zip(cluster.agents, cluster.running, strict=False)]
+    machines = [
+        (agent.pid, member.pid)
+        for agent, member in zip(cluster.agents, cluster.running, strict=False)
+    ]
     with limited(machines, SHARE) if can_limit() else nullcontext():
         began = time.monotonic()
         assert client.get_map("orders").blocking().size() == entries

@@ -1,4 +1,5 @@
-"""The local rewrite of a large log: records per second and peak memory, of the command itself, as a process of its own."""
+"""The local rewrite of a large log: records per second and peak memory, of the command itself, as a
+process of its own."""
 
 from __future__ import annotations
 
@@ -24,25 +25,47 @@ def fill(folder: Path, records: int, keys: int) -> None:
     with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
         items = store.map("bench", raw=True)
         for start in range(0, records, BATCH):
-            items.update({b"key%09d" % ((start + number * 7919) % keys): value for number in range(BATCH)})
+            items.update(
+                {b"key%09d" % ((start + number * 7919) % keys): value for number in range(BATCH)}
+            )
 
 
-def run(records: int, keys: int, judged: bool = True, memory_bytes: int = GIB) -> list[dict[str, Any]]:
+def run(
+    records: int, keys: int, judged: bool = True, memory_bytes: int = GIB
+) -> list[dict[str, Any]]:
     """One row for the rate, one for the memory."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         fill(folder, records, keys)
         size = sum(file.stat().st_size for file in folder.rglob("*.wal"))
-        command = [sys.executable, "-m", "rewrite_cli.cli", "rewrite", folder.as_uri(), "--namespace", "default", "--cluster", "embedded"]
+        command = [
+            sys.executable,
+            "-m",
+            "rewrite_cli.cli",
+            "rewrite",
+            folder.as_uri(),
+            "--namespace",
+            "default",
+            "--cluster",
+            "embedded",
+        ]
         start = time.perf_counter()
-        process = subprocess.Popen([*command, "--engine", "local", "-o", "json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*command, "--engine", "local", "-o", "json"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         out, problems = process.communicate()
         seconds = time.perf_counter() - start
         if process.returncode != 0:
             raise RuntimeError(f"rewrite ended with {process.returncode}: {problems[-2000:]}")
         (report,) = json.loads(out)["clusters"]
     peak = report["memory_max_bytes"]
-    note = f"{records:,} records of {keys:,} keys, {size / GIB:.2f} GiB of segments, {seconds:.1f} s with start-up"
+    note = (
+        f"{records:,} records of {keys:,} keys, {size / GIB:.2f} GiB of segments, {seconds:.1f} "
+        "s with start-up"
+    )
     rate = records / seconds / 1e6
     return [
         {

@@ -26,14 +26,16 @@ def run(entries: int) -> list[dict[str, Any]]:
     ours, shares = _killed(entries, log=True)
     return [
         {
-            "measurement": f"one of three members killed, {entries:,} entries: until every partition answers",
+            "measurement": f"one of three members killed, {entries:,} entries: until every "
+            "partition answers",
             "median": round(ours, 2),
             "unit": "s",
             "ratio": round(ours - bare, 2),
             "to": "more seconds than without a map store",
             "target": 3.0,
             "at_most": True,
-            "note": f"without: {bare:.2f} s; compared with the log by each survivor: {text(shares)}",
+            "note": f"without: {bare:.2f} s; compared with the log by each survivor: "
+            f"{text(shares)}",
         }
     ]
 
@@ -46,17 +48,28 @@ def _killed(entries: int, *, log: bool) -> tuple[float, list[tuple[int, float]]]
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Cluster(folder, compile_java(folder), maps, options=("-Xmx1g",), durability="os") as cluster:
+        with Cluster(
+            folder, compile_java(folder), maps, options=("-Xmx1g",), durability="os"
+        ) as cluster:
             cluster.start(3)
             orders = fill(cluster, entries)
             cluster.wait_safe(3)
             if log:
                 # The tails of the logs are short then, as they are where changes come more slowly.
-                until("the agents have merged most of it", lambda: all(_merged(agent) for agent in cluster.agents), 300, 0.5)
+                until(
+                    "the agents have merged most of it",
+                    lambda: all(_merged(agent) for agent in cluster.agents),
+                    300,
+                    0.5,
+                )
             cluster.members[2].kill()
             began = time.monotonic()
             with ThreadPoolExecutor(16) as callers:
-                list(callers.map(lambda key: _get(orders, key), range(0, entries, max(1, entries // PROBES))))
+                list(
+                    callers.map(
+                        lambda key: _get(orders, key), range(0, entries, max(1, entries // PROBES))
+                    )
+                )
             return time.monotonic() - began, compared(cluster, "settled")
 
 

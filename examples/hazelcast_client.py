@@ -1,7 +1,7 @@
 """A Hazelcast client notices nothing but that the map comes back.
 
-imap-wal node start --members 2          in another terminal; kill it, start it with the same --url, run this again
-python examples/hazelcast_client.py
+imap-wal node start --members 2          in another terminal; kill it, start it with the same --url,
+run this again python examples/hazelcast_client.py
 """
 
 import sys

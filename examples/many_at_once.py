@@ -13,9 +13,17 @@ async def main() -> None:
     async with imap_wal.aopen(url, node="example") as store:
         readings = store.map("readings")
         start = time.perf_counter()
-        await asyncio.gather(*(readings.set(f"sensor-{number}", {"celsius": number % 40}) for number in range(10_000)))
+        await asyncio.gather(
+            *(
+                readings.set(f"sensor-{number}", {"celsius": number % 40})
+                for number in range(10_000)
+            )
+        )
         seconds = time.perf_counter() - start
-        print(f"10,000 changes, each on disk before it was acknowledged: {10_000 / seconds:,.0f} a second")
+        print(
+            "10,000 changes, each on disk before it was acknowledged: "
+            f"{10_000 / seconds:,.0f} a second"
+        )
 
 
 asyncio.run(main())

@@ -1,4 +1,5 @@
-"""Archives are Parquet: pandas and DuckDB read them with no code of ours.   python examples/parquet.py [FOLDER]"""
+"""Archives are Parquet: pandas and DuckDB read them with no code of ours.   python
+examples/parquet.py [FOLDER]"""
 
 import sys
 
@@ -14,8 +15,17 @@ with imap_wal.open(f"file://{folder}", node="example") as store:
     store.archive()
 
 files = f"{folder}/default/embedded/nodes/example/archive/prices/*.parquet"
-print(duckdb.sql(f"select count(*) as entries, min(timestamp_ms) as first from '{files}' where not deleted"))
+print(
+    duckdb.sql(
+        f"select count(*) as entries, min(timestamp_ms) as first from '{files}' where not deleted"
+    )
+)
 newest = duckdb.sql(
-    f"select parquet_file.file from (select max(filename) as file from read_parquet('{files}', filename = true)) as parquet_file"
+    "select parquet_file.file from (select max(filename) as file from "
+    f"read_parquet('{files}', filename = true)) as parquet_file"
 ).fetchall()
-print(pd.read_parquet(newest[0][0], columns=["map", "key_class", "deleted", "session", "request"]).tail(3))
+print(
+    pd.read_parquet(
+        newest[0][0], columns=["map", "key_class", "deleted", "session", "request"]
+    ).tail(3)
+)

@@ -1,8 +1,9 @@
-"""imap-wal: maps that do not forget. A write-ahead log for Hazelcast's IMap, and the same log as a durable map in one process.
+"""imap-wal: maps that do not forget. A write-ahead log for Hazelcast's IMap, and the same log as a
+durable map in one process.
 
 `open` and `aopen`: durable maps in this process. `log`: append, read and follow a log without maps.
-`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md has the picture and says which
-module does what.
+`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md has the picture and says
+which module does what.
 """
 
 from imap_wal import errors, log

@@ -41,9 +41,15 @@ class Credentials:
         for name, options in places.items():
             shown = without_secrets(name)
             if not isinstance(options, Mapping):
-                raise InvalidSetting(f'{path}: {shown} is not a table; a place and its options are written ["s3://bucket"], and under it key = "…"')
+                raise InvalidSetting(
+                    f"{path}: {shown} is not a table; a place and its options are written "
+                    '["s3://bucket"], and under it key = "…"'
+                )
             if "://" not in name or located(name).options:
-                raise InvalidSetting(f'{path}: {shown!r} is not the URL of a storage without options, as in ["s3://bucket"]')
+                raise InvalidSetting(
+                    f"{path}: {shown!r} is not the URL of a storage without options, as in "
+                    '["s3://bucket"]'
+                )
         return cls({name.rstrip("/"): options for name, options in places.items()})
 
     def given_to(self, url: Location) -> Location:

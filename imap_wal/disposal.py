@@ -1,11 +1,12 @@
 """Deletes files that nothing needs: archives, segments and snapshots that are covered or replaced.
 
 The author of a folder may be an attacker: its manifests can name any path, and its folders can be
-links to those of another log. So this module deletes only files whose names belong to a log, and none
-that is reached through a link. It logs what it does not delete, which costs only space. Files that
-must go to shut a writer out are not deleted here.
+links to those of another log. So this module deletes only files whose names belong to a log, and
+none that is reached through a link. It logs what it does not delete, which costs only space. Files
+that must go to shut a writer out are not deleted here.
 
-A link is logged once in the life of a process, with its full path, and again at each open for writing.
+A link is logged once in the life of a process, with its full path, and again at each open for
+writing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from imap_wal import layout
 from storage_backends import Linked, SegmentStore
 from storage_backends.links import links
 
-EFFECT = "files reached through it are not deleted, so archived or covered ones remain there and use space"
+EFFECT = (
+    "files reached through it are not deleted, so archived or covered ones remain there and use "
+    "space"
+)
 ADVICE = "mount the other disk in its place, or put the segments there with wal_dir"
 _log = logging.getLogger("imap_wal")
 _logged: set[str] = set()
@@ -32,7 +36,12 @@ def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
         if path.startswith(f"{folder}/") and layout.is_disposable(path):
             disposable.append(path)
         else:
-            _log.warning("%s: %r is to be deleted, and is no file of the log in %s; it stays", store.url, path, folder)
+            _log.warning(
+                "%s: %r is to be deleted, and is no file of the log in %s; it stays",
+                store.url,
+                path,
+                folder,
+            )
     return discard(store, disposable)
 
 

@@ -35,7 +35,16 @@ import storage_backends
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
-from imap_wal.format import FRAME_HEADER_BYTES, KEY_CHECK_BYTES, SYNCED_BYTES, Frame, Home, SegmentHeader, decode_header, with_crc
+from imap_wal.format import (
+    FRAME_HEADER_BYTES,
+    KEY_CHECK_BYTES,
+    SYNCED_BYTES,
+    Frame,
+    Home,
+    SegmentHeader,
+    decode_header,
+    with_crc,
+)
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gate import GatedStore
@@ -84,7 +93,9 @@ def with_keys(store: SegmentStore, source: str) -> SegmentStore:
         raise
 
 
-def open_store(url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = "") -> SegmentStore:
+def open_store(
+    url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = ""
+) -> SegmentStore:
     """`storage_backends.open_store`, with the keys that the location names."""
     place = url if isinstance(url, Location) else location(url)
     return with_keys(storage_backends.open_store(place, wal_dir=wal_dir), place.encryption_keys)
@@ -110,12 +121,19 @@ class SegmentCipher:
         self._cipher = _library()(key)
         self._token = randomness.token
 
-    def seal(self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> list[bytes]:
+    def seal(
+        self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
+    ) -> list[bytes]:
         """What stands in the frame at `offset` in place of the payload."""
         stream = b"".join(payload)
         length = SYNCED_BYTES + len(stream) + SEAL_BYTES
         nonce = self._token()[:NONCE_BYTES]
-        return [nonce, self._cipher.encrypt(nonce, stream, _CONTEXT.pack(offset, length, kind | count << 8, synced))]
+        return [
+            nonce,
+            self._cipher.encrypt(
+                nonce, stream, _CONTEXT.pack(offset, length, kind | count << 8, synced)
+            ),
+        ]
 
     def open(self, frame: Frame, file: str) -> Frame:
         """The frame with its msgpack stream. `Forged`."""
@@ -125,38 +143,68 @@ class SegmentCipher:
         length = frame.end - frame.offset - FRAME_HEADER_BYTES
         context = _CONTEXT.pack(frame.offset, length, frame.kind | frame.count << 8, frame.synced)
         try:
-            return frame._replace(payload=self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context))
+            return frame._replace(
+                payload=self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
+            )
         except (InvalidTag, ValueError):  # a ValueError: it is too short
-            what = "the checksum of this frame is right, but it was not encrypted for this place: it was forged or moved here"
-            advice = "find out who can write to this storage; bring the file back from a copy, or write a repaired copy with `imap-wal repair`"
+            what = (
+                "the checksum of this frame is right, but it was not encrypted for this place: "
+                "it was forged or moved here"
+            )
+            advice = (
+                "find out who can write to this storage; bring the file back from a copy, or "
+                "write a repaired copy with `imap-wal repair`"
+            )
             raise Forged(file, frame.offset, what, advice) from None
 
 
-def sealed(ring: KeyRing, header: SegmentHeader, randomness: Randomness) -> tuple[SegmentHeader, SegmentCipher | None]:
+def sealed(
+    ring: KeyRing, header: SegmentHeader, randomness: Randomness
+) -> tuple[SegmentHeader, SegmentCipher | None]:
     """The header of a new segment, and what seals its frames; None: they are not encrypted. `ring`:
     keys that were compared with those of the cluster (`imap_wal.manifest.key_checks`)."""
     if ring.active == PLAIN:
         return header, None
     header = header._replace(key_id=ring.active, key_check=_UNCHECKED)
     frame_key, header_key = _segment_keys(ring.keys[ring.active], header.segment_id, header.home)
-    return header._replace(key_check=_check(header_key, header.encode())), SegmentCipher(frame_key, randomness)
+    return header._replace(key_check=_check(header_key, header.encode())), SegmentCipher(
+        frame_key, randomness
+    )
 
 
-def cipher_of(store: object, header: SegmentHeader, head: bytes, file: str, randomness: Randomness | None = None) -> SegmentCipher | None:
+def cipher_of(
+    store: object,
+    header: SegmentHeader,
+    head: bytes,
+    file: str,
+    randomness: Randomness | None = None,
+) -> SegmentCipher | None:
     """What opens the frames of a segment; None: they are not encrypted. `head`: the bytes of its
     header. `EncryptionError`."""
     keys = keys_of(store)
     if not header.key_id:
         keys.demand_plain(file)
         return None
-    frame_key, header_key = _segment_keys(keys.find(file, header.key_id), header.segment_id, header.home)
+    frame_key, header_key = _segment_keys(
+        keys.find(file, header.key_id), header.segment_id, header.home
+    )
     if not hmac.compare_digest(header.key_check, _check(header_key, head)):
-        what = f"the key {header.key_id!r} that is given is not the one it was written with, or its header was forged"
-        raise EncryptionError(file, header.key_id, what, f"bring back the key that had the id {header.key_id!r}; nothing was changed")
+        what = (
+            f"the key {header.key_id!r} that is given is not the one it was written with, or its "
+            "header was forged"
+        )
+        raise EncryptionError(
+            file,
+            header.key_id,
+            what,
+            f"bring back the key that had the id {header.key_id!r}; nothing was changed",
+        )
     return SegmentCipher(frame_key, randomness or SystemRandomness())
 
 
-def cipher_that_opens(store: object, segment_id: bytes, home: Home, frame: Frame, file: str) -> SegmentCipher | None:
+def cipher_that_opens(
+    store: object, segment_id: bytes, home: Home, frame: Frame, file: str
+) -> SegmentCipher | None:
     """What opens a frame of a segment at `home` whose header is damaged, found by trying; None:
     nothing."""
     for key in keys_of(store).ring.keys.values():
@@ -174,13 +222,17 @@ def resealed(store: object, head: bytes, file: str) -> bytes:
     header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
     if not header.key_id:
         return head
-    _, header_key = _segment_keys(keys_of(store).find(file, header.key_id), header.segment_id, header.home)
+    _, header_key = _segment_keys(
+        keys_of(store).find(file, header.key_id), header.segment_id, header.home
+    )
     return with_crc(head[: end - _CRC_BYTES - KEY_CHECK_BYTES] + _check(header_key, head[:end]))
 
 
 def _check(header_key: bytes, head: bytes) -> bytes:
     """Of all bytes of a header before the check value, which is last."""
-    return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[:KEY_CHECK_BYTES]
+    return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[
+        :KEY_CHECK_BYTES
+    ]
 
 
 def _segment_keys(key: bytes, segment_id: bytes, home: Home) -> tuple[bytes, bytes]:
@@ -221,5 +273,7 @@ def _library() -> type[AESGCM]:
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise InvalidSetting("encryption needs the library cryptography: pip install 'imap-wal[encryption]'") from error
+        raise InvalidSetting(
+            "encryption needs the library cryptography: pip install 'imap-wal[encryption]'"
+        ) from error
     return AESGCM

@@ -54,7 +54,10 @@ class KeyRing:
             where = f"{source}: item {number}"
             if word != PLAIN:
                 if not colon or name == PLAIN or not _ID.fullmatch(name):
-                    raise InvalidSetting(f"{where} is no key: expected id:base64, an id of 1 to 64 letters, digits, . _ -, or the word {PLAIN}")
+                    raise InvalidSetting(
+                        f"{where} is no key: expected id:base64, an id of 1 to 64 letters, "
+                        f"digits, . _ -, or the word {PLAIN}"
+                    )
                 keys[name] = _key(encoded, where)
             if name in order:
                 raise InvalidSetting(f"{where}: {name} is in the list twice")
@@ -91,7 +94,9 @@ class Keys:
         self._source = Watched(
             _path_of(source),
             lambda: _read(source) if source else KeyRing(),
-            lambda error: _log.warning("the keys cannot be read again, the former ones are used: %s", error),
+            lambda error: _log.warning(
+                "the keys cannot be read again, the former ones are used: %s", error
+            ),
             ring,
         )
 
@@ -106,14 +111,28 @@ class Keys:
         if key is None and self.source:
             key = self._source.read_again().keys.get(key_id)
         if key is None:
-            raise EncryptionError(file, key_id, f"it is encrypted with key {key_id!r}, {self.told}", self.advice, is_missing=True)
+            raise EncryptionError(
+                file,
+                key_id,
+                f"it is encrypted with key {key_id!r}, {self.told}",
+                self.advice,
+                is_missing=True,
+            )
         return key
 
     def demand_plain(self, file: str) -> None:
         """`EncryptionError` unless files that are not encrypted are read."""
         if not self.ring.allows_plain:
-            what = "it is not encrypted, and the keys demand that it is: it was written before encryption was turned on, or without the key"
-            raise EncryptionError(file, "", what, f"if you know that it was, add the word {PLAIN!r} to the end of the keys")
+            what = (
+                "it is not encrypted, and the keys demand that it is: it was written before "
+                "encryption was turned on, or without the key"
+            )
+            raise EncryptionError(
+                file,
+                "",
+                what,
+                f"if you know that it was, add the word {PLAIN!r} to the end of the keys",
+            )
 
     @property
     def told(self) -> str:
@@ -124,7 +143,9 @@ class Keys:
     @property
     def advice(self) -> str:
         return (
-            "add the key to the others" if self.source else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
+            "add the key to the others"
+            if self.source
+            else "give the keys: encryption_keys, --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
         ) + "; nothing was changed"
 
 
@@ -164,17 +185,31 @@ def _variable(name: str) -> str:
 
 def _command(line: str) -> str:
     try:
-        done = subprocess.run(shlex.split(line), stdout=subprocess.PIPE, check=True, timeout=COMMAND_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            shlex.split(line),
+            stdout=subprocess.PIPE,
+            check=True,
+            timeout=COMMAND_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
         return done.stdout.decode("ascii")
     except subprocess.CalledProcessError as error:
         # from None: the error has the output
-        raise InvalidSetting(f"encryption_keys: the command ended with {error.returncode}") from None
+        raise InvalidSetting(
+            f"encryption_keys: the command ended with {error.returncode}"
+        ) from None
     except subprocess.TimeoutExpired:
-        raise InvalidSetting(f"encryption_keys: the command did not end within {COMMAND_TIMEOUT_S:.0f} s") from None
+        raise InvalidSetting(
+            f"encryption_keys: the command did not end within {COMMAND_TIMEOUT_S:.0f} s"
+        ) from None
     except UnicodeDecodeError:
-        raise InvalidSetting("encryption_keys: the output of the command is not text in ASCII") from None
+        raise InvalidSetting(
+            "encryption_keys: the output of the command is not text in ASCII"
+        ) from None
     except (OSError, ValueError) as error:
-        raise InvalidSetting(f"encryption_keys: the command could not be started: {error}") from None
+        raise InvalidSetting(
+            f"encryption_keys: the command could not be started: {error}"
+        ) from None
 
 
 NO_KEYS = Keys()

@@ -1,7 +1,8 @@
 """DataEntry: one change of one key, and the order that says which of two changes is newer.
 
-On disk and on the wire a DataEntry is one msgpack array of ten. In hot paths it stays the plain tuple msgpack gives back; the
-indices below name its fields. `DataEntry` is the same tuple with names.
+On disk and on the wire a DataEntry is one msgpack array of ten. In hot paths it stays the plain
+tuple msgpack gives back; the indices below name its fields. `DataEntry` is the same tuple with
+names.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from msgspec import Meta, MsgspecError
 from msgspec.msgpack import Decoder
 
 Order: TypeAlias = tuple[int, int, int, int]
-"""(incarnation, partition_version, session, request). The greater tuple is the newer change. No clock takes part."""
+"""(incarnation, partition_version, session, request). The greater tuple is the newer change. No
+clock takes part."""
 TURNS: Final = 2**32
 """In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
 (docs/protocol.md)."""
@@ -65,9 +67,13 @@ Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, 
 """A DataEntry as msgpack gives it back: a plain tuple."""
 
 
-def clear_of(map_name: str, partition: int, partition_count: int, timestamp_ms: int, order: Order) -> Row:
+def clear_of(
+    map_name: str, partition: int, partition_count: int, timestamp_ms: int, order: Order
+) -> Row:
     """A clear: it deletes all entries of one of so many partitions that have a lower order."""
-    return cast(Row, (map_name, None, "", None, "", True, timestamp_ms, partition_count, partition, order))
+    return cast(
+        Row, (map_name, None, "", None, "", True, timestamp_ms, partition_count, partition, order)
+    )
 
 
 def is_clear(row: Row | DataEntry) -> bool:
@@ -122,7 +128,8 @@ def check(row: Any) -> None:
             raise ValueError(f"expires_at_ms of a tombstone is {expires_at_ms}; it must be 0")
     elif not 0 <= partition < expires_at_ms <= PARTITIONS_MAX:
         raise ValueError(
-            f"a clear names partition {partition} of {expires_at_ms}; partitions are numbered from 0, and there are at most {PARTITIONS_MAX}"
+            f"a clear names partition {partition} of {expires_at_ms}; partitions are "
+            f"numbered from 0, and there are at most {PARTITIONS_MAX}"
         )
     elif key_class or value_class:
         raise ValueError("a clear has key_class or value_class; both must be empty")
@@ -154,7 +161,11 @@ def decoded(payload: bytes, count: int) -> list[Row]:
         raise ValueError(str(error)) from error
     # Types and ranges are right. `check` decides the rest: tombstones, clears and empty names.
     for row in [
-        row for row in rows if row[DELETED] is not (row[VALUE] is None) or not row[MAP] or (row[DELETED] and (row[EXPIRES_AT_MS] or row[KEY] is None))
+        row
+        for row in rows
+        if row[DELETED] is not (row[VALUE] is None)
+        or not row[MAP]
+        or (row[DELETED] and (row[EXPIRES_AT_MS] or row[KEY] is None))
     ]:
         check(row)
     return rows
@@ -170,7 +181,12 @@ def mended(row: Any) -> tuple[Row, str]:
     versions wrote any number into a log; it is replaced by the nearest one that an archive takes.
     ValueError for anything but an entry, and for a clear of an impossible partition: it is not
     known what that deletes."""
-    if type(row) is not tuple or len(row) != 10 or type(row[ORDER]) is not tuple or len(row[ORDER]) != 4:
+    if (
+        type(row) is not tuple
+        or len(row) != 10
+        or type(row[ORDER]) is not tuple
+        or len(row[ORDER]) != 4
+    ):
         raise ValueError("it is not a DataEntry")
     if row[KEY] is None:
         check(row)
@@ -196,8 +212,13 @@ def request_of(row: Any) -> tuple[int, int]:
 
 
 def _nearest(field: str, number: Any, lowest: int, highest: int) -> int:
-    if type(number) not in (int, float, bool) or (type(number) is float and not number.is_integer()):
-        raise ValueError(f"its {field} is {number if type(number) is float else type(number).__name__}, which is not a whole number")
+    if type(number) not in (int, float, bool) or (
+        type(number) is float and not number.is_integer()
+    ):
+        raise ValueError(
+            f"its {field} is {number if type(number) is float else type(number).__name__}, "
+            "which is not a whole number"
+        )
     return int(min(max(number, lowest), highest))
 
 
@@ -227,22 +248,62 @@ _LAST_BYTE: Final = [bytes((number,)) for number in range(256)]
 
 
 def pack_upserts(
-    map_name: str, label: str, keys: Sequence[bytes], values: Sequence[bytes], timestamp_ms: int, incarnation: int, session: int, request: int
+    map_name: str,
+    label: str,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    timestamp_ms: int,
+    incarnation: int,
+    session: int,
+    request: int,
 ) -> list[bytes]:
-    """What `pack` gives, one after the other, for upserts of one map that never expire, numbered from `request` on; partition and its version are 0. In pieces of at
-    most 256 entries. Columns are laid into one list and joined, with no Python per entry: three times as quick as msgpack, where every microsecond is 256 callers'."""
-    name, label_, timestamp = msgpack.packb(map_name), msgpack.packb(label), msgpack.packb(timestamp_ms)
+    """What `pack` gives, one after the other, for upserts of one map that never expire, numbered
+    from `request` on; partition and its version are 0. In pieces of at most 256 entries. Columns
+    are laid into one list and joined, with no Python per entry: three times as quick as msgpack,
+    where every microsecond is 256 callers'."""
+    name, label_, timestamp = (
+        msgpack.packb(map_name),
+        msgpack.packb(label),
+        msgpack.packb(timestamp_ms),
+    )
     head = b"\x9a" + name
-    tail = label_ + b"\xc2" + timestamp + b"\x00\x00\x94" + msgpack.packb(incarnation) + b"\x00" + msgpack.packb(session)
+    tail = (
+        label_
+        + b"\xc2"
+        + timestamp
+        + b"\x00\x00\x94"
+        + msgpack.packb(incarnation)
+        + b"\x00"
+        + msgpack.packb(session)
+    )
     if len(keys) == 1:  # a commit of one is common, and columns are slow to lay for it
-        return [b"".join((head, _bin_header(len(keys[0])), keys[0], label_, _bin_header(len(values[0])), values[0], tail, msgpack.packb(request)))]
+        return [
+            b"".join(
+                (
+                    head,
+                    _bin_header(len(keys[0])),
+                    keys[0],
+                    label_,
+                    _bin_header(len(values[0])),
+                    values[0],
+                    tail,
+                    msgpack.packb(request),
+                )
+            )
+        ]
     pieces, start = [], 0
     while start < len(keys):
         low = request & 255  # all numbers of a piece differ in their last byte only
-        high = b"\xcf" + (request >> 8).to_bytes(7, "big") if request >> 32 else b"\xce" + (request >> 8).to_bytes(3, "big")
+        high = (
+            b"\xcf" + (request >> 8).to_bytes(7, "big")
+            if request >> 32
+            else b"\xce" + (request >> 8).to_bytes(3, "big")
+        )
         stop = min(start + 256 - low, len(keys))
         count = stop - start
-        some_keys, some_values = (keys, values) if count == len(keys) else (keys[start:stop], values[start:stop])
+        some_keys, some_values = (
+            (keys, values) if count == len(keys) else (keys[start:stop], values[start:stop])
+        )
         columns = [head, b"", b"", label_, b"", b"", tail + high, b""] * count
         columns[1::8] = map(_bin_header, map(len, some_keys))
         columns[2::8] = some_keys
@@ -257,7 +318,9 @@ def pack_upserts(
 
 def rows(payload: bytes | memoryview, max_bytes: int = 2**32 - 1) -> Iterator[Row]:
     """The entries of a msgpack stream, in order. Raises ValueError where it is not one."""
-    unpacker = msgpack.Unpacker(use_list=False, raw=False, max_buffer_size=max_bytes, strict_map_key=False)
+    unpacker = msgpack.Unpacker(
+        use_list=False, raw=False, max_buffer_size=max_bytes, strict_map_key=False
+    )
     unpacker.feed(payload)
     return iter(unpacker)
 

@@ -1,35 +1,30 @@
 """Every error a user of imap-wal can meet. Few classes; each says whose fault it is and what to do.
 
 ImapWalError
-├── NotAppended           the change is certainly not in the log and not in memory: safe to try again
-│   ├── NotSerializable   your key or value: also a TypeError and a ValueError
-│   └── TooLarge          your key or value: also a ValueError
-├── OutcomeUnknown        the change may be in the log: read before you try again
-├── WriterLocked          somebody else writes this node's log
-├── Fenced                somebody else took this node's log over: the change is not in the log
-├── Closed                you closed it
-├── LogError              a file of the log is not what it should be; names file and position
-│   ├── CorruptLog        bytes changed
-│   │   └── Forged        bytes that nobody with the key wrote there
-│   ├── ShortLog          bytes missing
-│   └── UnsupportedVersion  written by a newer imap-wal
-├── EncryptionError       your keys: missing, wrong, or the file is not encrypted as they demand
-├── OrderConflict         not raised any more: two nodes claim the same change of a key
-├── MissingNode           the log of a node that belongs to the cluster is not there
-├── NoSuchLog             nobody created the log you name
-├── LogExists             the log you create is there already
-├── PositionGone          you read from a place that was removed; names the oldest that is left
-├── LostRace              another process published first
-├── NotAllowed            you: the agent does not let you do this
-├── NotRepairable         a damaged log that `imap-wal repair` cannot decide about by itself
-├── InvalidSetting        your setting: also a ValueError
-└── StorageUnavailable    the storage: unreachable, full, read-only
+├── NotAppended           the change is certainly not in the log and not in memory: safe to try
+again │   ├── NotSerializable   your key or value: also a TypeError and a ValueError │   └──
+TooLarge          your key or value: also a ValueError ├── OutcomeUnknown        the change may be
+in the log: read before you try again ├── WriterLocked          somebody else writes this node's log
+├── Fenced                somebody else took this node's log over: the change is not in the log ├──
+Closed                you closed it ├── LogError              a file of the log is not what it
+should be; names file and position │   ├── CorruptLog        bytes changed │   │   └── Forged
+bytes that nobody with the key wrote there │   ├── ShortLog          bytes missing │   └──
+UnsupportedVersion  written by a newer imap-wal ├── EncryptionError       your keys: missing, wrong,
+or the file is not encrypted as they demand ├── OrderConflict         not raised any more: two nodes
+claim the same change of a key ├── MissingNode           the log of a node that belongs to the
+cluster is not there ├── NoSuchLog             nobody created the log you name ├── LogExists
+the log you create is there already ├── PositionGone          you read from a place that was
+removed; names the oldest that is left ├── LostRace              another process published first ├──
+NotAllowed            you: the agent does not let you do this ├── NotRepairable         a damaged
+log that `imap-wal repair` cannot decide about by itself ├── InvalidSetting        your setting:
+also a ValueError └── StorageUnavailable    the storage: unreachable, full, read-only
 """
 
 from __future__ import annotations
 
 SEGMENT_ADVICE = (
-    "run `imap-wal verify`; bring the file back from a copy, write a repaired copy of the log with `imap-wal repair`, or open the node with "
+    "run `imap-wal verify`; bring the file back from a copy, write a repaired copy of the "
+    "log with `imap-wal repair`, or open the node with "
     "recovery_mode='point-in-time' to go on with what stands before it"
 )
 
@@ -37,8 +32,14 @@ SEGMENT_ADVICE = (
 def not_text(error: UnicodeEncodeError) -> str:
     """What is wrong with a text that UTF-8 cannot hold: a half of a surrogate pair, as `json.loads`
     and `os.fsdecode` can return it."""
-    shown, code = ascii(error.object[max(0, error.start - 20) : error.start + 20]), ord(error.object[error.start])
-    return f"the text {shown} has a lone surrogate, U+{code:04X}, at character {error.start}: it cannot be written as UTF-8"
+    shown, code = (
+        ascii(error.object[max(0, error.start - 20) : error.start + 20]),
+        ord(error.object[error.start]),
+    )
+    return (
+        f"the text {shown} has a lone surrogate, U+{code:04X}, at character {error.start}: it "
+        "cannot be written as UTF-8"
+    )
 
 
 class ImapWalError(Exception):
@@ -54,7 +55,8 @@ class ImapWalError(Exception):
 
 
 class NotAppended(ImapWalError):
-    """The change is certainly not in the log, and memory is unchanged. Mend the cause that the text names, then try again."""
+    """The change is certainly not in the log, and memory is unchanged. Mend the cause that the text
+    names, then try again."""
 
 
 class NotSerializable(NotAppended, TypeError, ValueError):
@@ -97,7 +99,8 @@ class Closed(ImapWalError):
 
 
 class LogError(ImapWalError):
-    """A file of the log cannot be used. `file` is relative to the root, `offset` in bytes. Run `imap-wal verify` for the whole picture."""
+    """A file of the log cannot be used. `file` is relative to the root, `offset` in bytes. Run
+    `imap-wal verify` for the whole picture."""
 
     def __init__(
         self,
@@ -111,7 +114,8 @@ class LogError(ImapWalError):
 
 
 class CorruptLog(LogError):
-    """Bytes that were once whole have changed. The storage's fault; nothing after `offset` in that file is used silently."""
+    """Bytes that were once whole have changed. The storage's fault; nothing after `offset` in that
+    file is used silently."""
 
 
 class Forged(CorruptLog):
@@ -132,21 +136,30 @@ class EncryptionError(ImapWalError):
     or the file is not encrypted, and the keys do not allow that. It is no damage: nothing is cut
     off or changed. `file` is relative to the root, `key_id` is "" where the file does not say."""
 
-    def __init__(self, file: str, key_id: str, what: str, advice: str, *, is_missing: bool = False) -> None:
+    def __init__(
+        self, file: str, key_id: str, what: str, advice: str, *, is_missing: bool = False
+    ) -> None:
         """`is_missing`: the key is not among those that were given."""
         super().__init__(f"{file}: {what}; {advice}")
-        self.file, self.key_id, self.what, self.advice, self.is_missing = file, key_id, what, advice, is_missing
+        self.file, self.key_id, self.what, self.advice, self.is_missing = (
+            file,
+            key_id,
+            what,
+            advice,
+            is_missing,
+        )
 
 
 class OrderConflict(ImapWalError):
     """Two nodes' logs hold the same order for one key: both halves of a split network wrote, or a
-    node directory was copied. Deprecated: nothing raises it any more. It stays so that programs that
-    catch it can still be imported. A restore chooses by a fixed rule and logs a warning;
+    node directory was copied. Deprecated: nothing raises it any more. It stays so that programs
+    that catch it can still be imported. A restore chooses by a fixed rule and logs a warning;
     `imap-wal verify` names all such keys, and `imap-wal rewrite --resolve` decides them."""
 
 
 class MissingNode(ImapWalError):
-    """A node registered in the cluster manifest has no log, or another disk stands under its name. Bring it back, or restore with recovery_policy="partial"."""
+    """A node registered in the cluster manifest has no log, or another disk stands under its name.
+    Bring it back, or restore with recovery_policy="partial"."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}; {advice}" if advice else what)
@@ -154,7 +167,8 @@ class MissingNode(ImapWalError):
 
 
 class NoSuchLog(ImapWalError):
-    """There is no log of this name under the URL. Check the names, or make it with `imap_wal.log.create`."""
+    """There is no log of this name under the URL. Check the names, or make it with
+    `imap_wal.log.create`."""
 
 
 class LogExists(ImapWalError):
@@ -162,18 +176,21 @@ class LogExists(ImapWalError):
 
 
 class PositionGone(ImapWalError):
-    """Entries from the position `asked` on were removed: a snapshot covers them, or somebody shrank the log. From `oldest` on, reading is whole; what the
-    removed ones said is in the snapshots. Both are positions as text, which `read` takes."""
+    """Entries from the position `asked` on were removed: a snapshot covers them, or somebody shrank
+    the log. From `oldest` on, reading is whole; what the removed ones said is in the snapshots.
+    Both are positions as text, which `read` takes."""
 
     def __init__(self, asked: str, oldest: str) -> None:
         super().__init__(
-            f"entries from {asked} on were removed; the oldest readable position is {oldest}: begin with a snapshot, and read on from there"
+            f"entries from {asked} on were removed; the oldest readable position is "
+            f"{oldest}: begin with a snapshot, and read on from there"
         )
         self.asked, self.oldest = asked, oldest
 
 
 class LostRace(ImapWalError):
-    """Another process published the next manifest first, and what this one wanted no longer fits. Run the command again."""
+    """Another process published the next manifest first, and what this one wanted no longer fits.
+    Run the command again."""
 
 
 class NotAllowed(ImapWalError):
@@ -182,8 +199,8 @@ class NotAllowed(ImapWalError):
 
 
 class NotRepairable(ImapWalError):
-    """A repair cannot decide about this damage by itself. The text says which file has to be moved or
-    brought back first. Nothing was written."""
+    """A repair cannot decide about this damage by itself. The text says which file has to be moved
+    or brought back first. Nothing was written."""
 
 
 class InvalidSetting(ImapWalError, ValueError):
@@ -191,4 +208,5 @@ class InvalidSetting(ImapWalError, ValueError):
 
 
 class StorageUnavailable(ImapWalError):
-    """The storage failed, is full, or cannot be reached; the text carries its own words. Mend it and try again."""
+    """The storage failed, is full, or cannot be reached; the text carries its own words. Mend it
+    and try again."""

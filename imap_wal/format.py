@@ -1,4 +1,5 @@
-"""The bytes of a segment: drawn here, read and written here, and nowhere else. Integers are little-endian.
+"""The bytes of a segment: drawn here, read and written here, and nowhere else. Integers are
+little-endian.
 
 A segment is a header and then frames, without gaps:
 
@@ -10,12 +11,14 @@ A segment is a header and then frames, without gaps:
     12 + n   4 CRC-32C of all before it              12  8 last synced offset        ┐ body
                                                      20    msgpack stream            ┘
 
-The CRC of a frame covers, in this order: the segment's random id, the frame's offset in the segment (8 bytes), its length, its type and
-count (4 bytes, as written), its body. So a frame of another segment, or of another place in this one, does not verify, and every byte of a segment is
-under a CRC. A preallocated rest of a segment is zeros: a frame header of twelve zeros ends it.
+The CRC of a frame covers, in this order: the segment's random id, the frame's offset in the segment
+(8 bytes), its length, its type and count (4 bytes, as written), its body. So a frame of another
+segment, or of another place in this one, does not verify, and every byte of a segment is under a
+CRC. A preallocated rest of a segment is zeros: a frame header of twelve zeros ends it.
 
-`last synced offset` is where this segment was known to be safe on storage when the frame was written: damage below it is corruption; above
-it, with nothing valid after, it is the torn tail of a crash.
+`last synced offset` is where this segment was known to be safe on storage when the frame was
+written: damage below it is corruption; above it, with nothing valid after, it is the torn tail of a
+crash.
 
 An encrypted segment has format version 2. Its header's array also has the key id and, last, a check
 value of 16 bytes. In its frames, the msgpack stream is replaced:
@@ -27,7 +30,8 @@ value of 16 bytes. In its frames, the msgpack stream is replaced:
 The CRC covers these bytes as they are, so damage is found without a key. `imap_wal.encryption` says
 what key, nonce, tag and check value are.
 
-The first twelve bytes of the header and the place of its CRC stay the same in every version, so that a flipped bit and a newer version can be told apart.
+The first twelve bytes of the header and the place of its CRC stay the same in every version, so
+that a flipped bit and a newer version can be told apart.
 """
 
 from __future__ import annotations
@@ -52,9 +56,12 @@ _FIELDS_OF_VERSION_1 = 9
 
 ENTRIES, METADATA, CLEAN_SHUTDOWN, LOW_WATER_MARK, CLEARS = 1, 2, 3, 4, 5
 TYPES = {
-    ENTRIES: "entries", METADATA: "metadata", CLEAN_SHUTDOWN: "clean shutdown", LOW_WATER_MARK: "low-water mark",
+    ENTRIES: "entries",
+    METADATA: "metadata",
+    CLEAN_SHUTDOWN: "clean shutdown",
+    LOW_WATER_MARK: "low-water mark",
     CLEARS: "entries, clears among them",
-}  # fmt: skip
+}
 OF_ENTRIES = frozenset((ENTRIES, CLEARS))
 """Frames of entries. A version that does not know clears refuses the second type."""
 
@@ -80,11 +87,16 @@ _WIDTHS = (8, 8, 12, 8)
 
 
 def _field(value: int, width: int) -> str:
-    """A number as text that sorts as the number does, whatever its size: one with more digits than `width` has a letter before them, `a` for one more, `b` for
-    two (a letter sorts behind every digit), and `z` before that letter for every 26 more."""
+    """A number as text that sorts as the number does, whatever its size: one with more digits than
+    `width` has a letter before them, `a` for one more, `b` for two (a letter sorts behind every
+    digit), and `z` before that letter for every 26 more."""
     digits = f"{value:0{width}d}"
     more = len(digits) - width
-    return digits if not more else f"{'z' * ((more - 1) // 26)}{chr(ord('a') + (more - 1) % 26)}{digits}"
+    return (
+        digits
+        if not more
+        else f"{'z' * ((more - 1) // 26)}{chr(ord('a') + (more - 1) % 26)}{digits}"
+    )
 
 
 def _value(part: str, width: int) -> int:
@@ -96,8 +108,9 @@ def _value(part: str, width: int) -> int:
 
 
 class Position(NamedTuple):
-    """A place in a node's log: which entry of which frame of which segment. Monotone: a later entry has the greater position,
-    as a tuple and as text, see `_field`. `frame` is the frame's byte offset in its segment."""
+    """A place in a node's log: which entry of which frame of which segment. Monotone: a later entry
+    has the greater position, as a tuple and as text, see `_field`. `frame` is the frame's byte
+    offset in its segment."""
 
     epoch: int
     segment: int
@@ -111,9 +124,13 @@ class Position(NamedTuple):
     def parse(cls, text: str) -> Self:
         """The position a text stands for; ValueError where it is none."""
         try:
-            return cls(*(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True)))
+            return cls(
+                *(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True))
+            )
         except ValueError as error:
-            raise ValueError(f"{text!r} is not a position: expected epoch.segment.frame.index") from error
+            raise ValueError(
+                f"{text!r} is not a position: expected epoch.segment.frame.index"
+            ) from error
 
     def after(self) -> Self:
         """The place right behind this entry: where to go on reading once it was taken care of."""
@@ -125,7 +142,8 @@ START = Position(0, 0, 0, 0)
 
 
 NOTHING_BEFORE = 1
-"""In a header, in place of the CRC of the frame before: its writer knew of none. All were archived or removed."""
+"""In a header, in place of the CRC of the frame before: its writer knew of none. All were archived
+or removed."""
 
 
 class Home(NamedTuple):
@@ -145,10 +163,10 @@ class Home(NamedTuple):
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the segment before (0: not said; or `NOTHING_BEFORE`);
-    `directory` is the node's log-directory UUID. `key_id` is of the key that the frames are
-    encrypted with ("": they are not); `key_check` shows that it is the right one, and that nobody
-    changed the header."""
+    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the
+    segment before (0: not said; or `NOTHING_BEFORE`); `directory` is the node's log-directory UUID.
+    `key_id` is of the key that the frames are encrypted with ("": they are not); `key_check` shows
+    that it is the right one, and that nobody changed the header."""
 
     segment_id: bytes
     namespace: str
@@ -168,10 +186,14 @@ class SegmentHeader(NamedTuple):
 
     @property
     def home(self) -> Home:
-        return Home(self.namespace, self.cluster, self.node, self.directory, self.epoch, self.number)
+        return Home(
+            self.namespace, self.cluster, self.node, self.directory, self.epoch, self.number
+        )
 
     def encode(self) -> bytes:
-        fields: bytes = msgpack.packb(tuple(self) if self.key_id else self[:_FIELDS_OF_VERSION_1], use_bin_type=True)
+        fields: bytes = msgpack.packb(
+            tuple(self) if self.key_id else self[:_FIELDS_OF_VERSION_1], use_bin_type=True
+        )
         return with_crc(_PREFIX.pack(MAGIC, self.version, len(fields)) + fields)
 
     @property
@@ -186,15 +208,21 @@ def with_crc(start: bytes) -> bytes:
 
 
 def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
-    """The header at the start of `data` and its length in bytes. `ShortLog`, `CorruptLog`, `UnsupportedVersion`."""
+    """The header at the start of `data` and its length in bytes. `ShortLog`, `CorruptLog`,
+    `UnsupportedVersion`."""
     if len(data) < _PREFIX.size:
-        raise ShortLog(file, len(data), f"the file ends inside the segment header ({len(data)} bytes)")
+        raise ShortLog(
+            file, len(data), f"the file ends inside the segment header ({len(data)} bytes)"
+        )
     magic, version, length = _PREFIX.unpack_from(data)
     if not data[: _PREFIX.size].strip(b"\0"):
         raise ShortLog(file, 0, "the segment header was never written")
     if magic != MAGIC:
         raise CorruptLog(
-            file, 0, "this is not a segment of imap-wal (wrong magic)", "move a foreign file away; if it was a segment, restore it from a copy"
+            file,
+            0,
+            "this is not a segment of imap-wal (wrong magic)",
+            "move a foreign file away; if it was a segment, restore it from a copy",
         )
     end = _PREFIX.size + length
     if len(data) < end + 4:
@@ -205,17 +233,27 @@ def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
         raise UnsupportedVersion(
             file,
             8,
-            f"format version {version}; this imap-wal reads versions {VERSION} and {ENCRYPTED_VERSION}",
+            f"format version {version}; this imap-wal reads versions {VERSION} and "
+            f"{ENCRYPTED_VERSION}",
             "upgrade imap-wal; the file was not touched",
         )
     try:
         header = _decode_header(data[_PREFIX.size : end])
         checked = KEY_CHECK_BYTES if header.key_id else 0
-        if header.version != version or len(header.key_check) != checked or len(header.key_id) > KEY_ID_MAX:
+        if (
+            header.version != version
+            or len(header.key_check) != checked
+            or len(header.key_id) > KEY_ID_MAX
+        ):
             raise MsgspecError("key id and check value are not those of its version")
         return header, end + 4
     except (MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise CorruptLog(file, _PREFIX.size, f"the segment header matches its checksum, but its fields are not what they must be: {error}") from error
+        raise CorruptLog(
+            file,
+            _PREFIX.size,
+            "the segment header matches its checksum, but its fields are not what they must "
+            f"be: {error}",
+        ) from error
 
 
 _decode_header = Decoder(SegmentHeader).decode
@@ -228,22 +266,35 @@ def says_encrypted(data: bytes) -> bool:
 
 def header_bytes_needed(data: bytes) -> int:
     """How many bytes of a file its header takes, told from its first twelve."""
-    return _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 4 if len(data) >= _PREFIX.size else _PREFIX.size
+    return (
+        _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 4
+        if len(data) >= _PREFIX.size
+        else _PREFIX.size
+    )
 
 
-def encode_frame(seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]) -> tuple[list[bytes], int, int]:
+def encode_frame(
+    seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
+) -> tuple[list[bytes], int, int]:
     """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the
     msgpack stream in pieces. `TooLarge`: a reader would take the frame for damage."""
     body_length = SYNCED_BYTES + sum(map(len, payload))
     if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:
-        raise TooLarge(f"a frame of {count} entries in {body_length} bytes; it takes at most {COUNT_MAX} in {BODY_BYTES_MAX}: commit less at once")
+        raise TooLarge(
+            f"a frame of {count} entries in {body_length} bytes; it takes at most "
+            f"{COUNT_MAX} in {BODY_BYTES_MAX}: commit less at once"
+        )
     type_count = kind | count << 8
     start = _SYNCED.pack(synced)
     extend = google_crc32c.extend
     checksum = extend(extend(seed, _SEED.pack(offset, body_length, type_count)), start)
     for piece in payload:
         checksum = extend(checksum, piece)
-    return [FRAME_HEADER.pack(body_length, checksum, type_count), start, *payload], FRAME_HEADER_BYTES + body_length, checksum
+    return (
+        [FRAME_HEADER.pack(body_length, checksum, type_count), start, *payload],
+        FRAME_HEADER_BYTES + body_length,
+        checksum,
+    )
 
 
 class Frame(NamedTuple):
@@ -259,7 +310,8 @@ class Frame(NamedTuple):
 
 
 class NoFrame(NamedTuple):
-    """Why there is no frame at an offset. `reason`: "end" (nothing more), "zeros" (never written), "short" (`needed` bytes are), "bad"."""
+    """Why there is no frame at an offset. `reason`: "end" (nothing more), "zeros" (never written),
+    "short" (`needed` bytes are), "bad"."""
 
     reason: str
     needed: int = 0
@@ -290,4 +342,12 @@ def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFram
     if extend(extend(seed, _SEED.pack(offset, length, type_count)), data[body:end]) != checksum:
         return NoFrame("bad")
     synced = _SYNCED.unpack_from(data, body)[0]
-    return Frame(offset, offset + FRAME_HEADER_BYTES + length, type_count & 0xFF, type_count >> 8, synced, checksum, data[body + SYNCED_BYTES : end])
+    return Frame(
+        offset,
+        offset + FRAME_HEADER_BYTES + length,
+        type_count & 0xFF,
+        type_count >> 8,
+        synced,
+        checksum,
+        data[body + SYNCED_BYTES : end],
+    )

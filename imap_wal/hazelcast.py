@@ -24,7 +24,9 @@ class LogUnavailable(ImapWalError):
     text names; the map comes back by itself."""
 
 
-_CLASSES: dict[str, type[ImapWalError]] = {f"{PACKAGE}.{kind.__name__}": kind for kind in (NotAppended, OutcomeUnknown, LogUnavailable)}
+_CLASSES: dict[str, type[ImapWalError]] = {
+    f"{PACKAGE}.{kind.__name__}": kind for kind in (NotAppended, OutcomeUnknown, LogUnavailable)
+}
 
 
 def error_of(exception: BaseException) -> ImapWalError | None:
@@ -47,7 +49,8 @@ def error_of(exception: BaseException) -> ImapWalError | None:
 
 
 def _causes(exception: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes. The client puts the cause that a member reported into the arguments."""
+    """The exception and its causes. The client puts the cause that a member reported into the
+    arguments."""
     waiting = [exception]
     while waiting:
         each = waiting.pop(0)

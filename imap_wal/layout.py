@@ -3,16 +3,17 @@
 
 {namespace}/{cluster}/manifest/{number}.json
 {namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
-{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       this agent hears the members that have the log
-{namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, and hears none of them
-{namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch of a log that was opened
-{namespace}/{cluster}/nodes/{node}/manifest/{number}.json
-{namespace}/{cluster}/nodes/{node}/writer.lock
-{namespace}/{cluster}/nodes/{node}/wal/{log id}.log              says which log these segments belong to
+{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       this agent hears the members that
+have the log {namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, and
+hears none of them {namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch
+of a log that was opened {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
+{namespace}/{cluster}/nodes/{node}/writer.lock {namespace}/{cluster}/nodes/{node}/wal/{log id}.log
+says which log these segments belong to
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{nonce}.writer    the permit of this epoch's writer
 {namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the recovery of epoch {by} made
-{namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside
+{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the
+recovery of epoch {by} made {namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal
+what the recovery of an epoch put aside
 {namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
 """
 
@@ -35,7 +36,9 @@ _OPENED = re.compile(r"/opened/([^/]+)-(\d{8,})$")
 _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-\d{8,}-\d{8,}$")
 _CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
 _WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
-_ARCHIVE = re.compile(r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$")
+_ARCHIVE = re.compile(
+    r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$"
+)
 
 _DISPOSABLE = re.compile(
     r"[^/]+/[^/]+/(?:nodes/[^/]+/)?(?:wal/\d{8,}-\d{8,}(?:\.\d{8,})?\.wal|archive/[^/]+/[^/]+\.parquet|snapshot/[^/]+/\d{8,}/[^/]+\.parquet)"
@@ -49,13 +52,16 @@ def is_disposable(path: str) -> bool:
 
 @lru_cache(10_000)
 def encode(name: str) -> str:
-    """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded, dots too."""
+    """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded,
+    dots too."""
     if not name:
         raise InvalidSetting("a namespace, cluster, node or map name must not be empty")
     try:
         quoted = quote(name, safe="")
     except UnicodeEncodeError as error:
-        raise InvalidSetting(f"the name of a namespace, cluster, node or map: {not_text(error)}") from error
+        raise InvalidSetting(
+            f"the name of a namespace, cluster, node or map: {not_text(error)}"
+        ) from error
     return quoted.replace(".", "%2E").replace("~", "%7E")
 
 
@@ -98,7 +104,10 @@ def check_map_name(name: str) -> None:
     if not name:
         raise InvalidSetting("the name of a map is empty; give it one character or more")
     if size > MAP_NAME_BYTES_MAX:
-        raise InvalidSetting(f"the name of a map takes {size} bytes of UTF-8; at most {MAP_NAME_BYTES_MAX} are possible: {name[:40]!r}…")
+        raise InvalidSetting(
+            f"the name of a map takes {size} bytes of UTF-8; at most {MAP_NAME_BYTES_MAX} "
+            f"are possible: {name[:40]!r}…"
+        )
 
 
 @lru_cache(10_000)
@@ -121,7 +130,14 @@ def map_of(component: str, known: Iterable[str]) -> str:
     component, or "" if none has."""
     if not is_hashed(component):
         return decode(component)
-    return next((name for name in known if len(encode(name)) > MAP_COMPONENT_BYTES_MAX and map_component(name) == component), "")
+    return next(
+        (
+            name
+            for name in known
+            if len(encode(name)) > MAP_COMPONENT_BYTES_MAX and map_component(name) == component
+        ),
+        "",
+    )
 
 
 @lru_cache(10_000)
@@ -186,7 +202,11 @@ def original_path(wal: str) -> str:
 
 def home(header: SegmentHeader) -> str:
     """Where the segment with this header belongs, see `original_path`."""
-    return wal_path(Identity(header.namespace, header.cluster, header.node).node_folder, header.epoch, header.number)
+    return wal_path(
+        Identity(header.namespace, header.cluster, header.node).node_folder,
+        header.epoch,
+        header.number,
+    )
 
 
 def parse_wal_path(path: str) -> tuple[int, int] | None:
@@ -284,7 +304,8 @@ def parse_opened_path(path: str) -> tuple[str, int] | None:
 
 
 def old_fence_path(node: str, epoch: int) -> str:
-    """The file whose existence tells a writer of the first development version that it was replaced: it knows no permit."""
+    """The file whose existence tells a writer of the first development version that it was
+    replaced: it knows no permit."""
     return f"{node}/wal/{epoch:08d}.fenced"
 
 
@@ -299,9 +320,12 @@ FENCE_BYTES_MAX = 4096
 
 
 def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
-    """On a storage that cannot append: paths that stay for ever, in the epochs before `epoch`. Who replaces a writer occupies the name it would create next with a segment
-    that holds nothing: while that stands, a writer that was stopped, replaced and resumed cannot create it and acknowledge what nobody will read. It is the last of its
-    epoch. (Of an epoch that ended cleanly the last one stays too where it is as small: telling them apart would take a request each.)"""
+    """On a storage that cannot append: paths that stay for ever, in the epochs before `epoch`. Who
+    replaces a writer occupies the name it would create next with a segment
+    that holds nothing: while that stands, a writer that was stopped, replaced and resumed cannot
+        create it and acknowledge what nobody will read. It is the last of its
+    epoch. (Of an epoch that ended cleanly the last one stays too where it is as small: telling them
+    apart would take a request each.)"""
     last: dict[int, tuple[int, StoredFile]] = {}
     for file in files:
         name = parse_wal_path(file.path)
@@ -310,7 +334,9 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
     return {file.path for _, file in last.values() if file.size <= FENCE_BYTES_MAX}
 
 
-def archive_path(node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str) -> str:
+def archive_path(
+    node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str
+) -> str:
     """A name that no other run ever chooses: `epoch` is that of the node when the archive was
     made."""
     return f"{node}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
@@ -329,7 +355,11 @@ def parse_archive_path(path: str) -> ArchiveName | None:
     """None for a foreign file."""
     found = _ARCHIVE.search(path)
     try:
-        return ArchiveName(Position.parse(found[1]), Position.parse(found[2]), int(found[3] or 0)) if found else None
+        return (
+            ArchiveName(Position.parse(found[1]), Position.parse(found[2]), int(found[3] or 0))
+            if found
+            else None
+        )
     except ValueError:
         return None
 

@@ -1,12 +1,16 @@
-"""A log for its own sake: append entries, read them back in order from any position, follow them while they are written.
+"""A log for its own sake: append entries, read them back in order from any position, follow them
+while they are written.
 
     create ─▶ the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
     open   ─▶ lock, recover the tail, next epoch: the writer before this one is shut out
-    append ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ acknowledged, tailers woken ─▶ Position
-    read, tail ─▶ `imap_wal.read.log_reader`, also from other processes: `LogReader`
+    append ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶
+    acknowledged, tailers woken ─▶ Position read, tail ─▶ `imap_wal.read.log_reader`, also from
+    other processes: `LogReader`
 
-Unbounded: the metadata is the node's manifest, published by compare-and-swap; the data is a list of segments (found by listing) and archives (named by the manifest).
-It is the log that embedded maps and agents write, so a `LogReader` reads theirs, and every tool for theirs works on this one. `Log` appends only to logs that `create`
+Unbounded: the metadata is the node's manifest, published by compare-and-swap; the data is a list of
+    segments (found by listing) and archives (named by the manifest).
+It is the log that embedded maps and agents write, so a `LogReader` reads theirs, and every tool for
+theirs works on this one. `Log` appends only to logs that `create`
 made: a map's memory would not learn of entries that somebody else put into its log.
 """
 
@@ -26,7 +30,15 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.opening import next_incarnation
 from imap_wal.encryption import with_keys
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
-from imap_wal.errors import Closed, Fenced, InvalidSetting, LogExists, NoSuchLog, NotSerializable, TooLarge
+from imap_wal.errors import (
+    Closed,
+    Fenced,
+    InvalidSetting,
+    LogExists,
+    NoSuchLog,
+    NotSerializable,
+    TooLarge,
+)
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
@@ -44,7 +56,8 @@ from storage_backends import SegmentStore, StorageError, open_store
 
 
 class Change(NamedTuple):
-    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time, 0 for never."""
+    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time, 0 for
+    never."""
 
     key: bytes
     value: bytes | None
@@ -52,7 +65,8 @@ class Change(NamedTuple):
 
 
 class Log:
-    """A log open for writing. Made by `create` and `open`; a context manager; safe for many threads; the only writer there is."""
+    """A log open for writing. Made by `create` and `open`; a context manager; safe for many
+    threads; the only writer there is."""
 
     def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
         self.url, self._incarnation = url, incarnation
@@ -67,21 +81,29 @@ class Log:
 
     # ---- writing ----
 
-    def append(self, map: str, *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int]) -> Position:
-        """Append changes of one map, each (key, value) or a `Change`, as one commit; returns the position of the first when they are as durable as the log was told. The
-        others follow it: a reader that begins there gets them all. `NotAppended`, `OutcomeUnknown`, `Fenced`."""
+    def append(
+        self,
+        map: str,
+        *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int],
+    ) -> Position:
+        """Append changes of one map, each (key, value) or a `Change`, as one commit; returns the
+        position of the first when they are as durable as the log was told. The
+        others follow it: a reader that begins there gets them all. `NotAppended`, `OutcomeUnknown`,
+            `Fenced`."""
         now = self._clock.now_ms()
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
-        """The same with entries of any maps, as a reader of another log gives them, clears too: classes, times and partition are kept, the order
-        is this log's."""
+        """The same with entries of any maps, as a reader of another log gives them, clears too:
+        classes, times and partition are kept, the order is this log's."""
         self._check_open()
         given = list(entries)
         if not given:
             raise InvalidSetting("an append takes at least one change")
         if len(given) > COUNT_MAX:
-            raise TooLarge(f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts")
+            raise TooLarge(
+                f"one commit of {len(given)} changes; it takes at most {COUNT_MAX}, append in parts"
+            )
         for name in {each.map for each in given}:
             layout.check_map_name(name)
         for each in given:
@@ -90,11 +112,19 @@ class Log:
         incarnation, session = self._incarnation, self._session
         with self._order_lock:
             request = self._request
-            rows = [pack(each._replace(order=(incarnation, 0, session, request + number))) for number, each in enumerate(given, 1)]
+            rows = [
+                pack(each._replace(order=(incarnation, 0, session, request + number)))
+                for number, each in enumerate(given, 1)
+            ]
             if sum(map(len, rows)) > PAYLOAD_BYTES_MAX:
-                raise TooLarge(f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, append in parts")
+                raise TooLarge(
+                    f"one commit of {sum(map(len, rows))} bytes; it takes less than 2 GiB, "
+                    "append in parts"
+                )
             self._request = request + len(rows)
-            batch = CommitRequest([b"".join(rows)], len(rows), kind=kind, session=session, request=self._request)
+            batch = CommitRequest(
+                [b"".join(rows)], len(rows), kind=kind, session=session, request=self._request
+            )
             batch.apply = partial(self._acknowledged.moved, batch)
             self.committer.submit(batch)
         self.committer.wait(batch)
@@ -107,21 +137,25 @@ class Log:
         self.committer.sync()
 
     def rotate(self) -> None:
-        """Seal the current segment; the next append begins another. Sealed segments can be archived and removed."""
+        """Seal the current segment; the next append begins another. Sealed segments can be archived
+        and removed."""
         self._check_open()
         self.committer.rotate()
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. Readers do not notice. What a snapshot covers
-        goes when `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
+        """Seal the current segment and turn sealed segments into compressed archives; returns how
+        many entries moved. Readers do not notice. What a snapshot covers goes when
+        `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
         self._check_open()
         moved = self._writer.archive().records
         self._writer.remove_expired()
         return moved
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
-        """Remove whole archives and sealed segments with nothing above `upto` (None: all there are); returns the oldest readable position after it. Only what
-        a snapshot of `imap-wal rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as well."""
+        """Remove whole archives and sealed segments with nothing above `upto` (None: all there
+        are); returns the oldest readable position after it. Only what a snapshot of `imap-wal
+        rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as
+        well."""
         self._check_open()
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
         with storage_errors(f"shrinking {self}"):
@@ -135,8 +169,14 @@ class Log:
         self._check_open()
         return self._reader().read(start)
 
-    def tail(self, start: Position | str | None = None, poll_s: float = 0.1, stop: threading.Event | None = None) -> Iterator[Record]:
-        """The same, and every later one as soon as it is acknowledged, until this log is closed; see `LogReader.tail`."""
+    def tail(
+        self,
+        start: Position | str | None = None,
+        poll_s: float = 0.1,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Record]:
+        """The same, and every later one as soon as it is acknowledged, until this log is closed;
+        see `LogReader.tail`."""
         self._check_open()
         return self._reader().tail(start, poll_s, stop)
 
@@ -184,7 +224,12 @@ class Log:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def __str__(self) -> str:
@@ -201,10 +246,15 @@ class Log:
         try:
             check(entry._replace(order=(0, 0, 0, 0)))
         except ValueError as error:
-            raise NotSerializable(f"map {entry.map!r}: an entry cannot be appended: {error}") from error
+            raise NotSerializable(
+                f"map {entry.map!r}: an entry cannot be appended: {error}"
+            ) from error
         size = len(entry.key or b"") + len(entry.value or b"")
         if size > self._log.settings.max_value_bytes:
-            raise TooLarge(f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is {self._log.settings.max_value_bytes}")
+            raise TooLarge(
+                f"map {entry.map!r}: key and value take {size} bytes, max_value_bytes is "
+                f"{self._log.settings.max_value_bytes}"
+            )
 
 
 class _Acknowledged(Bound):
@@ -227,7 +277,11 @@ class _Acknowledged(Bound):
 
     def limit(self) -> Position | None:
         # Of a log that was taken over, this process knows no more than others do.
-        return None if self._fenced or isinstance(self._log.committer.failure, Fenced) else self.position
+        return (
+            None
+            if self._fenced or isinstance(self._log.committer.failure, Fenced)
+            else self.position
+        )
 
     def over(self) -> bool:
         return self._ended
@@ -257,7 +311,18 @@ class _Acknowledged(Bound):
 
 
 def _entry(map: str, change: Change, now_ms: int) -> DataEntry:
-    return DataEntry(map, change.key, RAW, change.value, RAW, change.value is None, now_ms, change.expires_at_ms, 0, (0, 0, 0, 0))
+    return DataEntry(
+        map,
+        change.key,
+        RAW,
+        change.value,
+        RAW,
+        change.value is None,
+        now_ms,
+        change.expires_at_ms,
+        0,
+        (0, 0, 0, 0),
+    )
 
 
 def create(
@@ -282,7 +347,10 @@ def create(
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
+    url, wal_dir = (
+        location(url, options=storage_options, file_mode=chosen.file_mode),
+        location(wal_dir, "wal_dir"),
+    )
     with storage_errors(url):
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         context = LogContext(store, identity, chosen, clock, randomness)
@@ -295,7 +363,10 @@ def create(
             if manifest.kind != LOG:
                 raise _of_maps(identity)
             if not exist_ok:
-                raise LogExists(f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; open it, or choose another name")
+                raise LogExists(
+                    f"log {node!r} in cluster {cluster!r}, namespace {namespace!r} exists; "
+                    "open it, or choose another name"
+                )
             return None
 
         check_new_log(context)
@@ -317,33 +388,45 @@ def open(  # the public name: imap_wal.log.open
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
-    """Become the writer of a log that `create` made; `settings` are the fields of `imap_wal.Settings`.
+    """Become the writer of a log that `create` made; `settings` are the fields of
+    `imap_wal.Settings`.
 
-    `NoSuchLog`; `WriterLocked` when another process holds it (`takeover=True` shuts that one out: it acknowledges nothing more); `InvalidSetting` for a log of maps;
-    `CorruptLog` and its siblings for damage; `StorageUnavailable`."""
+    `NoSuchLog`; `WriterLocked` when another process holds it (`takeover=True` shuts that one out:
+    it acknowledges nothing more); `InvalidSetting` for a log of maps; `CorruptLog` and its siblings
+    for damage; `StorageUnavailable`."""
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
+    url, wal_dir = (
+        location(url, options=storage_options, file_mode=chosen.file_mode),
+        location(wal_dir, "wal_dir"),
+    )
     with storage_errors(url):
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         context = LogContext(store, identity, chosen, clock, randomness)
         _check_durability(context)
         _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
         if manifest.empty:
-            raise NoSuchLog(f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; make it with imap_wal.log.create")
+            raise NoSuchLog(
+                f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; "
+                "make it with imap_wal.log.create"
+            )
         if manifest.kind != LOG:
             raise _of_maps(identity)
         return _open(url, context, takeover)
 
 
 def _open(url: str, context: LogContext, takeover: bool) -> Log:
-    log = open_node_log(context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True)
+    log = open_node_log(
+        context, what=f"imap_wal.log.open({url!r})", takeover=takeover, embedded=True
+    )
     try:
         incarnation = next_incarnation(log)
         who = context.identity
-        logs = ClusterLog(context.store, who.namespace, who.cluster, context.clock, context.randomness)
+        logs = ClusterLog(
+            context.store, who.namespace, who.cluster, context.clock, context.randomness
+        )
         return Log(url, LogWriter(log, logs), incarnation)
     except BaseException:
         log.close(clean=False)
@@ -351,10 +434,14 @@ def _open(url: str, context: LogContext, takeover: bool) -> Log:
 
 
 def _settings(settings: SettingsOptions) -> Settings:
-    chosen = choose(settings, ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir", "storage_options"))
+    chosen = choose(
+        settings,
+        ("namespace", "cluster", "node", "takeover", "exist_ok", "wal_dir", "storage_options"),
+    )
     if chosen.acknowledges_early:
         raise InvalidSetting(
-            "durability is 'async', or manual_wal_flush is true; a log returns positions, which are known only once they are written: choose 'always', 'interval' or 'os'"
+            "durability is 'async', or manual_wal_flush is true; a log returns positions, "
+            "which are known only once they are written: choose 'always', 'interval' or 'os'"
         )
     return chosen
 
@@ -363,27 +450,45 @@ def _check_durability(context: LogContext) -> None:
     store = context.store
     if context.settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
         raise InvalidSetting(
-            f"durability is 'interval'; {store.url} cannot append, an entry would be acknowledged before any reader can see it: choose 'always'"
+            f"durability is 'interval'; {store.url} cannot append, an entry would be "
+            "acknowledged before any reader can see it: choose 'always'"
         )
 
 
 def _check_neighbours(context: LogContext) -> None:
     """Logs share a cluster with logs only."""
-    store, identity, clock, randomness = context.store, context.identity, context.clock, context.randomness
+    store, identity, clock, randomness = (
+        context.store,
+        context.identity,
+        context.clock,
+        context.randomness,
+    )
     _, manifest = cluster_manifests(store, identity.cluster_folder, clock, randomness).read()
     others = [node for node in manifest.nodes if node != identity.node]
-    kinds = {node: node_manifests(store, layout.node_folder(identity.cluster_folder, node), clock, randomness).read()[1].kind for node in others}
-    claims = claim_manifests(store, identity.cluster_folder, manifest.claims, clock, randomness).read()[1]
+    kinds = {
+        node: node_manifests(
+            store, layout.node_folder(identity.cluster_folder, node), clock, randomness
+        )
+        .read()[1]
+        .kind
+        for node in others
+    }
+    claims = claim_manifests(
+        store, identity.cluster_folder, manifest.claims, clock, randomness
+    ).read()[1]
     if claims.newest or any(kind != LOG for kind in kinds.values()):
         raise InvalidSetting(
-            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} holds maps; their restore would take this log's entries for changes of them: "
+            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} holds maps; "
+            "their restore would take this log's entries for changes of them: "
             "choose another cluster name"
         )
 
 
 def _of_maps(identity: Identity) -> InvalidSetting:
     return InvalidSetting(
-        f"node {identity.node!r} of cluster {identity.cluster!r}, namespace {identity.namespace!r} is the log of maps: change those through imap_wal.open or Hazelcast, and "
+        f"node {identity.node!r} of cluster {identity.cluster!r}, namespace "
+        f"{identity.namespace!r} is the log of maps: change those through imap_wal.open or "
+        "Hazelcast, and "
         "read it with imap_wal.log.LogReader"
     )
 

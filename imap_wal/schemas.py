@@ -1,6 +1,7 @@
 """Compact schemas in the log: only bytes that a Hazelcast member writes for a schema are accepted.
 
-    partition hash 0 · type -2 · 1 · factory -42 · class 1 · type name · number of fields · (field name · kind) …
+    partition hash 0 · type -2 · 1 · factory -42 · class 1 · type name · number of fields · (field
+    name · kind) …
 
 Numbers are four bytes (the 1 after the type is one byte), big-endian; a name is its length and
 UTF-8. Fields are in the order of their names. The id of a schema is a Rabin fingerprint of its
@@ -69,7 +70,12 @@ class Schema:
 
     def to_bytes(self) -> bytes:
         """The bytes for the log."""
-        content = [_HEADER.pack(0, -2, 1), _CLASS[">"], _packed(self.type_name, ">"), struct.pack(">i", len(self.fields))]
+        content = [
+            _HEADER.pack(0, -2, 1),
+            _CLASS[">"],
+            _packed(self.type_name, ">"),
+            struct.pack(">i", len(self.fields)),
+        ]
         content += [_packed(name, ">") + struct.pack(">i", kind) for name, kind in self.fields]
         return b"".join(content)
 
@@ -91,7 +97,9 @@ class _Source:
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= self.left:
-            raise BadSchema(f"{size} bytes are announced at byte {self.at}, and {self.left} are left")
+            raise BadSchema(
+                f"{size} bytes are announced at byte {self.at}, and {self.left} are left"
+            )
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -151,15 +159,23 @@ def _parsed(schema_id: int, data: bytes) -> Schema:
     source = _Source(data)
     header = _HEADER.unpack(source.take(_HEADER.size))
     if header != (0, -2, 1):
-        raise BadSchema(f"it begins with partition hash, type and flags {header}; those of a schema are (0, -2, 1)")
+        raise BadSchema(
+            f"it begins with partition hash, type and flags {header}; those of a schema are "
+            "(0, -2, 1)"
+        )
     named = source.take(8)
     source.order = "<" if named == _CLASS["<"] else ">"
     if named != _CLASS[source.order]:
-        raise BadSchema(f"factory and class at byte {_HEADER.size} are {struct.unpack('>ii', named)}; those of a schema are (-42, 1)")
+        raise BadSchema(
+            f"factory and class at byte {_HEADER.size} are {struct.unpack('>ii', named)}; "
+            "those of a schema are (-42, 1)"
+        )
     type_name = source.name()
     count = source.integer()
     if not 0 <= count <= source.left // _FIELD_BYTES_MIN:
-        raise BadSchema(f"{count} fields are announced in the {source.left} bytes after byte {source.at}")
+        raise BadSchema(
+            f"{count} fields are announced in the {source.left} bytes after byte {source.at}"
+        )
     fields: list[tuple[str, int]] = []
     last: bytes | None = None
     for number in range(1, count + 1):
@@ -184,7 +200,9 @@ def check_known(schema_id: int, schema: Schema, known: Mapping[int, Schema]) -> 
     before = known.get(schema_id, schema)
     if before != schema:
         fields = ", ".join(name for name, _ in before.fields)
-        raise BadSchema(f"another schema has that id: type {before.type_name!r} with fields {fields!r:.200}")
+        raise BadSchema(
+            f"another schema has that id: type {before.type_name!r} with fields {fields!r:.200}"
+        )
 
 
 def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema], list[str]]:
@@ -212,4 +230,6 @@ def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema
             bad.append(f"Compact schema {schema_id}: {error}")
             ambiguous.add(schema_id)
         found.setdefault(schema_id, schema)
-    return {schema_id: schema for schema_id, schema in found.items() if schema_id not in ambiguous}, bad
+    return {
+        schema_id: schema for schema_id, schema in found.items() if schema_id not in ambiguous
+    }, bad

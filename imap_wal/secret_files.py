@@ -12,8 +12,8 @@ the path is checked, from `/` on and through symbolic links:
 
 The group of root's files may read, because Kubernetes (with `fsGroup`) and systemd's
 `LoadCredential=` give a secret to one process in this way: root owns the file, and the group, or an
-access list that is shown as the group's right, has only that process. `SecretFile.java` does the same
-in the plug-in.
+access list that is shown as the group's right, has only that process. `SecretFile.java` does the
+same in the plug-in.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ def _read(path: str | Path, what: str, refused: int) -> bytes:
             refused &= ~0o040
         if found.st_mode & refused:
             may, remedy = ("open it", "go=") if refused & 0o004 else ("change it", "go-w")
-            raise InvalidSetting(f"{about} other users may {may} ({stat.filemode(found.st_mode)}); run: chmod {remedy} {path}")
+            raise InvalidSetting(
+                f"{about} other users may {may} ({stat.filemode(found.st_mode)}); run: chmod "
+                f"{remedy} {path}"
+            )
         return file.read(BYTES_MAX)
 
 
@@ -94,14 +97,21 @@ def _parts(path: str) -> list[str]:
 
 
 def _check_owner(here: str, found: os.stat_result, about: str) -> None:
-    # Numbers, not names: a look-up of a name may ask a server, and this may run in the agent's loop.
+    # Numbers, not names: a look-up of a name may ask a server, and this may run in the agent's
+    # loop.
     own = os.geteuid()
     if found.st_uid not in (0, own):
         allowed = "root" if own == 0 else f"root or user {own}, who runs this process"
-        raise InvalidSetting(f"{about} {here} belongs to user {found.st_uid}, not to {allowed}; check it, then run: chown -h {own} {here}")
+        raise InvalidSetting(
+            f"{about} {here} belongs to user {found.st_uid}, not to {allowed}; check it, "
+            f"then run: chown -h {own} {here}"
+        )
 
 
 def _check_folder(here: str, found: os.stat_result, about: str) -> None:
     _check_owner(here, found, about)
     if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        raise InvalidSetting(f"{about} other users may write to the folder {here} ({stat.filemode(found.st_mode)}); run: chmod go-w {here}")
+        raise InvalidSetting(
+            f"{about} other users may write to the folder {here} "
+            f"({stat.filemode(found.st_mode)}); run: chmod go-w {here}"
+        )

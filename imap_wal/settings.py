@@ -1,4 +1,5 @@
-"""Settings of a log, as one frozen value. Nothing here reads the environment; the CLI and the agent do, and hand the result in."""
+"""Settings of a log, as one frozen value. Nothing here reads the environment; the CLI and the agent
+do, and hand the result in."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Durability(StrEnum):
 
 
 class RecoveryMode(StrEnum):
-    """What an open does with damage in its own node's log; `imap_wal.write.recovery` has the table."""
+    """What an open does with damage in its own node's log; `imap_wal.write.recovery` has the
+    table."""
 
     ABSOLUTE = "absolute"
     TORN_TAIL = "torn-tail"
@@ -55,20 +57,39 @@ SECONDS_MAX = 2**31
 """68 years, for a time in any unit: a wait of more than some 290 years is an error of Python's."""
 _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _ADVICE = {"recovery_mode": "; `imap-wal repair` makes a salvaged copy of a damaged log"}
-_MAY_BE_0 = {"archive_interval_s", "max_total_wal_size", "rotate_interval_s", "wal_size_limit_mb", "wal_ttl_seconds"}
+_MAY_BE_0 = {
+    "archive_interval_s",
+    "max_total_wal_size",
+    "rotate_interval_s",
+    "wal_size_limit_mb",
+    "wal_ttl_seconds",
+}
 
 
-def location(url: str | os.PathLike[str], name: str = "url", options: Mapping[str, Any] | None = None, file_mode: str = "") -> Location:
-    """A folder or URL from a user, as text without its options. The result keeps these, `options` and
-    `file_mode` as attributes. `InvalidSetting` for any other type, and for an empty url."""
+def location(
+    url: str | os.PathLike[str],
+    name: str = "url",
+    options: Mapping[str, Any] | None = None,
+    file_mode: str = "",
+) -> Location:
+    """A folder or URL from a user, as text without its options. The result keeps these, `options`
+    and `file_mode` as attributes. `InvalidSetting` for any other type, and for an empty url."""
     text = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(text, str):
-        raise InvalidSetting(f"{name} is {without_secrets(repr(text))}; it takes text or a pathlib.Path")
+        raise InvalidSetting(
+            f"{name} is {without_secrets(repr(text))}; it takes text or a pathlib.Path"
+        )
     if options is not None and not isinstance(options, Mapping):
-        raise InvalidSetting(f"the options of {name} are a {type(options).__name__}; they take a table, or in Python a dict")
+        raise InvalidSetting(
+            f"the options of {name} are a {type(options).__name__}; they take a table, or in "
+            "Python a dict"
+        )
     if not text.strip() and (text or name == "url"):
         given = f"{name} is {text!r}, which is blank" if text else f"{name} is empty"
-        raise InvalidSetting(f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", "file:///var/lib/maps" or "s3://bucket/maps"')
+        raise InvalidSetting(
+            f'{given}; pass a folder or a URL, as in "/var/lib/maps", "~/maps", '
+            '"file:///var/lib/maps" or "s3://bucket/maps"'
+        )
     try:
         os.fsencode(text)  # as a file name: those that are no UTF-8 are allowed
     except UnicodeEncodeError as error:
@@ -78,7 +99,14 @@ def location(url: str | os.PathLike[str], name: str = "url", options: Mapping[st
         place = located(text, options)
         if not file_mode:
             return place
-        return Location(place, place.options, place.wal_dir, mode(file_mode, "file_mode"), place.known, place.encryption_keys)
+        return Location(
+            place,
+            place.options,
+            place.wal_dir,
+            mode(file_mode, "file_mode"),
+            place.known,
+            place.encryption_keys,
+        )
     except StorageError as error:
         raise InvalidSetting(f"{name}: {error}") from None
 
@@ -86,7 +114,10 @@ def location(url: str | os.PathLike[str], name: str = "url", options: Mapping[st
 def mode(text: Any, name: str) -> int:
     """Permissions of a file as chmod takes them: the owner reads and writes, nobody executes."""
     if not isinstance(text, str) or not re.fullmatch(r"0?6[0246]{2}", text):
-        raise InvalidSetting(f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", "0640" or "0660"')
+        raise InvalidSetting(
+            f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", '
+            '"0640" or "0660"'
+        )
     return int(text, 8)
 
 
@@ -94,14 +125,19 @@ def existing_folder(path: Any, name: str) -> Path:
     """A local folder that a user gave. `InvalidSetting` if it is not there."""
     found = Path(location(path, name)).expanduser()
     if not os.fspath(path) or not found.is_dir():
-        raise InvalidSetting(f"{name} is {os.fspath(path)!r}; there is no such folder: create it, or leave {name} out")
+        raise InvalidSetting(
+            f"{name} is {os.fspath(path)!r}; there is no such folder: create it, or leave "
+            f"{name} out"
+        )
     return found
 
 
 def check_seconds(value: Any, name: str) -> None:
     """`InvalidSetting` unless this is a time that can be waited for."""
     if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
-        raise InvalidSetting(f"{name} is {value!r}; it takes seconds, a number from 0 to {SECONDS_MAX}")
+        raise InvalidSetting(
+            f"{name} is {value!r}; it takes seconds, a number from 0 to {SECONDS_MAX}"
+        )
 
 
 KEY_SOURCES = ("file", "env", "command")
@@ -111,7 +147,9 @@ def check_source(text: str) -> None:
     """`InvalidSetting` unless this says where keys come from. It is not shown: it may be keys."""
     kind, _, rest = text.partition(":")
     if text and (kind not in KEY_SOURCES or not rest.strip()):
-        raise InvalidSetting("encryption_keys takes where the keys come from: file:PATH, env:NAME or command:COMMAND")
+        raise InvalidSetting(
+            "encryption_keys takes where the keys come from: file:PATH, env:NAME or command:COMMAND"
+        )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -123,17 +161,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def refuse_wrong_types(settings: Any) -> None:
-    """`InvalidSetting` for the first field of a dataclass that a file or a caller gave a value of another type."""
+    """`InvalidSetting` for the first field of a dataclass that a file or a caller gave a value of
+    another type."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         kinds, takes = _TYPES.get(str(field.type), ((type(value),), ""))
         if type(value) not in kinds and not (str in kinds and isinstance(value, Location)):
-            raise InvalidSetting(f"{field.name} is {without_secrets(repr(value))}; it takes {takes}")
+            raise InvalidSetting(
+                f"{field.name} is {without_secrets(repr(value))}; it takes {takes}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a log is written, kept and restored. Units are in the names; `InvalidSetting` names what is wrong."""
+    """How a log is written, kept and restored. Units are in the names; `InvalidSetting` names what
+    is wrong."""
 
     durability: Durability = Durability.ALWAYS
     sync_interval_ms: int = 1000
@@ -141,7 +183,8 @@ class Settings:
     segment_bytes: int = 64 * 1024 * 1024
     """A segment that has reached this size is sealed and the next one begins."""
     preallocate: bool = True
-    """Reserve a segment's space at its start, where the storage can: a sync then does not change the file's size."""
+    """Reserve a segment's space at its start, where the storage can: a sync then does not change
+    the file's size."""
     ring_slots: int = 4096
     """Batches that may wait for the committer; a power of two."""
     ring_bytes: int = 256 * 1024 * 1024
@@ -159,15 +202,18 @@ class Settings:
     archive_interval_s: float = 0
     """Seal and archive this often; 0: only by size, or by hand."""
     max_total_wal_size: int = 0
-    """Bytes: archive when what was written and is not archived takes this much, the segment being written with it; 0: only by time, or by hand."""
+    """Bytes: archive when what was written and is not archived takes this much, the segment being
+    written with it; 0: only by time, or by hand."""
     wal_ttl_seconds: int = 0
-    """Remove archives and segments that a snapshot covers when they are this old; 0: not by age. With `wal_size_limit_mb` 0 too: only by `imap-wal prune`."""
+    """Remove archives and segments that a snapshot covers when they are this old; 0: not by age.
+    With `wal_size_limit_mb` 0 too: only by `imap-wal prune`."""
     wal_size_limit_mb: int = 0
     """MiB: remove the oldest of what a snapshot covers while it takes more; 0: not by size."""
     rotate_interval_s: float = 0
     """Seal a segment that is this old; 0: only by size."""
     avoid_flush_during_recovery: bool = False
-    """Leave what an earlier run left behind in its segments, instead of archiving it at the start (where archiving is asked for at all)."""
+    """Leave what an earlier run left behind in its segments, instead of archiving it at the start
+    (where archiving is asked for at all)."""
     file_mode: str = "0600"
     """Permissions of the log's files on a local storage. Folders get the same, and execute
     permission for everyone who may read. "0640" lets the group read."""
@@ -175,31 +221,46 @@ class Settings:
     """Where the keys of an encrypted log come from: `file:PATH`, `env:NAME` or `command:COMMAND`.
     Empty: nothing is encrypted."""
     manual_wal_flush: bool = False
-    """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until the ring is full; a crash loses them."""
+    """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until
+    the ring is full; a crash loses them."""
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
-        for name, kind in (("durability", Durability), ("recovery_policy", RecoveryPolicy), ("recovery_mode", RecoveryMode)):
+        for name, kind in (
+            ("durability", Durability),
+            ("recovery_policy", RecoveryPolicy),
+            ("recovery_mode", RecoveryMode),
+        ):
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
-                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it takes one of {', '.join(kind)}{_ADVICE.get(name, '')}") from None
+                raise InvalidSetting(
+                    f"{name} is {getattr(self, name)!r}; it takes one of "
+                    f"{', '.join(kind)}{_ADVICE.get(name, '')}"
+                ) from None
         mode(self.file_mode, "file_mode")
         check_source(self.encryption_keys)
         if self.scratch is not None:
             object.__setattr__(self, "scratch", existing_folder(self.scratch, "scratch"))
         if self.ring_slots < 2 or self.ring_slots & (self.ring_slots - 1):
-            raise InvalidSetting(f"ring_slots is {self.ring_slots}; it takes a power of two, 2 or more")
+            raise InvalidSetting(
+                f"ring_slots is {self.ring_slots}; it takes a power of two, 2 or more"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 least, most = 0 if field.name in _MAY_BE_0 else 1, _most(field.name)
                 if not least <= value <= most:  # neither is nan
-                    takes = f"{least} or more" if value < least else f"a number from {least} to {most}"
+                    takes = (
+                        f"{least} or more" if value < least else f"a number from {least} to {most}"
+                    )
                     raise InvalidSetting(f"{field.name} is {value}; it takes {takes}")
         for name in ("max_value_bytes", "commit_bytes_max"):
             if getattr(self, name) > FRAME_BYTES_MAX:
-                raise InvalidSetting(f"{name} is {getattr(self, name)}; one commit holds at most {FRAME_BYTES_MAX} bytes, a little less than 2 GiB")
+                raise InvalidSetting(
+                    f"{name} is {getattr(self, name)}; one commit holds at most "
+                    f"{FRAME_BYTES_MAX} bytes, a little less than 2 GiB"
+                )
 
     @property
     def acknowledges_early(self) -> bool:
@@ -244,5 +305,7 @@ def choose(given: Mapping[str, object], others: Iterable[str] = ()) -> Settings:
     known = {field.name for field in fields(Settings)}
     for name in given:
         if name not in known:
-            raise InvalidSetting(f"there is no setting {name!r}; {nearest(name, known | {*others})}")
+            raise InvalidSetting(
+                f"there is no setting {name!r}; {nearest(name, known | {*others})}"
+            )
     return Settings(**cast("dict[str, Any]", given))

@@ -31,7 +31,9 @@ def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness
     return now_ms
 
 
-def clock_skew(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> int | None:
+def clock_skew(
+    store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
+) -> int | None:
     """By how many milliseconds this machine's clock is ahead of the storage's (negative: behind);
     None where the storage has no modification times."""
     before = clock.now_ms()
@@ -55,7 +57,8 @@ def demand_clock(
         way = "ahead of" if skew_ms > 0 else "behind"
         raise InvalidSetting(
             f"this machine's clock is {abs(skew_ms) / 1000:,.0f} s {way} the clock of {store.url}, "
-            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would expire too early "
+            f"more than {skew_ms_max / 1000:,.0f} s: entries with a time to live would "
+            "expire too early "
             "or too late. Correct the clock of this machine (or of the storage), or allow the "
             "difference with --max-clock-skew; nothing was changed"
         )

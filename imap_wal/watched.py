@@ -22,7 +22,13 @@ class Watched(Generic[T]):
     InvalidSetting; `told` gets that error, once for each state of the file. `value`: the first
     value, if it is known; otherwise it is read now, and InvalidSetting is raised."""
 
-    def __init__(self, path: str | Path | None, read: Callable[[], T], told: Callable[[InvalidSetting], None], value: T | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path | None,
+        read: Callable[[], T],
+        told: Callable[[InvalidSetting], None],
+        value: T | None = None,
+    ) -> None:
         self._path, self._read, self._told = path, read, told
         self._reading = threading.Lock()
         # Before the file is read: a change meanwhile is found by the next look.
@@ -37,7 +43,8 @@ class Watched(Generic[T]):
         return self._value
 
     def look(self) -> T:
-        """The value as it is now. It does not wait while another thread reads: that may take long."""
+        """The value as it is now. It does not wait while another thread reads: that may take
+        long."""
         if self._path is not None and self._reading.acquire(blocking=False):
             try:
                 if self._sign_now() != self._sign:

@@ -1,4 +1,5 @@
-"""Spark looks into every installed module whose name begins with `pyspark_` for a `DefaultSource`: this makes `spark.read.format("imap_wal")` work."""
+"""Spark looks into every installed module whose name begins with `pyspark_` for a `DefaultSource`:
+this makes `spark.read.format("imap_wal")` work."""
 
 from storage_backends.extras import needs
 

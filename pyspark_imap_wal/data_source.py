@@ -35,7 +35,8 @@ from storage_backends import SegmentStore
 from storage_backends.location import Location
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
-"""What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the worker's temporary folder."""
+"""What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the
+worker's temporary folder."""
 
 
 def session(**options: str) -> SparkSession:
@@ -46,17 +47,24 @@ def session(**options: str) -> SparkSession:
     if running is not None:
         return running
     builder = SparkSession.builder.appName("imap-wal")
-    defaults = {"spark.master": "local[*]", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    defaults = {
+        "spark.master": "local[*]",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
     for name, value in {**defaults, **options}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-# ---- the data source -----------------------------------------------------------------------------------------------
+# ---- the data source -----------------------------------------------------------------------------
 
 LOG_FIELDS = (
-    "namespace string, cluster string, map string, key binary, key_class string, value binary, value_class string, deleted boolean, timestamp_ms bigint, "
-    "expires_at_ms bigint, partition bigint, incarnation bigint, partition_version bigint, session bigint, request bigint, node string"
+    "namespace string, cluster string, map string, key binary, key_class string, value "
+    "binary, value_class string, deleted boolean, timestamp_ms bigint, "
+    "expires_at_ms bigint, partition bigint, incarnation bigint, partition_version bigint, "
+    "session bigint, request bigint, node string"
 )
 _POSITION_FIELDS = "epoch bigint, segment bigint, frame bigint, index bigint"
 _DECODED_FIELDS = "key_text string, value_text string"
@@ -66,9 +74,11 @@ RAW, LATEST = "raw", "latest"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node` narrow what is read (comma-separated); `mode` is raw or
-    latest; `partial` goes on without missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a `latest` read.
-    `encryption_keys` says where each worker gets the keys of an encrypted log (else IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
+    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
+    narrow what is read (comma-separated); `mode` is raw or latest; `partial` goes on without
+    missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a
+    `latest` read. `encryption_keys` says where each worker gets the keys of an encrypted log (else
+    IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -80,21 +90,36 @@ class Options:
     decode: bool = False
     buckets: int = 1
 
-    KNOWN = ("path", "namespace", "cluster", "map", "node", "mode", "partial", "decode", "buckets", "encryption_keys")
+    KNOWN = (
+        "path",
+        "namespace",
+        "cluster",
+        "map",
+        "node",
+        "mode",
+        "partial",
+        "decode",
+        "buckets",
+        "encryption_keys",
+    )
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
         """`InvalidSetting` names what is wrong."""
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
-            raise InvalidSetting(f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}")
+            raise InvalidSetting(
+                f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}"
+            )
         if not given.get("path"):
             raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
         if mode == LATEST and given.get("node"):
-            raise InvalidSetting("mode latest is over all nodes; take the option node away, or read mode raw")
+            raise InvalidSetting(
+                "mode latest is over all nodes; take the option node away, or read mode raw"
+            )
         buckets = given.get("buckets", "1")
         if not buckets.isdigit() or int(buckets) < 1:
             raise InvalidSetting(f"buckets is {buckets!r}; it takes a number, 1 or more")
@@ -184,10 +209,15 @@ class ImapWalReader(DataSourceReader):
                 pieces = log.pieces(state, maps=options.maps or None, nodes=options.nodes or None)
                 metadata = _metadata(log, state, options)
                 if options.mode == RAW:
-                    found += [FilePartition(namespace, cluster, [piece], metadata) for piece in pieces]
+                    found += [
+                        FilePartition(namespace, cluster, [piece], metadata) for piece in pieces
+                    ]
                 else:
                     now_ms = log.clock.now_ms()
-                    found += [BucketPartition(namespace, cluster, pieces, bucket, now_ms, metadata) for bucket in range(options.buckets)]
+                    found += [
+                        BucketPartition(namespace, cluster, pieces, bucket, now_ms, metadata)
+                        for bucket in range(options.buckets)
+                    ]
         finally:
             store.close()
         if not found:
@@ -197,7 +227,11 @@ class ImapWalReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         store = open_store(known(self._options.path))
         try:
-            batches = self._raw(store, partition) if isinstance(partition, FilePartition) else self._latest(store, partition)
+            batches = (
+                self._raw(store, partition)
+                if isinstance(partition, FilePartition)
+                else self._latest(store, partition)
+            )
             yield from batches
         finally:
             store.close()
@@ -207,7 +241,12 @@ class ImapWalReader(DataSourceReader):
         for piece in partition.pieces:
             for changes in read_piece(store, piece, options.maps or None, positions=True):
                 if changes.rows and (not options.nodes or changes.node in options.nodes):
-                    yield self._batch(partition, changes.rows, [changes.node] * len(changes.rows), changes.positions)
+                    yield self._batch(
+                        partition,
+                        changes.rows,
+                        [changes.node] * len(changes.rows),
+                        changes.positions,
+                    )
 
     def _latest(self, store: SegmentStore, partition: Any) -> Iterator[Any]:
         options = self._options
@@ -217,26 +256,52 @@ class ImapWalReader(DataSourceReader):
                 for changes in read_piece(store, piece, options.maps or None):
                     rows = changes.rows
                     if options.buckets > 1:
-                        rows = [row for row in rows if is_clear(row) or zlib.crc32(row[KEY]) % options.buckets == partition.bucket]
+                        rows = [
+                            row
+                            for row in rows
+                            if is_clear(row)
+                            or zlib.crc32(row[KEY]) % options.buckets == partition.bucket
+                        ]
                     index.add(changes.node, rows, clears=changes.clears)
             noted = Noted()
             for name in index.maps():
                 for rows, nodes in index.batches_with_nodes(name):
                     noted.note(index.conflicts())
                     alive = {id(row) for row in live(rows, partition.now_ms)}
-                    kept = [(row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive]
+                    kept = [
+                        (row, node)
+                        for row, node in zip(rows, nodes, strict=True)
+                        if id(row) in alive
+                    ]
                     if kept:
-                        yield self._batch(partition, [row for row, _ in kept], [node for _, node in kept], None, latest=True)
+                        yield self._batch(
+                            partition,
+                            [row for row, _ in kept],
+                            [node for _, node in kept],
+                            None,
+                            latest=True,
+                        )
         finally:
             index.close()
 
-    def _batch(self, partition: Any, rows: list[Row], nodes: list[str], positions: list[Position] | None, *, latest: bool = False) -> Any:
+    def _batch(
+        self,
+        partition: Any,
+        rows: list[Row],
+        nodes: list[str],
+        positions: list[Position] | None,
+        *,
+        latest: bool = False,
+    ) -> Any:
         batch = parquet_file.to_batch(rows, nodes)
         names = list(batch.schema.names)
         columns = list(batch.columns)
         count = len(rows)
         names[:0] = ["namespace", "cluster"]
-        columns[:0] = [pa.array([partition.namespace] * count, pa.string()), pa.array([partition.cluster] * count, pa.string())]
+        columns[:0] = [
+            pa.array([partition.namespace] * count, pa.string()),
+            pa.array([partition.cluster] * count, pa.string()),
+        ]
         if not latest:
             places = list(zip(*positions, strict=True)) if positions else [[None] * count] * 4
             names += ["epoch", "segment", "frame", "index"]
@@ -248,7 +313,9 @@ class ImapWalReader(DataSourceReader):
         return pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def clusters_of(store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()) -> list[tuple[str, str]]:
+def clusters_of(
+    store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()
+) -> list[tuple[str, str]]:
     """(namespace, cluster) of all logs under a root, or of the given names."""
     from imap_wal import layout
 
@@ -269,18 +336,26 @@ def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, 
         return []
     from imap_wal.read.cluster import from_manifest
 
-    found = [from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata]
+    found = [
+        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
+    ]
     for piece in log.pieces(state, snapshots=False, covered=True):
         if piece.kind == SEGMENT:
-            found += [item for changes in read_piece(log.store, piece, ()) for item in changes.metadata]
+            found += [
+                item for changes in read_piece(log.store, piece, ()) for item in changes.metadata
+            ]
     return [item for item in dict.fromkeys(found) if item[0] == "schema"]
 
 
-def _decode(rows: list[Row], metadata: list[tuple[Any, ...]]) -> tuple[list[str | None], list[str | None]]:
+def _decode(
+    rows: list[Row], metadata: list[tuple[Any, ...]]
+) -> tuple[list[str | None], list[str | None]]:
     from imap_wal.inspect.decode import Decoder, text
 
     decoder = Decoder(metadata)
-    return [text(decoder.key(row)) for row in rows], [None if row[VALUE] is None else text(decoder.value(row)) for row in rows]
+    return [text(decoder.key(row)) for row in rows], [
+        None if row[VALUE] is None else text(decoder.value(row)) for row in rows
+    ]
 
 
 def known(url: str) -> Location:

@@ -1,6 +1,7 @@
 """The rewrite engine on Spark, for logs that one machine does not want to merge.
 
-files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶ newest of all ─▶ part files
+files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶
+newest of all ─▶ part files
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ ROWS_A_RANGE = 1_000_000
 _KEYS_A_BATCH = 10_000
 
 
-# ---- the rewrite engine --------------------------------------------------------------------------------------------
+# ---- the rewrite engine --------------------------------------------------------------------------
 
 _EXTRA = [
     ("late", pa.bool_()),
@@ -51,13 +52,18 @@ _EXTRA = [
     ("pairs", pa.string()),
 ]
 _ENTRY_FIELDS = LOG_FIELDS.removeprefix("namespace string, cluster string, ")
-_COMBINED_FIELDS = f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs string"
+_COMBINED_FIELDS = (
+    f"{_ENTRY_FIELDS}, late boolean, read_records bigint, read_bytes bigint, error string, pairs "
+    "string"
+)
 _A_CLEAR = "length(key) = 0 and deleted and expires_at_ms > 0"
 _PART_TEXTS = ("map", "path", "attempt", "error")
 _PART_NUMBERS = (
     "live", "tombstones", "bytes", "checksum", "partition", "number", "last_expiry_ms", "conflicts",
 )  # fmt: skip
-_PART_FIELDS = ", ".join([*(f"{name} string" for name in _PART_TEXTS), *(f"{name} bigint" for name in _PART_NUMBERS)])
+_PART_FIELDS = ", ".join(
+    [*(f"{name} string" for name in _PART_TEXTS), *(f"{name} bigint" for name in _PART_NUMBERS)]
+)
 _PART_SCHEMA = pa.schema(
     [
         *(pa.field(name, pa.string()) for name in _PART_TEXTS),
@@ -69,7 +75,8 @@ ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class SparkEngine:
-    """See the module. Storage must be one that the workers see: a shared directory or an object store. `tasks`: at most so many at a time read."""
+    """See the module. Storage must be one that the workers see: a shared directory or an object
+    store. `tasks`: at most so many at a time read."""
 
     name = "spark"
 
@@ -79,10 +86,17 @@ class SparkEngine:
 
     def run(self, job: Job, log: ClusterLog) -> Result:
         if job.url.startswith("memory:"):
-            raise InvalidSetting("Spark's workers cannot see memory:// of this process; use --engine local")
+            raise InvalidSetting(
+                "Spark's workers cannot see memory:// of this process; use --engine local"
+            )
         spark = self._spark or session()
         tasks = self._tasks or spark.sparkContext.defaultParallelism
-        combined = self._combine(spark, job, log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False), tasks)
+        combined = self._combine(
+            spark,
+            job,
+            log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
+            tasks,
+        )
         held = [combined]
         try:
             read, versions = _read(combined)
@@ -109,9 +123,12 @@ class SparkEngine:
             pairs = tuple(versions.pairs.items())
             cleared, late = _cleared(held)
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
-            # By ranges, not by hash: part files are then in key order, as the local engine writes them.
+            # By ranges, not by hash: part files are then in key order, as the local engine writes
+            # them.
             rows = everything.where(f"not ({_A_CLEAR})")
-            ordered = rows.repartitionByRange(ranges, "map", "key").sortWithinPartitions("map", "key")
+            ordered = rows.repartitionByRange(ranges, "map", "key").sortWithinPartitions(
+                "map", "key"
+            )
             found = ordered.mapInArrow(_write(job, cleared), _PART_FIELDS).collect()
         finally:
             for frame in held:
@@ -122,17 +139,22 @@ class SparkEngine:
             merged.append(Merged(name, each.records, each.bytes, (*clears, *parts.get(name, ()))))
         return Result(tuple(merged), pairs)
 
-    def _combine(self, spark: SparkSession, job: Job, pieces: list[FileScan], tasks: int) -> DataFrame:
+    def _combine(
+        self, spark: SparkSession, job: Job, pieces: list[FileScan], tasks: int
+    ) -> DataFrame:
         """The newest rows of each task's pieces: one a map, key and node."""
         groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
         rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
-        described = spark.createDataFrame(rows, "pieces string").repartitionByRange(len(rows), "pieces")
+        described = spark.createDataFrame(rows, "pieces string").repartitionByRange(
+            len(rows), "pieces"
+        )
         return described.mapInArrow(_combine(job), _COMBINED_FIELDS).persist()
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read of a map: records, bytes of segments, and how many (key, node) are left of it."""
+    """What was read of a map: records, bytes of segments, and how many (key, node) are left of
+    it."""
 
     records: int = 0
     bytes: int = 0
@@ -158,10 +180,14 @@ def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
     return found, versions
 
 
-def clears_part(log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int) -> tuple[Part, ...]:
+def clears_part(
+    log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int
+) -> tuple[Part, ...]:
     """The clears of a map that are kept: few rows, which the tasks of all ranges of keys needed. So
     the driver writes them. `number`: one that no range has."""
-    with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
+    ) as folder:
         writer = PartWriter(log.store, job, name, Path(folder), number, log.randomness)
         writer.add_clears(claims, late)
         return writer.close()
@@ -172,7 +198,10 @@ def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
     cleared, late = Cleared(), set[Subject]()
     for frame in frames:
         for batch in frame.where(_A_CLEAR).toArrow().to_batches():
-            rows, lates = parquet_file.to_rows(batch), batch.column(batch.schema.get_field_index("late")).to_pylist()
+            rows, lates = (
+                parquet_file.to_rows(batch),
+                batch.column(batch.schema.get_field_index("late")).to_pylist(),
+            )
             late.update(subject(row) for row, is_late in zip(rows, lates, strict=True) if is_late)
             for row, node in zip(rows, parquet_file.nodes_of(batch), strict=True):
                 cleared.take(node, [row])
@@ -188,12 +217,18 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
         if row["error"]:
             raise _thaw(row["error"])
         if attempts.setdefault(row["partition"], row["attempt"]) != row["attempt"]:
-            raise LostRace(f"Spark answered twice for range {row['partition']}; nothing was published, run the rewrite again")
+            raise LostRace(
+                f"Spark answered twice for range {row['partition']}; nothing was published, "
+                "run the rewrite again"
+            )
         if row["path"]:
             part = Part(row["path"], *(row[name] for name in _PART_NUMBERS))
             parts.setdefault(row["map"], []).append(part)
     if sorted(attempts) != list(range(len(attempts))):
-        raise LostRace(f"Spark answered for ranges {sorted(attempts)} only; nothing was published, run the rewrite again")
+        raise LostRace(
+            f"Spark answered for ranges {sorted(attempts)} only; nothing was published, run "
+            "the rewrite again"
+        )
     order = attrgetter("partition", "number")
     return {name: tuple(sorted(each, key=order)) for name, each in parts.items()}
 
@@ -210,9 +245,15 @@ def _combine(job: Job) -> ArrowMap:
                     for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
                         for changes in log.read_on(piece, job.maps):
                             if changes.rows:
-                                tally.add(changes, count_bytes=piece.kind == SEGMENT, settled=piece.kind == SNAPSHOT)
+                                tally.add(
+                                    changes,
+                                    count_bytes=piece.kind == SEGMENT,
+                                    settled=piece.kind == SNAPSHOT,
+                                )
                                 counting = job.decisions.counting(changes.node, changes.rows)
-                                index.add(changes.node, counting, changes.bytes, clears=changes.clears)
+                                index.add(
+                                    changes.node, counting, changes.bytes, clears=changes.clears
+                                )
                             if index.full:
                                 yield from _newest_so_far(index, tally)
             yield from _newest_so_far(index, tally)
@@ -226,7 +267,8 @@ def _combine(job: Job) -> ArrowMap:
 
 
 def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
-    """All rows of the index, which is then empty; what was read of each map stands in the first of them."""
+    """All rows of the index, which is then empty; what was read of each map stands in the first of
+    them."""
     for name in index.maps():
         claims = index.clears(name)
         clears = [([row for row, _ in claims], [node for _, node in claims])] if claims else []
@@ -301,7 +343,9 @@ class _Held:
     def page(self) -> Page:
         table, name = self._table, self.name
         claims = [table.claim(row) for row in table.rows.values()]
-        conflicts = {key: found for key in table.rivals if (found := table.conflict(name, key)) is not None}
+        conflicts = {
+            key: found for key in table.rivals if (found := table.conflict(name, key)) is not None
+        }
         return name, [row for row, _ in claims], [node for _, node in claims], self.late, conflicts
 
 
@@ -328,7 +372,9 @@ def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tup
     """Those that were not cleared."""
     for name, group in groupby(placed, key=lambda each: each[0][0]):
         some = list(group)
-        hidden = cleared.hidden(name, [row[KEY] for row, _, _ in some], [row[ORDER] for row, _, _ in some])
+        hidden = cleared.hidden(
+            name, [row[KEY] for row, _, _ in some], [row[ORDER] for row, _, _ in some]
+        )
         yield from (each for index, each in enumerate(some) if index not in hidden)
 
 
@@ -344,16 +390,24 @@ def balanced(pieces: list[FileScan], count: int) -> list[list[FileScan]]:
 
 
 def _with_extra(batch: Any, extra: list[list[Any]]) -> Any:
-    columns = [*batch.columns, *(pa.array(column, kind) for column, (_, kind) in zip(extra, _EXTRA, strict=True))]
-    return pa.RecordBatch.from_arrays(columns, names=[*batch.schema.names, *(name for name, _ in _EXTRA)])
+    columns = [
+        *batch.columns,
+        *(pa.array(column, kind) for column, (_, kind) in zip(extra, _EXTRA, strict=True)),
+    ]
+    return pa.RecordBatch.from_arrays(
+        columns, names=[*batch.schema.names, *(name for name, _ in _EXTRA)]
+    )
 
 
 def _failure_row(error: Exception) -> Any:
     row: Row = ("", b"", "", None, "", True, 0, 0, 0, (0, 0, 0, 0))
-    return _with_extra(parquet_file.to_batch([row], ""), [[False], [0], [0], [_freeze(error)], [None]])
+    return _with_extra(
+        parquet_file.to_batch([row], ""), [[False], [0], [0], [_freeze(error)], [None]]
+    )
 
 
-# An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors' constructors do not take their own `args`.
+# An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors'
+# constructors do not take their own `args`.
 
 
 def _freeze(error: Exception) -> str:

@@ -52,12 +52,13 @@ COMMANDS = {
 
 
 COLLECTOR = (100_000, 20, 20)
-"""When the garbage collector runs. A merge makes millions of tuples and no cycles: with Python's own
-thresholds, a third of the time or more is spent on walking over them."""
+"""When the garbage collector runs. A merge makes millions of tuples and no cycles: with Python's
+own thresholds, a third of the time or more is spent on walking over them."""
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and imports one when it is asked for: `imap-wal --help` reads no Parquet library."""
+    """Knows its commands by name and imports one when it is asked for: `imap-wal --help` reads no
+    Parquet library."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -75,22 +76,31 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, 1)
-            ctx.fail(f"no such command {args[0]!r}" + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(COMMANDS)}"))
+            ctx.fail(
+                f"no such command {args[0]!r}"
+                + (f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(COMMANDS)}")
+            )
         return super().resolve_command(ctx, args)
 
 
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "IMAP_WAL", "max_content_width": 110},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "auto_envvar_prefix": "IMAP_WAL",
+        "max_content_width": 110,
+    },
     epilog="""\b
 URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or any other fsspec URL.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
-Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
+Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",  # noqa: E501
 )
 @click.version_option(VERSION, prog_name="imap-wal", message="%(prog)s %(version)s")
 @click.option(
@@ -98,13 +108,15 @@ Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WA
     "config_file",
     envvar="IMAP_WAL_CONFIG",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with defaults; otherwise ./imap-wal.toml, or imap-wal/config.toml under $XDG_CONFIG_HOME.",
+    help="TOML file with defaults; otherwise ./imap-wal.toml, or imap-wal/config.toml under "
+    "$XDG_CONFIG_HOME.",
 )
 @click.option(
     "--credentials",
     envvar="IMAP_WAL_CREDENTIALS",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="TOML file with the options of storages by URL, such as access keys: see docs/security.md.",
+    help="TOML file with the options of storages by URL, such as access keys: see "
+    "docs/security.md.",
 )
 @click.option(
     "--file-mode",
@@ -121,8 +133,16 @@ Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WA
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
-def group(ctx: click.Context, config_file: Path | None, credentials: Path | None, file_mode: str, encryption_keys: str, debug: bool) -> None:
-    """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in Python.
+def group(
+    ctx: click.Context,
+    config_file: Path | None,
+    credentials: Path | None,
+    file_mode: str,
+    encryption_keys: str,
+    debug: bool,
+) -> None:
+    """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in
+    Python.
 
     \b
     Examples:
@@ -131,20 +151,30 @@ def group(ctx: click.Context, config_file: Path | None, credentials: Path | None
       imap-wal stat file:///var/lib/maps             what is in a log, how long a restart takes
       imap-wal verify s3://bucket/maps -o json       exit code 3 when something is damaged
     """
-    ctx.obj = {"debug": debug, "credentials": credentials, "file_mode": file_mode, "encryption_keys": encryption_keys}
+    ctx.obj = {
+        "debug": debug,
+        "credentials": credentials,
+        "file_mode": file_mode,
+        "encryption_keys": encryption_keys,
+    }
     found = config_file or config.find()
     if found is not None:
         if found != config_file and not found.is_absolute():
             from rewrite_cli.console import output as out
 
-            out.note(f"settings from {found} of the current folder; --config FILE takes those of another file")
+            out.note(
+                f"settings from {found} of the current folder; --config FILE takes those of "
+                "another file"
+            )
         ctx.default_map = config.defaults(found, ctx, list(COMMANDS))
 
 
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: exit codes and error texts are decided here and in `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    if arguments is None:  # this process is ours; a library leaves the collector of its program alone
+    if (
+        arguments is None
+    ):  # this process is ours; a library leaves the collector of its program alone
         gc.set_threshold(*COLLECTOR)  # noqa: TID251
     try:
         code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)

@@ -1,4 +1,5 @@
-"""What `doctor` looks at. Each check is a function that yields `Check`s; one that fails says what to do."""
+"""What `doctor` looks at. Each check is a function that yields `Check`s; one that fails says what
+to do."""
 
 from __future__ import annotations
 
@@ -77,21 +78,37 @@ def environment() -> Iterator[Check]:
         except PackageNotFoundError:
             absent.append(f"{package} [{extra}]")
     if absent:
-        yield Check("extras", OK, f"not installed, needed only for their own kind of work: {', '.join(absent)}")
+        yield Check(
+            "extras",
+            OK,
+            f"not installed, needed only for their own kind of work: {', '.join(absent)}",
+        )
 
 
 def java_side() -> Iterator[Check]:
     """Java, the plug-in's jar, Hazelcast's jar: needed beside members, not for embedded maps."""
     try:
         release = jars.java_version()
-        yield Check("java", OK if release >= 17 else WARNING, f"{release} at {jars.java()}", "" if release >= 17 else "members need Java 17 or newer")
+        yield Check(
+            "java",
+            OK if release >= 17 else WARNING,
+            f"{release} at {jars.java()}",
+            "" if release >= 17 else "members need Java 17 or newer",
+        )
     except Failed as error:
-        yield Check("java", WARNING, error.message, "needed for members and Spark, not for embedded maps")
+        yield Check(
+            "java", WARNING, error.message, "needed for members and Spark, not for embedded maps"
+        )
     for name, find in (("plug-in jar", jars.plugin_jar), ("hazelcast jar", jars.hazelcast_jar)):
         try:
             yield Check(name, OK, str(find()))
         except Failed as error:
-            yield Check(name, WARNING, error.message, "needed for `imap-wal node start`, not for embedded maps")
+            yield Check(
+                name,
+                WARNING,
+                error.message,
+                "needed for `imap-wal node start`, not for embedded maps",
+            )
 
 
 def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
@@ -102,21 +119,36 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
     try:
         health = ask_stat(endpoint, key=key, agent_key=agent_key)
     except NotAllowed as error:
-        yield Check("agent", PROBLEM, str(error), "allow_uids, or key and clients in its configuration, say who may connect; imap-wal keys")
+        yield Check(
+            "agent",
+            PROBLEM,
+            str(error),
+            "allow_uids, or key and clients in its configuration, say who may connect; "
+            "imap-wal keys",
+        )
         return
     if health is None:
         yield Check(
             "agent",
             PROBLEM,
             f"no answer from {endpoint} within 2 s",
-            "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of its configuration?",
+            "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of "
+            "its configuration?",
         )
         return
-    where = f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability {health.get('durability')}, {health.get('appends')} appends"
+    where = (
+        f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability "
+        f"{health.get('durability')}, {health.get('appends')} appends"
+    )
     if health.get("healthy"):
         yield Check("agent", OK, where)
     else:
-        yield Check("agent", PROBLEM, f"{where}: {health.get('failure')}", "mend what the text names; the agent then goes on by itself")
+        yield Check(
+            "agent",
+            PROBLEM,
+            f"{where}: {health.get('failure')}",
+            "mend what the text names; the agent then goes on by itself",
+        )
     start = health.get("start") or {}
     if start.get("waiting"):
         what = (
@@ -127,12 +159,23 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends by itself when its cause is gone; `imap-wal claim` shows which agents gave a sign",
+            "the wait ends by itself when its cause is gone; `imap-wal claim` shows which "
+            "agents gave a sign",
         )
     if health.get("archive_error"):
-        yield Check("agent's archive", WARNING, str(health["archive_error"]), "segments stay until it works; nothing is lost")
+        yield Check(
+            "agent's archive",
+            WARNING,
+            str(health["archive_error"]),
+            "segments stay until it works; nothing is lost",
+        )
     if health.get("retention_error"):
-        yield Check("agent's retention", WARNING, str(health["retention_error"]), "covered files stay until it works; nothing is lost")
+        yield Check(
+            "agent's retention",
+            WARNING,
+            str(health["retention_error"]),
+            "covered files stay until it works; nothing is lost",
+        )
 
 
 def storage(url: str) -> Iterator[Check]:
@@ -140,14 +183,18 @@ def storage(url: str) -> Iterator[Check]:
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:
-        yield Check("storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names")
+        yield Check(
+            "storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names"
+        )
         return
     try:
         yield from _capabilities(store, url)
         yield from _writable(store)
         yield from _space(url)
         for doubt in doubts(url):
-            yield Check("owner", WARNING, doubt, "a log has one user: that of its agents or programs")
+            yield Check(
+                "owner", WARNING, doubt, "a log has one user: that of its agents or programs"
+            )
         views = survey(store)
         yield Check(
             "logs",
@@ -158,7 +205,12 @@ def storage(url: str) -> Iterator[Check]:
         for view in views:
             yield from _cluster(store, view)
     except (StorageError, ImapWalError) as error:
-        yield Check("storage", PROBLEM, str(error), "see `imap-wal verify` for damage; for an unreachable storage its own logs")
+        yield Check(
+            "storage",
+            PROBLEM,
+            str(error),
+            "see `imap-wal verify` for damage; for an unreachable storage its own logs",
+        )
     finally:
         store.close()
 
@@ -168,7 +220,11 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
     names = [name.replace("_", " ") for name in can.__dataclass_fields__ if getattr(can, name)]
     yield Check("storage", OK, f"{url}: {', '.join(names)}")
     if not can.durable_append:
-        yield Check("append", OK, "no: every commit becomes one object; commits are as slow as the storage's creates")
+        yield Check(
+            "append",
+            OK,
+            "no: every commit becomes one object; commits are as slow as the storage's creates",
+        )
     if not can.exclusive_create:
         yield Check(
             "exclusive create",
@@ -214,7 +270,9 @@ def _space(url: str) -> Iterator[Check]:
         "disk",
         OK if share >= DISK_FREE_MIN else WARNING,
         text,
-        "" if share >= DISK_FREE_MIN else "a full disk stops every write: archive, rewrite and prune, or make room",
+        ""
+        if share >= DISK_FREE_MIN
+        else "a full disk stops every write: archive, rewrite and prune, or make room",
     )
 
 
@@ -228,13 +286,21 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             name,
             PROBLEM,
             f"the log of {nodes} is missing: a restart refuses to go on without it",
-            'bring its disk back, start with recovery_policy = "partial", or forget the node: `imap-wal forget-node`',
+            'bring its disk back, start with recovery_policy = "partial", or forget the '
+            "node: `imap-wal forget-node`",
         )
-    found = [each for each in plan(store, view, lambda _: True)[0] if each.status != CLEAN and each.advice != MISSING]
+    found = [
+        each
+        for each in plan(store, view, lambda _: True)[0]
+        if each.status != CLEAN and each.advice != MISSING
+    ]
     for finding in found:
         yield Check(name, PROBLEM, f"{finding.file}: {finding.what}", finding.advice)
     if view.claims.closed:
-        what = "this log is a repaired copy, and the repair did not find who may claim it: no Hazelcast cluster can claim it"
+        what = (
+            "this log is a repaired copy, and the repair did not find who may claim it: no "
+            "Hazelcast cluster can claim it"
+        )
         yield Check(name, PROBLEM, what, CLOSED_ADVICE)
     folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
@@ -252,7 +318,8 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         yield Check(
             name,
             WARNING,
-            f"nobody writes {', '.join(map(repr, crashed))}, and they were not closed: a crash or kill",
+            f"nobody writes {', '.join(map(repr, crashed))}, and they were not closed: a "
+            "crash or kill",
             "the next start recovers them; nothing acknowledged is lost",
         )
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
@@ -266,7 +333,12 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
         )
     if not found and not view.unreadable_nodes and not crashed:
-        yield Check(name, OK, f"{len(view.nodes)} nodes, epochs {', '.join(str(node.manifest.epoch) for node in view.nodes)}")
+        yield Check(
+            name,
+            OK,
+            f"{len(view.nodes)} nodes, epochs "
+            f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
+        )
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
@@ -279,7 +351,9 @@ def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]
     try:
         texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))
     except (LogError, NotFound) as error:
-        yield Check(name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged")
+        yield Check(
+            name, WARNING, f"not checked: {error}", "run `imap-wal verify` to see what is damaged"
+        )
         return
     for text in texts:
         yield Check(name, PROBLEM, text, ADVICE)

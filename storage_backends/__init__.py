@@ -1,4 +1,5 @@
-"""Where the bytes go: a small protocol (`interface`), its implementations, and a factory from a URL.
+"""Where the bytes go: a small protocol (`interface`), its implementations, and a factory from a
+URL.
 
     interface   SegmentStore, Appender, Lock, Capabilities: imports nothing of ours
     errors      what a store raises
@@ -19,7 +20,16 @@
 The log is the only caller. fsspec is imported in this package and nowhere else.
 """
 
-from storage_backends.errors import AlreadyExists, Linked, Locked, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.errors import (
+    AlreadyExists,
+    Linked,
+    Locked,
+    NoSpace,
+    NotFound,
+    StorageError,
+    Unavailable,
+    Unsupported,
+)
 from storage_backends.extras import MissingExtra
 from storage_backends.factory import open_store
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile

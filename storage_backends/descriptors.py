@@ -1,4 +1,5 @@
-"""What holds a file descriptor of the operating system: a segment being written and a held lock; and how its errors become ours."""
+"""What holds a file descriptor of the operating system: a segment being written and a held lock;
+and how its errors become ours."""
 
 from __future__ import annotations
 
@@ -15,14 +16,21 @@ _IOV_MAX = 1024
 
 ZERO_AHEAD_BYTES = 1024 * 1024
 _SMALL_BYTES = 64 * 1024
-"""Reserved space is written with zeros so far ahead of small appends. The first write to reserved space changes the file's extents, which the sync must then
-journal; ahead of 300 small commits it does so once instead of 300 times (3 KiB: 95 µs a sync instead of 140; PostgreSQL's `wal_init_zero` is the same thought)."""
+"""Reserved space is written with zeros so far ahead of small appends. The first write to reserved
+space changes the file's extents, which the sync must then journal; ahead of 300 small commits it
+does so once instead of 300 times (3 KiB: 95 µs a sync instead of 140; PostgreSQL's `wal_init_zero`
+is the same thought)."""
 _ZEROS = bytes(ZERO_AHEAD_BYTES)
 
 
 def translate(error: OSError, path: str) -> StorageError:
-    """The error of a store that stands for one of the operating system; `path` is relative to the root."""
-    text = f"{os.strerror(error.errno)} [{errno.errorcode.get(error.errno, error.errno)}]" if error.errno else str(error)
+    """The error of a store that stands for one of the operating system; `path` is relative to the
+    root."""
+    text = (
+        f"{os.strerror(error.errno)} [{errno.errorcode.get(error.errno, error.errno)}]"
+        if error.errno
+        else str(error)
+    )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(text, path)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
@@ -69,8 +77,8 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 class Descriptor:
-    """Something that owns a file descriptor. A forked child lets go of all of them: a child must neither keep the lock of a parent
-    that died, nor write into its segment."""
+    """Something that owns a file descriptor. A forked child lets go of all of them: a child must
+    neither keep the lock of a parent that died, nor write into its segment."""
 
     _open: ClassVar[set[Descriptor]] = set()
 
@@ -87,14 +95,17 @@ class Descriptor:
     @staticmethod
     def _after_fork_in_child() -> None:
         for held in list(Descriptor._open):
-            os.close(held._forget())  # closing a copy leaves the parent's flock in place; LOCK_UN would not
+            os.close(
+                held._forget()
+            )  # closing a copy leaves the parent's flock in place; LOCK_UN would not
 
 
 os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 
 class LocalAppender(Descriptor):
-    """A segment being written. It keeps its own offset: with preallocated space the end of the file is not the end of the data."""
+    """A segment being written. It keeps its own offset: with preallocated space the end of the file
+    is not the end of the data."""
 
     def __init__(self, fd: int, path: str, reserved_bytes: int = 0) -> None:
         super().__init__(fd)
@@ -109,7 +120,9 @@ class LocalAppender(Descriptor):
         size = self.size
         total = sum(map(len, chunks))
         end = ahead = size + total
-        if self._zeroed < end < self._reserved and 0 < total <= _SMALL_BYTES:  # a large append changes the extents once for many bytes anyway
+        if (
+            self._zeroed < end < self._reserved and 0 < total <= _SMALL_BYTES
+        ):  # a large append changes the extents once for many bytes anyway
             ahead = min(end + ZERO_AHEAD_BYTES, self._reserved)
             chunks = (*chunks, _ZEROS[: ahead - end])
         try:
@@ -127,7 +140,8 @@ class LocalAppender(Descriptor):
         try:
             _sync_data(self._fd)
         except OSError as error:
-            # Linux reports a lost page once and then answers that all is well, so a second sync must not be possible.
+            # Linux reports a lost page once and then answers that all is well, so a second sync
+            # must not be possible.
             self._why_closed = f"an earlier sync failed: {error}"
             os.close(self._forget())
             raise translate(error, self.path) from error
@@ -173,7 +187,9 @@ class LocalLock(Descriptor):
         if fd >= 0:
             try:
                 os.ftruncate(fd, 0)  # nobody is to be told of a holder that is gone
-                fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough while a child between fork and exec has a copy
+                fcntl.flock(
+                    fd, fcntl.LOCK_UN
+                )  # closing is not enough while a child between fork and exec has a copy
             except OSError:
                 pass  # closing lets go as well
             finally:
@@ -182,5 +198,10 @@ class LocalLock(Descriptor):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()

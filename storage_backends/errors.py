@@ -1,10 +1,12 @@
-"""What a storage can answer besides success. The log turns these into its own public errors (`imap_wal.errors`)."""
+"""What a storage can answer besides success. The log turns these into its own public errors
+(`imap_wal.errors`)."""
 
 from __future__ import annotations
 
 
 class StorageError(Exception):
-    """The storage did not do what was asked. `path` names the file, relative to the root of the store."""
+    """The storage did not do what was asked. `path` names the file, relative to the root of the
+    store."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -24,7 +26,8 @@ class NoSpace(StorageError):
 
 
 class Unavailable(StorageError):
-    """The storage could not be reached, refused the credentials, or failed with an input/output error."""
+    """The storage could not be reached, refused the credentials, or failed with an input/output
+    error."""
 
 
 class Linked(StorageError):

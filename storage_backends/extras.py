@@ -12,17 +12,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EXTRA_OF_SCHEME = {
-    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "azure", "abfss": "azure", "az": "azure", "adl": "azure",
-    "webhdfs": "hdfs", "swebhdfs": "hdfs", "hdfs": "hdfs",
-}  # fmt: skip
-"""Which extra installs the driver of a URL's scheme. Of every other scheme fsspec knows the driver."""
+    "s3": "s3",
+    "s3a": "s3",
+    "gs": "gcs",
+    "gcs": "gcs",
+    "abfs": "azure",
+    "abfss": "azure",
+    "az": "azure",
+    "adl": "azure",
+    "webhdfs": "hdfs",
+    "swebhdfs": "hdfs",
+    "hdfs": "hdfs",
+}
+"""Which extra installs the driver of a URL's scheme. Of every other scheme fsspec knows the
+driver."""
 
 
 class MissingExtra(ModuleNotFoundError):
     """A library is not installed; `extra` of imap-wal installs it, and the text says how."""
 
     def __init__(self, module: str, extra: str) -> None:
-        super().__init__(f"the library {module} is not installed; install it with: pip install 'imap-wal[{extra}]'", name=module)
+        super().__init__(
+            f"the library {module} is not installed; install it with: pip install "
+            f"'imap-wal[{extra}]'",
+            name=module,
+        )
         self.extra = extra
 
 

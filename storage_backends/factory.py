@@ -2,9 +2,9 @@
 
 /path, relative/path, file:///path     LocalStore; ~/path and file://~/path: below the home folder
 memory://name                          MemoryStore
-objects+file:///path                   one immutable object per commit, on a local directory (for trials and tests)
-webhdfs://host:port/path, hdfs://…     HdfsStore
-s3://, gs://, abfs://, …               ObjectStore over fsspec; `?key=value` are options of its driver
+objects+file:///path                   one immutable object per commit, on a local directory (for
+trials and tests) webhdfs://host:port/path, hdfs://…     HdfsStore s3://, gs://, abfs://, …
+ObjectStore over fsspec; `?key=value` are options of its driver
 """
 
 from __future__ import annotations
@@ -30,14 +30,19 @@ def open_store(
     wal_dir: str | os.PathLike[str] = "",
     clock_ms: Callable[[], int] = system_clock_ms,
 ) -> SegmentStore:
-    """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself, since an earlier open) says so. Nothing is created before the first
-    write, but for the root's record of `wal_dir`. Options in `storage_options` win over those of the URL, and may
-    hold what does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. A place for the segments that only the root names is
-    followed within the root's own scheme and server, and without options but those of a file of credentials (`Location.known`). `StorageError` for a place that is not followed, for a URL that no
-    store serves, or whose driver is not installed (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
+    """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself,
+    since an earlier open) says so. Nothing is created before the first write, but for the root's
+    record of `wal_dir`. Options in `storage_options` win over those of the URL, and may hold what
+    does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. A place for
+    the segments that only the root names is followed within the root's own scheme and server, and
+    without options but those of a file of credentials (`Location.known`). `StorageError` for a
+    place that is not followed, for a URL that no store serves, or whose driver is not installed
+    (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
     place = _at_home(located(os.fspath(url), storage_options))
     if not place:
-        raise StorageError('the URL is empty; pass a folder or a URL, as in "/var/lib/maps" or "s3://bucket/maps"')
+        raise StorageError(
+            'the URL is empty; pass a folder or a URL, as in "/var/lib/maps" or "s3://bucket/maps"'
+        )
     segments = _at_home(located(os.fspath(wal_dir) or place.wal_dir)).knowing(place.known)
     root = _open(place, clock_ms)
     try:
@@ -50,8 +55,10 @@ def open_store(
             if why:
                 named = repr(str(segments))
                 raise StorageError(
-                    f"the root says that its segments are at {named}. That is not followed by itself: {why}. "
-                    f"If you trust it, name it: --wal-dir {named} (in Python and in an agent's configuration wal_dir)",
+                    f"the root says that its segments are at {named}. That is not followed "
+                    f"by itself: {why}. "
+                    f"If you trust it, name it: --wal-dir {named} (in Python and in an "
+                    "agent's configuration wal_dir)",
                     RECORD,
                 )
         return SplitStore(root, _open(of_wal_dir(place, segments), clock_ms)) if segments else root
@@ -68,7 +75,9 @@ def _at_home(url: Location) -> Location:
         return url
     found = os.path.expanduser(path)
     if found == path:
-        raise StorageError(f"{url}: there is no such home folder; a folder of that name is written ./{path}")
+        raise StorageError(
+            f"{url}: there is no such home folder; a folder of that name is written ./{path}"
+        )
     return url.moved(f"{protocol}{separator}{found}")
 
 
@@ -76,7 +85,10 @@ def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
     protocol, separator, rest = url.partition("://")
     options = url.options
     if options and url.scheme in ("file", "memory", "objects+file"):
-        raise StorageError(f"{protocol if separator else 'file'}:// takes no options, found {', '.join(sorted(options))}")
+        raise StorageError(
+            f"{protocol if separator else 'file'}:// takes no options, found "
+            f"{', '.join(sorted(options))}"
+        )
     if not separator:
         return _local(url, url.file_mode)  # a plain path may hold a question mark
     if protocol in ("file", "local"):
@@ -90,7 +102,9 @@ def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
             if protocol == "objects+file":
                 from storage_backends.objects import LocalObjects
 
-                return LocalObjects(_local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode)
+                return LocalObjects(
+                    _local_path(url, rest), clock_ms=clock_ms, file_mode=url.file_mode
+                )
             if protocol in ("webhdfs", "swebhdfs", "hdfs"):
                 from storage_backends.hdfs import HdfsStore
 

@@ -1,17 +1,21 @@
 """A store that fails on purpose: a wrapper of the same protocol around any other, following a plan.
 
-    plan = Plan((Fault("kill", at=7),), seed=42)             # the process dies before its 7th storage operation
-    store = FaultyStore(MemoryStore("test"), plan)
+    plan = Plan((Fault("kill", at=7),), seed=42)             # the process dies before its 7th
+    storage operation store = FaultyStore(MemoryStore("test"), plan)
 
-Operations are counted from 1 over all kinds: list, folders, exists, size, read, open_input, create, create_from, replace, open_append,
-append, sync, truncate, delete, lock, renew. To try every place of a workload: run it once without faults, look at `store.count`, and run it
-again with `Fault("kill", at=k)` for each k. Whatever a fault raises says the plan with its seed, which replays it.
+Operations are counted from 1 over all kinds: list, folders, exists, size, read, open_input, create,
+create_from, replace, open_append, append, sync, truncate, delete, lock, renew. To try every place
+of a workload: run it once without faults, look at `store.count`, and run it again with
+`Fault("kill", at=k)` for each k. Whatever a fault raises says the plan with its seed, which replays
+it.
 
-`kill` and `power-loss` raise a `BaseException`, as no handler of the code under test may catch its own death; after it every
-operation of this wrapper raises the same, locks are let go of as an operating system would, and the wrapped store holds what survived.
-After a power loss that is all that was synced, and of each open segment's unsynced bytes what the seed decides. All other operations
-of the interface are durable on return, so there are no directory entries to be forgotten: an operation is done or it is not. That the local
-backend keeps to this, names and all, is what `tests/faults/disk.py` tries at every system call.
+`kill` and `power-loss` raise a `BaseException`, as no handler of the code under test may catch its
+own death; after it every operation of this wrapper raises the same, locks are let go of as an
+operating system would, and the wrapped store holds what survived. After a power loss that is all
+that was synced, and of each open segment's unsynced bytes what the seed decides. All other
+operations of the interface are durable on return, so there are no directory entries to be
+forgotten: an operation is done or it is not. That the local backend keeps to this, names and all,
+is what `tests/faults/disk.py` tries at every system call.
 """
 
 from __future__ import annotations
@@ -48,7 +52,8 @@ class Fault:
     """One thing that goes wrong."""
 
     action: Literal["error", "short-write", "kill", "power-loss"]
-    """`error` raises `error`; `short-write` is an append that writes a part and raises `NoSpace`."""
+    """`error` raises `error`; `short-write` is an append that writes a part and raises
+    `NoSpace`."""
     at: int = 1
     """The first matching operation that it hits, counted from 1."""
     kind: str = "*"
@@ -62,7 +67,9 @@ class Fault:
     error: type[StorageError] = Unavailable
 
     def matches(self, kind: str, path: str) -> bool:
-        return any(fnmatchcase(kind, pattern) for pattern in self.kind.split("|")) and fnmatchcase(path, self.path)
+        return any(fnmatchcase(kind, pattern) for pattern in self.kind.split("|")) and fnmatchcase(
+            path, self.path
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,8 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     tear: Literal["prefix", "sectors"] = "prefix"
-    """What a power loss leaves of unsynced bytes: a beginning of them, or any of their sectors, the others being zeros."""
+    """What a power loss leaves of unsynced bytes: a beginning of them, or any of their sectors, the
+    others being zeros."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +149,9 @@ class FaultyStore:
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
         def open_() -> Appender:
-            appender = _FaultyAppender(self, self.inner.open_append(path, preallocate_bytes), preallocate_bytes)
+            appender = _FaultyAppender(
+                self, self.inner.open_append(path, preallocate_bytes), preallocate_bytes
+            )
             self._appenders.append(appender)
             return appender
 
@@ -173,7 +183,8 @@ class FaultyStore:
         fault, operation = self._ask(kind, path)
         if fault is None:
             answer = action()
-            # Another thread may have died in the meantime: then this one is dead too, and may tell nobody of its success.
+            # Another thread may have died in the meantime: then this one is dead too, and may tell
+            # nobody of its success.
             self._live()
             return answer
         if fault.when == "after":
@@ -187,9 +198,15 @@ class FaultyStore:
             self.operations.append(operation)
             hit = None
             for at, fault in enumerate(self.plan.faults):
-                if fault.matches(kind, path) and (fault.action != "short-write" or kind == "append"):
+                if fault.matches(kind, path) and (
+                    fault.action != "short-write" or kind == "append"
+                ):
                     self._seen[at] += 1
-                    if hit is None and self._seen[at] >= fault.at and (not fault.times or self._seen[at] < fault.at + fault.times):
+                    if (
+                        hit is None
+                        and self._seen[at] >= fault.at
+                        and (not fault.times or self._seen[at] < fault.at + fault.times)
+                    ):
                         hit = fault
             if hit is not None:
                 self.fired.append((operation, hit))
@@ -208,8 +225,11 @@ class FaultyStore:
             return NoSpace(f"planned short write, {text}", operation.path)
         with self._mutex:
             self._live()
-            self._death = (PowerLoss if fault.action == "power-loss" else Killed)(f"{operation.path}: {text}")
-            # What the operating system does for a dead process, and what the disk does to unsynced bytes.
+            self._death = (PowerLoss if fault.action == "power-loss" else Killed)(
+                f"{operation.path}: {text}"
+            )
+            # What the operating system does for a dead process, and what the disk does to unsynced
+            # bytes.
             for appender in self._appenders:
                 appender.die(lose=fault.action == "power-loss")
             for lock in self._locks:
@@ -353,5 +373,10 @@ class _FaultyLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()

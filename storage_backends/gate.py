@@ -106,12 +106,19 @@ class _GatedLock:
         self.inner.renew()
 
     def release(self) -> None:
-        if self.inner.expires_ms:  # a lease is written; another lock is let go of by the operating system
+        if (
+            self.inner.expires_ms
+        ):  # a lease is written; another lock is let go of by the operating system
             self._store.there()
         self.inner.release()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()

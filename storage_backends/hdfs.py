@@ -1,12 +1,15 @@
 """HDFS over WebHDFS, which needs no Hadoop on this machine.
 
-A new file is written under a temporary name and renamed, since a rename is atomic in the name node and refuses a name that is taken. An
-append is a request of its own (`op=APPEND`; the driver's own append mode never asks where to send it). fsspec's driver is used for what it is
-good at, the session with its Kerberos, tokens and certificates; requests are made here, where errors keep their Hadoop class.
+A new file is written under a temporary name and renamed, since a rename is atomic in the name node
+and refuses a name that is taken. An append is a request of its own (`op=APPEND`; the driver's own
+append mode never asks where to send it). fsspec's driver is used for what it is good at, the
+session with its Kerberos, tokens and certificates; requests are made here, where errors keep their
+Hadoop class.
 
-WebHDFS cannot ask for an hsync. An append that has returned is in the memory of every data node of its pipeline and survives the
-death of any process and of some machines, not a power cut of all of them: `durable_sync` is False, unless the cluster says
-`dfs.datanode.synconclose` and whoever opens the store says so with `sync_on_close=true`.
+WebHDFS cannot ask for an hsync. An append that has returned is in the memory of every data node of
+its pipeline and survives the death of any process and of some machines, not a power cut of all of
+them: `durable_sync` is False, unless the cluster says `dfs.datanode.synconclose` and whoever opens
+the store says so with `sync_on_close=true`.
 """
 
 from __future__ import annotations
@@ -24,27 +27,45 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFS
 
 from storage_backends.descriptors import read_local
-from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.errors import (
+    AlreadyExists,
+    NoSpace,
+    NotFound,
+    StorageError,
+    Unavailable,
+    Unsupported,
+)
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
 from storage_backends.location import Veil
 from storage_backends.paths import check_path, folder_prefix
 
 HTTP_PORT = 9870
-"""Where a name node answers HTTP. The port of an hdfs:// URL is another one, of a protocol not spoken here."""
+"""Where a name node answers HTTP. The port of an hdfs:// URL is another one, of a protocol not
+spoken here."""
 TIMEOUT_S = (10, 120)
 """To connect, and to wait for an answer."""
 READ_BUFFER_BYTES = 1 << 20
 _TEMPORARY_PREFIX = ".#tmp-"
 _RECOVERY_S = 120
 _HEADERS = {"content-type": "application/octet-stream"}
-_NO_SPACE = {"DSQuotaExceededException", "NSQuotaExceededException", "QuotaExceededException", "DiskOutOfSpaceException"}
-_REFUSED = {"AccessControlException", "SecurityException", "AuthenticationException", "InvalidToken"}
+_NO_SPACE = {
+    "DSQuotaExceededException",
+    "NSQuotaExceededException",
+    "QuotaExceededException",
+    "DiskOutOfSpaceException",
+}
+_REFUSED = {
+    "AccessControlException",
+    "SecurityException",
+    "AuthenticationException",
+    "InvalidToken",
+}
 
 
 class HdfsStore:
-    """A `SegmentStore` on HDFS. `storage_options` are those of fsspec's WebHDFS (user, token, kerberos, use_https, …), and `http_port`,
-    `sync_on_close`."""
+    """A `SegmentStore` on HDFS. `storage_options` are those of fsspec's WebHDFS (user, token,
+    kerberos, use_https, …), and `http_port`, `sync_on_close`."""
 
     def __init__(
         self,
@@ -57,26 +78,44 @@ class HdfsStore:
         parts = urlsplit(url)
         options = dict(storage_options or {})
         self._veil = Veil(options)
-        port = options.pop("http_port", None) or (parts.port if parts.scheme != "hdfs" else None) or HTTP_PORT
+        port = (
+            options.pop("http_port", None)
+            or (parts.port if parts.scheme != "hdfs" else None)
+            or HTTP_PORT
+        )
         sync_on_close = bool(options.pop("sync_on_close", False))
         if not parts.hostname:
-            raise StorageError(f"{url}: the name node is missing, as in {parts.scheme}://namenode/path")
+            raise StorageError(
+                f"{url}: the name node is missing, as in {parts.scheme}://namenode/path"
+            )
         if parts.username:
             options.setdefault("user", parts.username)
         if parts.scheme == "swebhdfs":
             options["use_https"] = True
         try:
-            self._driver: Any = WebHDFS(parts.hostname, port=int(port), skip_instance_cache=True, **options)
+            self._driver: Any = WebHDFS(
+                parts.hostname, port=int(port), skip_instance_cache=True, **options
+            )
         except ImportError as error:
             raise StorageError(
-                f"the driver for {parts.scheme}:// needs another library ({error}); for Kerberos: pip install requests-kerberos"
+                f"the driver for {parts.scheme}:// needs another library ({error}); for "
+                "Kerberos: pip install requests-kerberos"
             ) from error
         except (TypeError, ValueError) as error:
-            raise self._veil.over(StorageError(f"{parts.scheme}:// cannot be opened: {error}")) from self._veil.cause(error)
+            raise self._veil.over(
+                StorageError(f"{parts.scheme}:// cannot be opened: {error}")
+            ) from self._veil.cause(error)
         self._root = parts.path.rstrip("/")
-        self.url = f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{self._root}"
+        self.url = (
+            f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{self._root}"
+        )
         self.capabilities = Capabilities(
-            durable_append=True, durable_sync=sync_on_close, exclusive_create=True, atomic_replace=True, preallocate=False, locks=False
+            durable_append=True,
+            durable_sync=sync_on_close,
+            exclusive_create=True,
+            atomic_replace=True,
+            preallocate=False,
+            locks=False,
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
@@ -87,7 +126,11 @@ class HdfsStore:
         return sorted(self._walk(folder_prefix(folder)), key=lambda file: file.path)
 
     def folders(self, folder: str) -> builtins.list[str]:
-        return sorted(status["pathSuffix"] for status in self._statuses(folder_prefix(folder)) if status["type"] == "DIRECTORY")
+        return sorted(
+            status["pathSuffix"]
+            for status in self._statuses(folder_prefix(folder))
+            if status["type"] == "DIRECTORY"
+        )
 
     def exists(self, path: str) -> bool:
         try:
@@ -102,7 +145,8 @@ class HdfsStore:
         return int(status["length"])
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        # Hadoop calls a range that begins after the end an error, so the size is asked for first unless all is wanted.
+        # Hadoop calls a range that begins after the end an error, so the size is asked for first
+        # unless all is wanted.
         if offset or length is not None:
             left = max(self.size(path) - offset, 0)
             length = left if length is None else min(length, left)
@@ -112,7 +156,9 @@ class HdfsStore:
         return bytes(self._send("GET", "OPEN", path, b"", **parameters).content)
 
     def open_input(self, path: str) -> BinaryIO:
-        return cast(BinaryIO, io.BufferedReader(_Ranges(self, path, self.size(path)), READ_BUFFER_BYTES))
+        return cast(
+            BinaryIO, io.BufferedReader(_Ranges(self, path, self.size(path)), READ_BUFFER_BYTES)
+        )
 
     # writing
 
@@ -130,10 +176,14 @@ class HdfsStore:
     def replace(self, path: str, data: bytes) -> None:
         with self._temporary(path, data) as temporary:
             # With options the name node answers nothing, or an error.
-            self._ask("PUT", "RENAME", temporary, destination=self._full(path), renameoptions="OVERWRITE")
+            self._ask(
+                "PUT", "RENAME", temporary, destination=self._full(path), renameoptions="OVERWRITE"
+            )
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        self.create(path, b"")  # a CREATE of this name itself would have several at once meet each other's leases
+        self.create(
+            path, b""
+        )  # a CREATE of this name itself would have several at once meet each other's leases
         return HdfsAppender(self, path)
 
     def truncate(self, path: str, size: int) -> None:
@@ -144,10 +194,15 @@ class HdfsStore:
             return
         deadline = time.monotonic() + _RECOVERY_S
         if not self._ask("POST", "TRUNCATE", path, newlength=size)["boolean"]:
-            # The last block is cut by its data nodes in their own time; until then nobody can append.
-            while self._ask("GET", "GET_BLOCK_LOCATIONS", path)["LocatedBlocks"]["isUnderConstruction"]:
+            # The last block is cut by its data nodes in their own time; until then nobody can
+            # append.
+            while self._ask("GET", "GET_BLOCK_LOCATIONS", path)["LocatedBlocks"][
+                "isUnderConstruction"
+            ]:
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"the data nodes have not cut the file in {_RECOVERY_S} s", path)
+                    raise Unavailable(
+                        f"the data nodes have not cut the file in {_RECOVERY_S} s", path
+                    )
                 time.sleep(0.1)
 
     def delete(self, path: str) -> None:
@@ -163,7 +218,9 @@ class HdfsStore:
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
-        return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
+        return acquire(
+            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
+        )
 
     def close(self) -> None:
         self._driver.session.close()
@@ -193,8 +250,12 @@ class HdfsStore:
             name = status["pathSuffix"]
             if status["type"] == "DIRECTORY":
                 yield from self._walk(f"{prefix}{name}/")
-            elif name and not name.startswith(_TEMPORARY_PREFIX):  # a file is listed as itself, without a name
-                yield StoredFile(prefix + name, int(status["length"]), int(status["modificationTime"]))
+            elif name and not name.startswith(
+                _TEMPORARY_PREFIX
+            ):  # a file is listed as itself, without a name
+                yield StoredFile(
+                    prefix + name, int(status["length"]), int(status["modificationTime"])
+                )
 
     def _statuses(self, prefix: str) -> builtins.list[dict[str, Any]]:
         try:
@@ -212,24 +273,46 @@ class HdfsStore:
 
     def _ask(self, method: str, operation: str, path: str, **parameters: object) -> dict[str, Any]:
         """What the name node answers."""
-        answer = self._request(method, self._address(path), path, params={"op": operation, **parameters, **self._driver.pars})
+        answer = self._request(
+            method,
+            self._address(path),
+            path,
+            params={"op": operation, **parameters, **self._driver.pars},
+        )
         return cast(dict[str, Any], answer.json()) if answer.content else {}
 
-    def _send(self, method: str, operation: str, path: str, data: bytes, **parameters: object) -> Any:
+    def _send(
+        self, method: str, operation: str, path: str, data: bytes, **parameters: object
+    ) -> Any:
         """What the data node answers that the name node sent us to."""
-        answer = self._request(method, self._address(path), path, params={"op": operation, **parameters, **self._driver.pars})
+        answer = self._request(
+            method,
+            self._address(path),
+            path,
+            params={"op": operation, **parameters, **self._driver.pars},
+        )
         if "Location" not in answer.headers:
             return answer  # an empty file has no data node
-        return self._request(method, self._driver._apply_proxy(answer.headers["Location"]), path, data=data, headers=_HEADERS)
+        return self._request(
+            method,
+            self._driver._apply_proxy(answer.headers["Location"]),
+            path,
+            data=data,
+            headers=_HEADERS,
+        )
 
     def _address(self, path: str) -> str:
         return str(self._driver._apply_proxy(self._driver.url + quote(self._full(path), safe="/")))
 
     def _request(self, method: str, address: str, path: str, **more: Any) -> Any:
         try:
-            answer = self._driver.session.request(method, address, allow_redirects=False, timeout=TIMEOUT_S, **more)
+            answer = self._driver.session.request(
+                method, address, allow_redirects=False, timeout=TIMEOUT_S, **more
+            )
         except requests.exceptions.Timeout as error:
-            raise self._veil.over(Unavailable(f"no answer in time: {error}", path)) from self._veil.cause(error)
+            raise self._veil.over(
+                Unavailable(f"no answer in time: {error}", path)
+            ) from self._veil.cause(error)
         except requests.exceptions.RequestException as error:
             raise self._veil.over(Unavailable(str(error), path)) from self._veil.cause(error)
         if answer.status_code >= 400:
@@ -238,7 +321,8 @@ class HdfsStore:
 
 
 class HdfsAppender:
-    """A growing file. One that failed is not written again: WebHDFS appends at the end, wherever that is by then."""
+    """A growing file. One that failed is not written again: WebHDFS appends at the end, wherever
+    that is by then."""
 
     def __init__(self, store: HdfsStore, path: str) -> None:
         self.path = path
@@ -258,7 +342,8 @@ class HdfsAppender:
         self.size += len(data)
 
     def sync(self) -> None:
-        self._check()  # an append that has returned is closed in its data nodes: there is nothing more to ask for
+        # An append that has returned is closed in its data nodes: there is nothing more to ask for.
+        self._check()
 
     def truncate(self, size: int) -> None:
         if size > self.size:
@@ -293,7 +378,9 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0 if whence == io.SEEK_SET else self._at if whence == io.SEEK_CUR else self._size)
+        self._at = offset + (
+            0 if whence == io.SEEK_SET else self._at if whence == io.SEEK_CUR else self._size
+        )
         return self._at
 
     def tell(self) -> int:
@@ -309,7 +396,10 @@ class _Ranges(io.RawIOBase):
 def _translated(answer: Any, path: str) -> StorageError:
     try:
         remote = answer.json()["RemoteException"]
-        kind, text = str(remote["exception"]), f"{remote['exception']}: {str(remote['message']).partition(chr(10))[0]}"
+        kind, text = (
+            str(remote["exception"]),
+            f"{remote['exception']}: {str(remote['message']).partition(chr(10))[0]}",
+        )
     except (ValueError, KeyError, TypeError):
         kind, text = "", f"HTTP {answer.status_code} {answer.reason}"
     if kind == "FileNotFoundException" or (not kind and answer.status_code == 404):
@@ -321,5 +411,8 @@ def _translated(answer: Any, path: str) -> StorageError:
     if kind == "UnsupportedOperationException":
         return Unsupported(text, path)
     if kind in _REFUSED or answer.status_code == 401:
-        return Unavailable(f"refused: {text} (check the user, as in webhdfs://user@namenode/path, or the ticket)", path)
+        return Unavailable(
+            f"refused: {text} (check the user, as in webhdfs://user@namenode/path, or the ticket)",
+            path,
+        )
     return Unavailable(text, path)

@@ -3,15 +3,18 @@
     {path}/00000001.json    {"holder": "...", "expires_ms": 1767225600000, "nonce": "..."}
     {path}/00000002.json    the next holder; only the highest number counts
 
-Taking the lease is the exclusive create of the next number, so of two takers one loses. Only the holder ever rewrites its own object
-(to renew or release it), therefore a holder that was stopped, replaced and resumed overwrites nothing that counts.
+Taking the lease is the exclusive create of the next number, so of two takers one loses. Only the
+holder ever rewrites its own object (to renew or release it), therefore a holder that was stopped,
+replaced and resumed overwrites nothing that counts.
 
-Objects stay after a release, with an `expires_ms` of 0, and the last hundred stay for good: a number must not become free while
-somebody may still believe that it is the next one. A listing is no snapshot; one that runs while number 2 appears and number 1 goes
-may show neither, and its reader would take number 1 beside the holder of number 2.
+Objects stay after a release, with an `expires_ms` of 0, and the last hundred stay for good: a
+number must not become free while somebody may still believe that it is the next one. A listing is
+no snapshot; one that runs while number 2 appears and number 1 goes may show neither, and its reader
+would take number 1 beside the holder of number 2.
 
-Whether a lease has run out is judged by the taker's clock against the holder's: clocks that differ by more than the remaining time
-let a living holder be replaced. The log survives that, as it survives `take=True`: the replaced writer finds its epoch fenced.
+Whether a lease has run out is judged by the taker's clock against the holder's: clocks that differ
+by more than the remaining time let a living holder be replaced. The log survives that, as it
+survives `take=True`: the replaced writer finds its epoch fenced.
 """
 
 from __future__ import annotations
@@ -38,12 +41,20 @@ def system_clock_ms() -> int:
 
 
 class Lease:
-    """A lease that is held until `expires_ms`. Nothing renews it in the background: its holder calls `renew` well before that."""
+    """A lease that is held until `expires_ms`. Nothing renews it in the background: its holder
+    calls `renew` well before that."""
 
     def __init__(
-        self, store: SegmentStore, path: str, holder: str, number: int, nonce: str, expires_ms: int, clock_ms: Callable[[], int],
+        self,
+        store: SegmentStore,
+        path: str,
+        holder: str,
+        number: int,
+        nonce: str,
+        expires_ms: int,
+        clock_ms: Callable[[], int],
         lease_ms: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         self.holder = holder
         self.number = number
@@ -55,12 +66,15 @@ class Lease:
         self._released = False
 
     def renew(self) -> None:
-        """Hold on for another term from now. `Locked` names who has taken the lease since, `Unavailable` when it could not be
+        """Hold on for another term from now. `Locked` names who has taken the lease since,
+        `Unavailable` when it could not be
         written: then it still runs out at the old `expires_ms`."""
         if self._released:
             raise StorageError("the lease was released", self.path)
         expires_ms = self._clock_ms() + self._lease_ms
-        self._store.replace(_object(self.path, self.number), _encode(self.holder, expires_ms, self._nonce))
+        self._store.replace(
+            _object(self.path, self.number), _encode(self.holder, expires_ms, self._nonce)
+        )
         self.check()
         self.expires_ms = expires_ms
 
@@ -71,15 +85,23 @@ class Lease:
             raise Locked(self.path, _read(self._store, self.path, numbers[-1])["holder"])
 
     def release(self) -> None:
-        """Let go; safe to call twice. A failure is raised: then others have to wait until `expires_ms`."""
+        """Let go; safe to call twice. A failure is raised: then others have to wait until
+        `expires_ms`."""
         if not self._released:
             self._released = True
-            self._store.replace(_object(self.path, self.number), _encode(self.holder, 0, self._nonce))
+            self._store.replace(
+                _object(self.path, self.number), _encode(self.holder, 0, self._nonce)
+            )
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
@@ -92,7 +114,8 @@ def acquire(
     clock_ms: Callable[[], int] = system_clock_ms,
     lease_ms: int = DEFAULT_LEASE_MS,
 ) -> Lease:
-    """The lease at `path`, for `lease_ms` milliseconds from now. `Locked` while another holds it, unless `take`."""
+    """The lease at `path`, for `lease_ms` milliseconds from now. `Locked` while another holds it,
+    unless `take`."""
     check_path(path)
     holder = one_line(holder)
     for _ in range(_RACES_MAX):
@@ -109,7 +132,8 @@ def acquire(
         try:
             store.create(_object(path, number), _encode(holder, expires_ms, nonce))
         except AlreadyExists:
-            # Either somebody was quicker, or the driver sent our own create again after its answer was lost.
+            # Either somebody was quicker, or the driver sent our own create again after its answer
+            # was lost.
             if _read(store, path, number)["nonce"] != nonce:
                 continue
         for old in numbers:
@@ -149,6 +173,10 @@ def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:
     content = store.read(_object(path, number))
     try:
         found = json.loads(content)
-        return {"holder": str(found["holder"]), "expires_ms": int(found["expires_ms"]), "nonce": str(found["nonce"])}
+        return {
+            "holder": str(found["holder"]),
+            "expires_ms": int(found["expires_ms"]),
+            "nonce": str(found["nonce"]),
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise StorageError(f"not a lease: {error}", _object(path, number)) from error

@@ -15,7 +15,10 @@ def links(url: str, paths: Iterable[str]) -> dict[str, str]:
     full path. `paths` are relative to the root. `url` is that of a store; {} if it is not a folder
     of this machine."""
     place = located(url)
-    roots = {True: local_folder(Location(place.wal_dir) if place.wal_dir else place), False: local_folder(place)}
+    roots = {
+        True: local_folder(Location(place.wal_dir) if place.wal_dir else place),
+        False: local_folder(place),
+    }
     seen: dict[str, bool] = {}
     found: dict[str, str] = {}
     for path in paths:

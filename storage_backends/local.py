@@ -1,12 +1,14 @@
 """A directory of this machine, through the operating system and nothing else.
 
-What returns is on disk: file contents by `fdatasync`, names by a sync of the directory that holds them and of every directory that
-had to be made for them. A new file is written under a temporary name and then hard-linked, because a link, unlike a rename, refuses a
-name that is taken. fsspec is of no use here: its local file system has no sync, and its exclusive create is a look and then a write.
+What returns is on disk: file contents by `fdatasync`, names by a sync of the directory that holds
+    them and of every directory that
+had to be made for them. A new file is written under a temporary name and then hard-linked, because
+a link, unlike a rename, refuses a name that is taken. fsspec is of no use here: its local file
+system has no sync, and its exclusive create is a look and then a write.
 
-Temporary names hold a `#`, which percent-encoding never leaves standing, so that no name of a caller can be taken for one. Whoever
-writes a temporary file holds a `flock` on it; one that can be locked belongs to a dead process and is swept away when a store first
-writes into that folder.
+Temporary names hold a `#`, which percent-encoding never leaves standing, so that no name of a
+caller can be taken for one. Whoever writes a temporary file holds a `flock` on it; one that can be
+locked belongs to a dead process and is swept away when a store first writes into that folder.
 """
 
 from __future__ import annotations
@@ -33,23 +35,34 @@ COPY_BYTES = 1 << 20
 PRIVATE_FOLDER = 0o700
 HOLDER_BYTES_MAX = 4096
 _RACES_MAX = 100
-"""How often a lost race against a deletion of the folder, or a change of the lock file, is tried again before it is an error."""
+"""How often a lost race against a deletion of the folder, or a change of the lock file, is tried
+again before it is an error."""
 
-_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CANNOT_RESERVE = (
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)
 
 T = TypeVar("T")
 
 
 class LocalStore:
-    """A `SegmentStore` over the directory `root`, which is made when something is first written. What
-    it makes is its user's own: files of `file_mode`, folders that the same may enter. A mode wider
-    than that is given whatever the umask; what is there already keeps its own. `folder_mode`: of
-    folders, where they are to be entered by others than the files."""
+    """A `SegmentStore` over the directory `root`, which is made when something is first written.
+    What it makes is its user's own: files of `file_mode`, folders that the same may enter. A mode
+    wider than that is given whatever the umask; what is there already keeps its own. `folder_mode`:
+    of folders, where they are to be entered by others than the files."""
 
     def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)
         self.url: str = Location(f"file://{self.root}", file_mode=file_mode)
-        self._file_mode, self._folder_mode = file_mode, folder_mode or file_mode | (file_mode & 0o444) >> 2
+        self._file_mode, self._folder_mode = (
+            file_mode,
+            folder_mode or file_mode | (file_mode & 0o444) >> 2,
+        )
         self.capabilities = Capabilities(
             durable_append=True,
             durable_sync=True,
@@ -61,21 +74,28 @@ class LocalStore:
         )
         self._prefix = self.root.rstrip("/") + "/"
         self._known: dict[str, tuple[int, int]] = {}
-        """Folders whose own name is durable (device and inode: one that was removed and made again is another one)."""
+        """Folders whose own name is durable (device and inode: one that was removed and made again
+        is another one)."""
         self._swept: set[str] = set()
 
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        # Fresh, but no snapshot: what is made and what is deleted while a folder is read may or may not be seen.
-        found = [StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000) for path, status in self._walk(folder_prefix(folder))]
+        # Fresh, but no snapshot: what is made and what is deleted while a folder is read may or may
+        # not be seen.
+        found = [
+            StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
+            for path, status in self._walk(folder_prefix(folder))
+        ]
         found.sort(key=lambda file: file.path)
         return found
 
     def folders(self, folder: str) -> builtins.list[str]:
         try:
             with os.scandir(self._folder(folder)) as entries:
-                return sorted(entry.name for entry in entries if entry.name != "lost+found" and entry.is_dir())
+                return sorted(
+                    entry.name for entry in entries if entry.name != "lost+found" and entry.is_dir()
+                )
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -231,10 +251,18 @@ class LocalStore:
         """Open a folder in a folder, without following a link."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            fd = os.open(name, flags) if folder is None else os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+            fd = (
+                os.open(name, flags)
+                if folder is None
+                else os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+            )
         except OSError:
-            if folder is not None and stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                raise Linked(f"{name} is a symbolic link; what is behind it is not deleted") from None
+            if folder is not None and stat.S_ISLNK(
+                os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            ):
+                raise Linked(
+                    f"{name} is a symbolic link; what is behind it is not deleted"
+                ) from None
             raise
         opened.callback(os.close, fd)
         return fd
@@ -247,7 +275,9 @@ class LocalStore:
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         target = self._file(path)
         text = one_line(holder).encode()[: HOLDER_BYTES_MAX - 1] + b"\n"
-        return self._guard(path, lambda: self._take(target, text) if take else self._acquire(target, path, text))
+        return self._guard(
+            path, lambda: self._take(target, text) if take else self._acquire(target, path, text)
+        )
 
     def _acquire(self, target: str, path: str, text: bytes) -> Lock:
         def open_() -> int:
@@ -264,8 +294,10 @@ class LocalStore:
                 here = os.fstat(fd)
                 there = os.stat(target)
                 if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-                    raise FileNotFoundError  # the file was exchanged since it was opened: this lock keeps nobody out
-                # Longer old text is cut after the new line stands: a reader takes the first line and finds the one or the other.
+                    # The file was exchanged since it was opened: this lock keeps nobody out.
+                    raise FileNotFoundError
+                # Longer old text is cut after the new line stands: a reader takes the first line
+                # and finds the one or the other.
                 os.pwrite(fd, text, 0)
                 os.ftruncate(fd, len(text))
             except FileNotFoundError:
@@ -277,14 +309,17 @@ class LocalStore:
             except OSError as error:
                 os.close(fd)
                 if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
-                    raise Unsupported(f"this file system has no flock: {os.strerror(error.errno)}", path) from error
+                    raise Unsupported(
+                        f"this file system has no flock: {os.strerror(error.errno)}", path
+                    ) from error
                 raise
             else:
                 return LocalLock(fd)
         raise Unavailable("the lock file changes without end", path)
 
     def _take(self, target: str, text: bytes) -> Lock:
-        """Put a new, already locked file in the place of the old one: in between nobody finds the name free."""
+        """Put a new, already locked file in the place of the old one: in between nobody finds the
+        name free."""
         fd, temporary = self._temporary(target)
         try:
             os.pwrite(fd, text, 0)
@@ -324,7 +359,9 @@ class LocalStore:
         except OSError as error:
             raise translate(error, folder) from error
         for entry in present:
-            if entry.name.startswith(TEMPORARY_PREFIX) or (entry.name == "lost+found" and not folder):
+            if entry.name.startswith(TEMPORARY_PREFIX) or (
+                entry.name == "lost+found" and not folder
+            ):
                 continue  # ext4 puts lost+found into the root of a disk; only root may read it
             path = folder + entry.name
             try:
@@ -349,7 +386,8 @@ class LocalStore:
             os.chmod(folder, self._folder_mode)
 
     def _in_folder(self, target: str, action: Callable[[], T]) -> T:
-        """Do what needs the folder of `target`; make the folder when it is missing, again if another process just removed it as empty."""
+        """Do what needs the folder of `target`; make the folder when it is missing, again if
+        another process just removed it as empty."""
         for _ in range(_RACES_MAX):
             try:
                 return action()
@@ -372,15 +410,17 @@ class LocalStore:
             except FileExistsError:
                 return
             except FileNotFoundError:
-                return  # a deletion removed the parent as empty: the caller tries again; or nothing can be made here: it gives up
+                # A deletion removed the parent as empty: the caller tries again; or nothing can be
+                # made here: it gives up.
+                return
         try:
             sync_folder(parent)
         except FileNotFoundError:
             pass  # a deletion removed both as empty: the caller tries again
 
     def _sync_name(self, target: str) -> None:
-        """Make the entry of `target` durable, and those of the folders above it, once each: another process may have made them and
-        not yet have synced them."""
+        """Make the entry of `target` durable, and those of the folders above it, once each: another
+        process may have made them and not yet have synced them."""
         folder = os.path.dirname(target)
         status = sync_folder(folder)
         identity = (status.st_dev, status.st_ino)
@@ -388,7 +428,9 @@ class LocalStore:
             self._sync_name(folder)
             self._known[folder] = identity
 
-    def _publish(self, path: str, chunks: Iterable[bytes], place: Callable[[str, str], None]) -> None:
+    def _publish(
+        self, path: str, chunks: Iterable[bytes], place: Callable[[str, str], None]
+    ) -> None:
         target = self._file(path)
 
         def publish() -> None:
@@ -433,7 +475,8 @@ class LocalStore:
 
     @staticmethod
     def _sweep(folder: str) -> None:
-        """Remove what killed processes left half-written. A temporary file that cannot be looked at is left alone."""
+        """Remove what killed processes left half-written. A temporary file that cannot be looked at
+        is left alone."""
         try:
             names = [name for name in os.listdir(folder) if name.startswith(TEMPORARY_PREFIX)]
         except OSError:

@@ -56,12 +56,12 @@ E = TypeVar("E", bound=BaseException)
 
 
 class Location(str):
-    """A folder or URL without its options; `located` makes it. `wal_dir` is the place of the segments
-    where the caller named one ("": where the root says). `file_mode`: of files that are made there, on a
-    local storage; folders get the same and the right to enter. `known`: options by the places that they
-    are for, as in a file of credentials; for the segments, where only the root says where they are.
-    `encryption_keys`: where the keys of what is stored there come from, and not the keys themselves;
-    stores do not use it, `imap_wal.encryption` does."""
+    """A folder or URL without its options; `located` makes it. `wal_dir` is the place of the
+    segments where the caller named one ("": where the root says). `file_mode`: of files that are
+    made there, on a local storage; folders get the same and the right to enter. `known`: options by
+    the places that they are for, as in a file of credentials; for the segments, where only the root
+    says where they are. `encryption_keys`: where the keys of what is stored there come from, and
+    not the keys themselves; stores do not use it, `imap_wal.encryption` does."""
 
     __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]
@@ -80,28 +80,41 @@ class Location(str):
         encryption_keys: str = "",
     ) -> Self:
         made = super().__new__(cls, text)
-        made.options, made.wal_dir, made.file_mode, made.known = dict(options or {}), wal_dir, file_mode, known or {}
+        made.options, made.wal_dir, made.file_mode, made.known = (
+            dict(options or {}),
+            wal_dir,
+            file_mode,
+            known or {},
+        )
         made.encryption_keys = encryption_keys
         return made
 
     def moved(self, text: str) -> Location:
         """The same, but for its text."""
-        return Location(text, self.options, self.wal_dir, self.file_mode, self.known, self.encryption_keys)
+        return Location(
+            text, self.options, self.wal_dir, self.file_mode, self.known, self.encryption_keys
+        )
 
     def with_wal_dir(self, wal_dir: str) -> Location:
         """The same root, with its segments there."""
-        return Location(self, self.options, wal_dir, self.file_mode, self.known, self.encryption_keys)
+        return Location(
+            self, self.options, wal_dir, self.file_mode, self.known, self.encryption_keys
+        )
 
     def with_keys(self, encryption_keys: str) -> Location:
         """The same root, with keys from there."""
-        return Location(self, self.options, self.wal_dir, self.file_mode, self.known, encryption_keys)
+        return Location(
+            self, self.options, self.wal_dir, self.file_mode, self.known, encryption_keys
+        )
 
     def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
         """The same with what is known for it, and for its `wal_dir`; options that are there win."""
         fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
         options = known[max(fitting, key=len)] if fitting else {}
         wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
-        return Location(self, {**options, **self.options}, wal_dir, self.file_mode, known, self.encryption_keys)
+        return Location(
+            self, {**options, **self.options}, wal_dir, self.file_mode, known, self.encryption_keys
+        )
 
     @property
     def scheme(self) -> str:
@@ -112,7 +125,11 @@ class Location(str):
     @property
     def authority(self) -> str:
         """The server, or the bucket; "" for a local folder."""
-        return "" if self.scheme in ("file", "objects+file") else self.partition("://")[2].partition("/")[0]
+        return (
+            ""
+            if self.scheme in ("file", "objects+file")
+            else self.partition("://")[2].partition("/")[0]
+        )
 
 
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
@@ -179,14 +196,28 @@ def of_wal_dir(root: Location, wal_dir: Location) -> Location:
     """`wal_dir` with the root's mode. If it is on the same server or bucket and has no options, it
     gets those of the root."""
     same = (root.scheme, root.authority) == (wal_dir.scheme, wal_dir.authority)
-    return Location(wal_dir, root.options if same and not wal_dir.options else wal_dir.options, file_mode=root.file_mode)
+    return Location(
+        wal_dir,
+        root.options if same and not wal_dir.options else wal_dir.options,
+        file_mode=root.file_mode,
+    )
 
 
 class Veil:
     """Hides the secrets among options in the errors of drivers."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        found = {form for text in _secrets(options) for form in (text, quote(text), quote(text, safe=""), quote_plus(text), repr(text)[1:-1])}
+        found = {
+            form
+            for text in _secrets(options)
+            for form in (
+                text,
+                quote(text),
+                quote(text, safe=""),
+                quote_plus(text),
+                repr(text)[1:-1],
+            )
+        }
         self._secrets = sorted(found, key=len, reverse=True)
 
     def over(self, told: E) -> E:
@@ -228,5 +259,7 @@ def _secrets(value: Any, name: str = "") -> Iterator[str]:
                 yield from _secrets(each, name)
         case bytes():
             yield from _secrets(value.decode(errors="replace"), name)
-        case str() if len(value) >= SECRET_CHARACTERS_MIN and (name not in HARMLESS or "@" in value):
+        case str() if len(value) >= SECRET_CHARACTERS_MIN and (
+            name not in HARMLESS or "@" in value
+        ):
             yield value

@@ -1,4 +1,5 @@
-"""Files in the memory of this process, for tests and trials. Two stores of one name see the same files."""
+"""Files in the memory of this process, for tests and trials. Two stores of one name see the same
+files."""
 
 from __future__ import annotations
 
@@ -92,14 +93,27 @@ class MemoryLock:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.release()
 
 
 class MemoryStore:
-    """A `SegmentStore` whose medium is the process: it promises durability for as long as that lives, which is all its users ask."""
+    """A `SegmentStore` whose medium is the process: it promises durability for as long as that
+    lives, which is all its users ask."""
 
-    capabilities = Capabilities(durable_append=True, durable_sync=True, exclusive_create=True, atomic_replace=True, preallocate=True, locks=True)
+    capabilities = Capabilities(
+        durable_append=True,
+        durable_sync=True,
+        exclusive_create=True,
+        atomic_replace=True,
+        preallocate=True,
+        locks=True,
+    )
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
@@ -109,7 +123,11 @@ class MemoryStore:
     def list(self, folder: str) -> builtins.list[StoredFile]:
         prefix = folder_prefix(folder)
         with self._medium.mutex:
-            return [StoredFile(path, len(data)) for path, data in sorted(self._medium.files.items()) if path.startswith(prefix)]
+            return [
+                StoredFile(path, len(data))
+                for path, data in sorted(self._medium.files.items())
+                if path.startswith(prefix)
+            ]
 
     def folders(self, folder: str) -> builtins.list[str]:
         prefix = folder_prefix(folder)

@@ -1,12 +1,16 @@
-"""Immutable objects behind any fsspec file system: S3, Google Cloud Storage, Azure, and what else has a driver.
+"""Immutable objects behind any fsspec file system: S3, Google Cloud Storage, Azure, and what else
+has a driver.
 
-Nothing can grow here, so the log writes one object per commit. What decides between two writers is the exclusive create, and it is only
-as good as the service: the three drivers below turn `mode="create"` into a condition that the service itself checks (S3 `If-None-Match: *`,
-GCS `ifGenerationMatch=0`, Azure `If-None-Match: *`; for content in several parts the condition stands on the request that completes them).
-Every other driver looks first and writes then, which is no promise: `exclusive_create` is False there, and `create` says `Unsupported`.
+Nothing can grow here, so the log writes one object per commit. What decides between two writers is
+the exclusive create, and it is only
+as good as the service: the three drivers below turn `mode="create"` into a condition that the
+    service itself checks (S3 `If-None-Match: *`,
+GCS `ifGenerationMatch=0`, Azure `If-None-Match: *`; for content in several parts the condition
+stands on the request that completes them). Every other driver looks first and writes then, which is
+no promise: `exclusive_create` is False there, and `create` says `Unsupported`.
 
-S3 look-alikes exist that ignore the condition and overwrite. Before its first create a store therefore creates a probe object twice, and
-refuses to go on if the second one succeeds.
+S3 look-alikes exist that ignore the condition and overwrite. Before its first create a store
+therefore creates a probe object twice, and refuses to go on if the second one succeeds.
 """
 
 from __future__ import annotations
@@ -23,7 +27,14 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
 
-from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.errors import (
+    AlreadyExists,
+    NoSpace,
+    NotFound,
+    StorageError,
+    Unavailable,
+    Unsupported,
+)
 from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
@@ -32,9 +43,9 @@ from storage_backends.location import PRIVATE, Location, Veil
 from storage_backends.paths import check_path, folder_prefix
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
-"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional request.
-Read in s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs 2025.8.0 and 2026.8.0; seen
-with s3fs."""
+"""fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional
+request. Read in s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs 2025.8.0 and
+2026.8.0; seen with s3fs."""
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
@@ -45,7 +56,8 @@ T = TypeVar("T")
 
 
 class ObjectStore:
-    """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's own object, sent twice by a driver that
+    """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's
+    own object, sent twice by a driver that
     lost the first answer: whoever must know puts a nonce into the content."""
 
     def __init__(
@@ -60,18 +72,25 @@ class ObjectStore:
         options = dict(storage_options or {})
         self._veil = Veil(options)
         try:
-            # An instance of its own without a listing cache: fsspec would else hand out one that somebody else opened, cache and all.
+            # An instance of its own without a listing cache: fsspec would else hand out one that
+            # somebody else opened, cache and all.
             options.update(use_listings_cache=False, skip_instance_cache=True)
             opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
             self._fs, self._root = opened[0], opened[1].rstrip("/")
         except ImportError as error:
             extra = EXTRA_OF_SCHEME.get(protocol)
-            what = f"pip install 'imap-wal[{extra}]'" if extra else f"pip install the fsspec driver ({error})"
+            what = (
+                f"pip install 'imap-wal[{extra}]'"
+                if extra
+                else f"pip install the fsspec driver ({error})"
+            )
             raise StorageError(f"the driver for {protocol}:// is not installed: {what}") from error
         except Exception as error:
             if protocol not in fsspec.available_protocols():
                 raise StorageError(f"no driver knows {protocol}://") from error
-            raise self._veil.over(StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")) from self._veil.cause(error)
+            raise self._veil.over(
+                StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")
+            ) from self._veil.cause(error)
         self.url = url.rstrip("/")
         self.capabilities = Capabilities(
             durable_append=False,
@@ -91,23 +110,44 @@ class ObjectStore:
     def list(self, folder: str) -> builtins.list[StoredFile]:
         prefix = folder_prefix(folder)
         nothing: dict[str, Any] = {}
-        found = self._call(folder, lambda: self._fs.find(self._full(prefix.rstrip("/")), detail=True), missing=nothing)
+        found = self._call(
+            folder,
+            lambda: self._fs.find(self._full(prefix.rstrip("/")), detail=True),
+            missing=nothing,
+        )
         start = len(self._root) + 1
         files = [
             StoredFile(name[start:], int(info.get("size") or 0), _modified_ms(info))
             for name, info in found.items()
-            if info.get("type") != "directory" and not name.endswith("/")  # a key with a slash at its end is a console's idea of a folder
+            if info.get("type") != "directory"
+            and not name.endswith(
+                "/"
+            )  # a key with a slash at its end is a console's idea of a folder
         ]
-        return sorted((file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)), key=lambda file: file.path)
+        return sorted(
+            (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)),
+            key=lambda file: file.path,
+        )
 
     def folders(self, folder: str) -> builtins.list[str]:
         prefix = folder_prefix(folder)
         nothing: builtins.list[Any] = []
-        found = self._call(folder, lambda: self._fs.ls(self._full(prefix.rstrip("/")), detail=True), missing=nothing)
-        return sorted({info["name"].rstrip("/").rpartition("/")[2] for info in found if info["type"] == "directory"})
+        found = self._call(
+            folder,
+            lambda: self._fs.ls(self._full(prefix.rstrip("/")), detail=True),
+            missing=nothing,
+        )
+        return sorted(
+            {
+                info["name"].rstrip("/").rpartition("/")[2]
+                for info in found
+                if info["type"] == "directory"
+            }
+        )
 
     def exists(self, path: str) -> bool:
-        # Not fs.exists: for some drivers it answers False to every error, and a writer that asks for its fence would go on.
+        # Not fs.exists: for some drivers it answers False to every error, and a writer that asks
+        # for its fence would go on.
         info = self._call(path, lambda: self._fs.info(self._full(path)), missing=None)
         return info is not None and info.get("type") != "directory"
 
@@ -128,7 +168,8 @@ class ObjectStore:
         except FileNotFoundError as error:
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
-            # A range that begins at or after the end is an error to some services ("416") and nothing to others.
+            # A range that begins at or after the end is an error to some services ("416") and
+            # nothing to others.
             if self.size(path) <= offset:
                 return b""
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
@@ -144,8 +185,11 @@ class ObjectStore:
     def create_from(self, path: str, local_file: str) -> None:
         if not os.path.isfile(local_file):
             raise StorageError(f"no such local file: {local_file}", path)
-        # The driver sends it in parts that nobody sees before the last request, which carries the condition: at 100 MB and more on S3.
-        self._exclusive(path, lambda: self._fs.put_file(local_file, self._full(path), mode="create"))
+        # The driver sends it in parts that nobody sees before the last request, which carries the
+        # condition: at 100 MB and more on S3.
+        self._exclusive(
+            path, lambda: self._fs.put_file(local_file, self._full(path), mode="create")
+        )
 
     def replace(self, path: str, data: bytes) -> None:
         self._writing(path, lambda: self._fs.pipe_file(self._full(path), data))
@@ -164,7 +208,9 @@ class ObjectStore:
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
-        return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
+        return acquire(
+            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
+        )
 
     def close(self) -> None:
         pass  # the driver closes its connections when the store is let go of
@@ -191,7 +237,9 @@ class ObjectStore:
         try:
             action()
         except FileNotFoundError as error:
-            raise self._veil.over(Unavailable(f"the bucket or container is missing: {error}", path)) from self._veil.cause(error)
+            raise self._veil.over(
+                Unavailable(f"the bucket or container is missing: {error}", path)
+            ) from self._veil.cause(error)
         except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
@@ -208,14 +256,21 @@ class ObjectStore:
                 action()
                 return
             except FileExistsError as error:
-                raise self._veil.over(AlreadyExists("there is one already", path)) from self._veil.cause(error)
+                raise self._veil.over(
+                    AlreadyExists("there is one already", path)
+                ) from self._veil.cause(error)
             except FileNotFoundError as error:
-                raise self._veil.over(Unavailable(f"the bucket or container is missing: {error}", path)) from self._veil.cause(error)
+                raise self._veil.over(
+                    Unavailable(f"the bucket or container is missing: {error}", path)
+                ) from self._veil.cause(error)
             except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
                 code, status = service_code(error)
                 if status == 412 or code in ("PreconditionFailed", "412"):
-                    raise self._veil.over(AlreadyExists("there is one already", path)) from self._veil.cause(error)
-                # S3 answers 409 to one of two conditional puts at the same moment: nothing was written, and it is to be sent again.
+                    raise self._veil.over(
+                        AlreadyExists("there is one already", path)
+                    ) from self._veil.cause(error)
+                # S3 answers 409 to one of two conditional puts at the same moment: nothing was
+                # written, and it is to be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
                 raise self._veil.over(translated(error, path)) from self._veil.cause(error)
@@ -223,7 +278,10 @@ class ObjectStore:
     def _probe(self) -> None:
         with self._probe_mutex:
             if not self._probed and not self._keeps_condition():
-                raise Unsupported(f"{self.url} ignores the condition of an exclusive create: two writers would overwrite each other")
+                raise Unsupported(
+                    f"{self.url} ignores the condition of an exclusive create: two writers "
+                    "would overwrite each other"
+                )
             self._probed = True
 
     def _keeps_condition(self) -> bool:
@@ -242,11 +300,16 @@ class ObjectStore:
 
 
 class LocalObjects(LocalStore):
-    """A local directory used as if it were an object store, to try out and test that way of the log. Creates are as exclusive and as
-    durable as those of `LocalStore`."""
+    """A local directory used as if it were an object store, to try out and test that way of the
+    log. Creates are as exclusive and as durable as those of `LocalStore`."""
 
     def __init__(
-        self, root: str, *, clock_ms: Callable[[], int] = system_clock_ms, lease_ms: int = DEFAULT_LEASE_MS, file_mode: int = PRIVATE
+        self,
+        root: str,
+        *,
+        clock_ms: Callable[[], int] = system_clock_ms,
+        lease_ms: int = DEFAULT_LEASE_MS,
+        file_mode: int = PRIVATE,
     ) -> None:
         super().__init__(root, file_mode)
         self.url = Location(f"objects+file://{self.root}", file_mode=file_mode)
@@ -269,16 +332,21 @@ class LocalObjects(LocalStore):
         raise Unsupported("objects are not cut", path)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return acquire(self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms)
+        return acquire(
+            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
+        )
 
 
 def service_code(error: BaseException) -> tuple[str, int]:
-    """The service's own code and HTTP status ("" and 0: unknown), found along the causes of an error without naming any driver."""
+    """The service's own code and HTTP status ("" and 0: unknown), found along the causes of an
+    error without naming any driver."""
     found: BaseException | None = error
     while found is not None:
         response = getattr(found, "response", None)
         if isinstance(response, Mapping):  # botocore
-            return str(response.get("Error", {}).get("Code", "")), int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            return str(response.get("Error", {}).get("Code", "")), int(
+                response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            )
         for name in ("status_code", "status", "code"):  # azure, aiohttp, gcsfs
             status = getattr(found, name, None)
             if isinstance(status, int):
@@ -298,9 +366,17 @@ def translated(error: Exception, path: str) -> StorageError:
         return NotFound("no such object", path)
     text = f"{type(error).__name__}: {error}"
     number = error.errno if isinstance(error, OSError) else None
-    if number in (errno.ENOSPC, errno.EDQUOT) or status == 507 or code in ("QuotaExceeded", "XMinioStorageFull"):
+    if (
+        number in (errno.ENOSPC, errno.EDQUOT)
+        or status == 507
+        or code in ("QuotaExceeded", "XMinioStorageFull")
+    ):
         return NoSpace(text, path)
-    if isinstance(error, PermissionError) or status in (401, 403) or "Credentials" in type(error).__name__:
+    if (
+        isinstance(error, PermissionError)
+        or status in (401, 403)
+        or "Credentials" in type(error).__name__
+    ):
         return Unavailable(f"refused: {text} (check the credentials and what they allow)", path)
     if isinstance(error, TimeoutError):
         return Unavailable(f"no answer in time: {text}", path)
@@ -317,7 +393,9 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
     if isinstance(value, datetime):
         return int(value.timestamp() * 1000)
     if isinstance(value, int | float):
-        return int(value if value > 1e11 else value * 1000)  # WebHDFS counts milliseconds, the others seconds
+        return int(
+            value if value > 1e11 else value * 1000
+        )  # WebHDFS counts milliseconds, the others seconds
     return 0
 
 

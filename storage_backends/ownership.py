@@ -24,17 +24,22 @@ def doubts(url: str) -> list[str]:
     found_doubts = []
     if found.st_uid != os.geteuid():
         found_doubts.append(
-            f"{place} belongs to another user, {user_name(found.st_uid)}, and this process is {user_name(os.geteuid())}: "
-            f"its owner decides what is there, and may not be able to read what is written now; run this as {user_name(found.st_uid)}"
+            f"{place} belongs to another user, {user_name(found.st_uid)}, and this process "
+            f"is {user_name(os.geteuid())}: "
+            "its owner decides what is there, and may not be able to read what is written "
+            f"now; run this as {user_name(found.st_uid)}"
         )
     if found.st_mode & stat.S_IWOTH:
-        found_doubts.append(f"every user of this machine may write to {place}, and so decides what a restart loads; run: chmod o-w {path}")
+        found_doubts.append(
+            f"every user of this machine may write to {place}, and so decides what a restart "
+            f"loads; run: chmod o-w {path}"
+        )
     return found_doubts
 
 
 def mode_of(url: str) -> int:
-    """The mode of new files in the log at `url`: it admits those whom its root and all namespaces in
-    it admit. `PRIVATE` if there is no log on this machine. Only the group can get the right to
+    """The mode of new files in the log at `url`: it admits those whom its root and all namespaces
+    in it admit. `PRIVATE` if there is no log on this machine. Only the group can get the right to
     write."""
     root = local_folder(located(url))
     if not root:
@@ -42,7 +47,9 @@ def mode_of(url: str) -> int:
     try:
         with os.scandir(root) as entries:
             inner = [
-                entry.stat(follow_symlinks=False).st_mode for entry in entries if entry.is_dir() and not entry.name.startswith((".", "lost+found"))
+                entry.stat(follow_symlinks=False).st_mode
+                for entry in entries
+                if entry.is_dir() and not entry.name.startswith((".", "lost+found"))
             ]
         found = os.stat(root).st_mode
     except OSError:

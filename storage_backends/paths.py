@@ -7,7 +7,8 @@ import re
 from storage_backends.errors import StorageError
 
 _BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f]")
-"""Empty, `.` and `..` components would leave the root or give one file two names; control characters end a name for some systems."""
+"""Empty, `.` and `..` components would leave the root or give one file two names; control
+characters end a name for some systems."""
 
 
 def check_path(path: str) -> str:

@@ -1,8 +1,8 @@
 """Two stores as one: segments being written on the one, all the rest on the other (`wal_dir`).
 
-{root}/wal_dir.json                                  says where the segments are, so that whoever opens the root finds them
-{wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and log ids
-{root}/…                                             manifests, locks, archives, snapshots
+{root}/wal_dir.json                                  says where the segments are, so that whoever
+opens the root finds them {wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and
+log ids {root}/…                                             manifests, locks, archives, snapshots
 """
 
 from __future__ import annotations
@@ -99,15 +99,24 @@ class SplitStore:
 
 
 def recorded(root: SegmentStore) -> str:
-    """The URL that stands in the root's record; "" where there is none. `StorageError` where the record cannot be read."""
+    """The URL that stands in the root's record; "" where there is none. `StorageError` where the
+    record cannot be read."""
     try:
         data = json.loads(root.read(RECORD))
     except NotFound:
         return ""
     except ValueError as error:
-        raise StorageError(f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD) from error
-    if not isinstance(data, dict) or data.get("format") != _FORMAT or not isinstance(data.get("wal_dir"), str):
-        raise StorageError("not a record that this version reads; upgrade, or bring it back from a copy", RECORD)
+        raise StorageError(
+            f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD
+        ) from error
+    if (
+        not isinstance(data, dict)
+        or data.get("format") != _FORMAT
+        or not isinstance(data.get("wal_dir"), str)
+    ):
+        raise StorageError(
+            "not a record that this version reads; upgrade, or bring it back from a copy", RECORD
+        )
     return str(data["wal_dir"])
 
 
@@ -117,7 +126,10 @@ def record(root: SegmentStore, wal_dir: str) -> None:
     known = recorded(root)
     if not known:
         if any(is_wal(file.path) for file in root.list("")):
-            raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log stand under its root already", root.url)
+            raise StorageError(
+                f"wal_dir is {wal_dir}, but the segments of this log stand under its root already",
+                root.url,
+            )
         try:
             root.create(RECORD, _encoded(wal_dir))
         except AlreadyExists:
@@ -126,7 +138,9 @@ def record(root: SegmentStore, wal_dir: str) -> None:
             return
     place = located(known)
     if place != wal_dir:
-        raise StorageError(f"wal_dir is {wal_dir}, but the segments of this log are in {place}", root.url)
+        raise StorageError(
+            f"wal_dir is {wal_dir}, but the segments of this log are in {place}", root.url
+        )
     if known != place:
         root.replace(RECORD, _encoded(place))  # an early version recorded options: may be secrets
 

@@ -1,5 +1,6 @@
-"""For tests of this project and of anybody's own backend: `check_segment_store` asks a store to keep every promise of the interface,
-`FaultyStore` (in `faults`, named here too) makes any store fail at a chosen operation."""
+"""For tests of this project and of anybody's own backend: `check_segment_store` asks a store to
+keep every promise of the interface, `FaultyStore` (in `faults`, named here too) makes any store
+fail at a chosen operation."""
 
 from __future__ import annotations
 
@@ -16,17 +17,38 @@ from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageErro
 from storage_backends.faults import Fault, FaultyStore, Killed, Operation, Plan, PowerLoss
 from storage_backends.interface import SegmentStore
 
-__all__ = ["Fault", "FaultyStore", "Killed", "Operation", "Plan", "PowerLoss", "check_segment_store"]
+__all__ = [
+    "Fault",
+    "FaultyStore",
+    "Killed",
+    "Operation",
+    "Plan",
+    "PowerLoss",
+    "check_segment_store",
+]
 
-ODD_NAMES = ("%2e%2e%2fa%20b", "%00", "a+b=c&d,e;f", "UPPER-lower_0", "%E2%82%AC", "x" * 200, "%25%32%65", "a.b.c")
-"""One path component each: what percent-encoding makes of hostile names, and what a listing or a URL may trip over."""
+ODD_NAMES = (
+    "%2e%2e%2fa%20b",
+    "%00",
+    "a+b=c&d,e;f",
+    "UPPER-lower_0",
+    "%E2%82%AC",
+    "x" * 200,
+    "%25%32%65",
+    "a.b.c",
+)
+"""One path component each: what percent-encoding makes of hostile names, and what a listing or a
+URL may trip over."""
 
 
-def check_segment_store(store: SegmentStore, *, reopen: Callable[[], SegmentStore] | None = None) -> None:
-    """Assert every promise of `storage_backends.interface` that `store.capabilities` declares; `AssertionError` names the broken one.
+def check_segment_store(
+    store: SegmentStore, *, reopen: Callable[[], SegmentStore] | None = None
+) -> None:
+    """Assert every promise of `storage_backends.interface` that `store.capabilities` declares;
+    `AssertionError` names the broken one.
 
-    Works below a folder of its own with a random name and removes it again. `reopen` opens a second store on the same place: then what
-    one wrote must be what the other sees.
+    Works below a folder of its own with a random name and removes it again. `reopen` opens a second
+    store on the same place: then what one wrote must be what the other sees.
     """
     root = f"conformance-{secrets.token_hex(6)}"
     other = reopen() if reopen is not None else store
@@ -44,7 +66,11 @@ def check_segment_store(store: SegmentStore, *, reopen: Callable[[], SegmentStor
     ]
     if store.capabilities.exclusive_create:
         checks.append(_one_of_many_creates_wins)
-    checks += [_append, _one_of_many_appenders_wins] if store.capabilities.durable_append else [_append_is_refused]
+    checks += (
+        [_append, _one_of_many_appenders_wins]
+        if store.capabilities.durable_append
+        else [_append_is_refused]
+    )
     try:
         for check in checks:
             check(store, other, f"{root}/{check.__name__.strip('_')}")
@@ -68,20 +94,39 @@ def _raises(kind: type[StorageError], promise: str) -> Iterator[None]:
     except kind:
         return
     except Exception as error:
-        raise AssertionError(f"{promise}: {kind.__name__} expected, {type(error).__name__} raised: {error}") from error
+        raise AssertionError(
+            f"{promise}: {kind.__name__} expected, {type(error).__name__} raised: {error}"
+        ) from error
     raise AssertionError(f"{promise}: {kind.__name__} expected, nothing raised")
 
 
 def _contents(store: SegmentStore, other: SegmentStore, root: str) -> None:
-    for name, data in (("empty", b""), ("small", bytes(range(256))), ("big", secrets.token_bytes(5 * 1024 * 1024 + 1))):
+    for name, data in (
+        ("empty", b""),
+        ("small", bytes(range(256))),
+        ("big", secrets.token_bytes(5 * 1024 * 1024 + 1)),
+    ):
         path = f"{root}/{name}"
         store.create(path, data)
         _same(other.read(path), data, f"read gives what create wrote ({name})")
         _same(other.size(path), len(data), f"size ({name})")
         assert other.exists(path), f"exists after create ({name})"
-        for offset, length in ((0, 0), (0, 3), (1, 5), (250, 100), (len(data), 5), (len(data) + 10, 5), (len(data) + 10, None), (7, None)):
+        for offset, length in (
+            (0, 0),
+            (0, 3),
+            (1, 5),
+            (250, 100),
+            (len(data), 5),
+            (len(data) + 10, 5),
+            (len(data) + 10, None),
+            (7, None),
+        ):
             end = None if length is None else offset + length
-            _same(other.read(path, offset, length), data[offset:end], f"read({name}, {offset}, {length})")
+            _same(
+                other.read(path, offset, length),
+                data[offset:end],
+                f"read({name}, {offset}, {length})",
+            )
         with other.open_input(path) as file:
             assert file.seekable(), "open_input is seekable"
             _same(file.read(), data, f"open_input reads all ({name})")
@@ -96,7 +141,11 @@ def _create_is_exclusive(store: SegmentStore, other: SegmentStore, root: str) ->
         with _raises(AlreadyExists, "a second create"):
             second.create(f"{root}/1", b"second, and longer")
     _same(other.read(f"{root}/1"), b"first", "a refused create changes nothing")
-    _same([file.path for file in store.list(root)], [f"{root}/1"], "a refused create leaves nothing behind")
+    _same(
+        [file.path for file in store.list(root)],
+        [f"{root}/1"],
+        "a refused create leaves nothing behind",
+    )
 
 
 def _create_from_is_exclusive(store: SegmentStore, other: SegmentStore, root: str) -> None:
@@ -120,8 +169,12 @@ def _one_of_many_creates_wins(store: SegmentStore, other: SegmentStore, root: st
     for number in range(4):
         path = f"{root}/{number}"
         contents = [f"{writer}-{number}".encode() * 1000 for writer in range(8)]
-        winners = _race([partial((store, other)[at % 2].create, path, contents[at]) for at in range(8)])
-        assert len(winners) == 1, f"exclusive create: of 8 writers at once {len(winners)} were told that they won"
+        winners = _race(
+            [partial((store, other)[at % 2].create, path, contents[at]) for at in range(8)]
+        )
+        assert len(winners) == 1, (
+            f"exclusive create: of 8 writers at once {len(winners)} were told that they won"
+        )
         _same(other.read(path), contents[winners[0]], "the content is the winner's")
 
 
@@ -156,7 +209,9 @@ def _race(actions: list[Callable[[], None]]) -> list[int]:
     for thread in threads:
         thread.join()
     if errors:
-        raise AssertionError(f"a racing writer got {errors[0]!r} instead of AlreadyExists") from errors[0]
+        raise AssertionError(
+            f"a racing writer got {errors[0]!r} instead of AlreadyExists"
+        ) from errors[0]
     return winners
 
 
@@ -189,7 +244,10 @@ def _replace(store: SegmentStore, other: SegmentStore, root: str) -> None:
     finally:
         stop.set()
         reader.join()
-    assert not torn, f"replace shows the old or the new content, whole: a reader saw {len(torn[0])} bytes of neither"
+    assert not torn, (
+        f"replace shows the old or the new content, whole: a reader saw {len(torn[0])} bytes "
+        "of neither"
+    )
 
 
 def _listings_are_fresh(store: SegmentStore, other: SegmentStore, root: str) -> None:
@@ -199,10 +257,20 @@ def _listings_are_fresh(store: SegmentStore, other: SegmentStore, root: str) -> 
         assert not other.exists(path), "exists before create"
         store.create(path, b"x" * at)
         assert other.exists(path), "exists sees a file at once"
-        _same({f.path: f.size for f in other.list(root)}, {p: n for n, p in enumerate(paths[: at + 1])}, "list sees a file at once")
-    _same([file.path for file in other.list(root)], sorted(paths), "list is sorted by path and goes to any depth")
+        _same(
+            {f.path: f.size for f in other.list(root)},
+            {p: n for n, p in enumerate(paths[: at + 1])},
+            "list sees a file at once",
+        )
+    _same(
+        [file.path for file in other.list(root)],
+        sorted(paths),
+        "list is sorted by path and goes to any depth",
+    )
     below = [file.path for file in other.list(f"{root}/b")]
-    _same(below, [f"{root}/b/1", f"{root}/b/2"], "list of a folder is not one of a name's beginning")
+    _same(
+        below, [f"{root}/b/1", f"{root}/b/2"], "list of a folder is not one of a name's beginning"
+    )
     _same(other.list(f"{root}/z"), [], "a file is not a folder")
     _same(other.folders(root), ["a", "b"], "folders are names, sorted, of one level")
     _same(other.folders(f"{root}/a"), ["deep"], "folders one level deeper")
@@ -211,19 +279,35 @@ def _listings_are_fresh(store: SegmentStore, other: SegmentStore, root: str) -> 
     assert root.partition("/")[0] in other.folders(""), "folders of the root"
     assert set(paths) <= {file.path for file in other.list("")}, "list of the root"
     store.delete(paths[0])
-    _same([file.path for file in other.list(f"{root}/b")], [paths[1]], "list sees a deletion at once")
+    _same(
+        [file.path for file in other.list(f"{root}/b")], [paths[1]], "list sees a deletion at once"
+    )
     modified = {file.modified_ms for file in other.list(root)}
-    assert all(time == 0 or time > 1_600_000_000_000 for time in modified), f"modified_ms is Unix milliseconds or 0: {modified}"
+    assert all(time == 0 or time > 1_600_000_000_000 for time in modified), (
+        f"modified_ms is Unix milliseconds or 0: {modified}"
+    )
 
 
 def _odd_names(store: SegmentStore, other: SegmentStore, root: str) -> None:
     for name in ODD_NAMES:
         store.create(f"{root}/{name}/{name}", name.encode())
     for name in ODD_NAMES:
-        _same(other.read(f"{root}/{name}/{name}"), name.encode(), f"a store does not interpret names ({name})")
-        _same([file.path for file in other.list(f"{root}/{name}")], [f"{root}/{name}/{name}"], f"list with an odd name ({name})")
+        _same(
+            other.read(f"{root}/{name}/{name}"),
+            name.encode(),
+            f"a store does not interpret names ({name})",
+        )
+        _same(
+            [file.path for file in other.list(f"{root}/{name}")],
+            [f"{root}/{name}/{name}"],
+            f"list with an odd name ({name})",
+        )
     _same(other.folders(root), sorted(ODD_NAMES), "folders with odd names")
-    _same([file.path for file in other.list(root)], sorted(f"{root}/{name}/{name}" for name in ODD_NAMES), "list with odd names")
+    _same(
+        [file.path for file in other.list(root)],
+        sorted(f"{root}/{name}/{name}" for name in ODD_NAMES),
+        "list with odd names",
+    )
     for name in ODD_NAMES:
         store.delete(f"{root}/{name}/{name}")
         assert not other.exists(f"{root}/{name}/{name}"), f"delete with an odd name ({name})"
@@ -281,7 +365,11 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
         path = f"{root}/{preallocate_bytes}"
         appender = store.open_append(path, preallocate_bytes)
         try:
-            _same((appender.path, appender.size), (path, 0), "a new appender is at 0, preallocated or not")
+            _same(
+                (appender.path, appender.size),
+                (path, 0),
+                "a new appender is at 0, preallocated or not",
+            )
             _same(other.size(path), preallocate_bytes, "size counts preallocated space")
             with _raises(AlreadyExists, "open_append onto a file"):
                 other.open_append(path)
@@ -295,16 +383,32 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
             appender.sync()
             expected = b"onetwothree" + b"".join(many)
             _same(appender.size, len(expected), "size counts what was appended")
-            _same(other.read(path, 0, len(expected)), expected, "what was appended and synced is seen by others")
+            _same(
+                other.read(path, 0, len(expected)),
+                expected,
+                "what was appended and synced is seen by others",
+            )
             rest = other.read(path, len(expected))
-            _same(rest, bytes(max(preallocate_bytes - len(expected), 0)), "preallocated space reads as zeros until written")
+            _same(
+                rest,
+                bytes(max(preallocate_bytes - len(expected), 0)),
+                "preallocated space reads as zeros until written",
+            )
             big = secrets.token_bytes(5 * 1024 * 1024)
             appender.append(big)
             appender.append(b"end")
             appender.sync()
-            _same(other.read(path), expected + big + b"end", "appending goes on past preallocated space")
+            _same(
+                other.read(path),
+                expected + big + b"end",
+                "appending goes on past preallocated space",
+            )
             appender.truncate(5)
-            _same((appender.size, other.size(path), other.read(path)), (5, 5, b"onetw"), "truncate of an appender")
+            _same(
+                (appender.size, other.size(path), other.read(path)),
+                (5, 5, b"onetw"),
+                "truncate of an appender",
+            )
             with _raises(StorageError, "an appender is not cut to more than it has"):
                 appender.truncate(6)
             appender.append(b"O!")

@@ -60,7 +60,8 @@ def memory() -> Iterator[MemoryStore]:
 
 @pytest.fixture
 def seed() -> int:
-    """What a test leaves to chance; `IMAP_WAL_SEED=… pytest …` replays it. Printed, so a failing test shows it."""
+    """What a test leaves to chance; `IMAP_WAL_SEED=… pytest …` replays it. Printed, so a failing
+    test shows it."""
     chosen = int(os.environ.get("IMAP_WAL_SEED") or random.SystemRandom().randrange(2**32))
     print(f"replay with IMAP_WAL_SEED={chosen}")
     return chosen

@@ -21,7 +21,9 @@ def key(name: str) -> str:
 
 def ring(*items: str) -> KeyRing:
     """`ring("b", "a", "plain")`: b writes."""
-    return KeyRing.parse(" ".join(item if item == "plain" or ":" in item else key(item) for item in items), "a test")
+    return KeyRing.parse(
+        " ".join(item if item == "plain" or ":" in item else key(item) for item in items), "a test"
+    )
 
 
 def keyed(store: SegmentStore, *items: str) -> KeyedStore:
@@ -33,7 +35,9 @@ def key_file(folder: Path, *items: str) -> str:
     """A source of keys: a new file with them."""
     path = folder / f"keys-{next(_names)}"
     path.touch(0o600)
-    path.write_text("\n".join(item if item == "plain" or ":" in item else key(item) for item in items))
+    path.write_text(
+        "\n".join(item if item == "plain" or ":" in item else key(item) for item in items)
+    )
     return f"file:{path}"
 
 

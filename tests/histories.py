@@ -1,5 +1,7 @@
-"""Random histories of a small cluster: two nodes with clocks ten minutes apart, two maps, partitions that move, changes in flight that arrive late, crashes, new cluster
-lifetimes, and everything that is done to logs. Beside it a reference: a dict that knows which change is newest, told nothing of logs."""
+"""Random histories of a small cluster: two nodes with clocks ten minutes apart, two maps,
+partitions that move, changes in flight that arrive late, crashes, new cluster lifetimes, and
+everything that is done to logs. Beside it a reference: a dict that knows which change is newest,
+told nothing of logs."""
 
 from __future__ import annotations
 
@@ -39,14 +41,45 @@ SKEW_MS = {"n1": 0, "n2": 600_000}
 STEP_S = 1200
 
 KINDS = (
-    "nothing", *("put",) * 6, *("delete",) * 3, "ttl", *("hold",) * 4, "clear", "clear", "hold_clear", *("arrive",) * 3, *("move",) * 4, "rotate", "rotate", "archive", "rewrite", "rewrite",
-    "rewrite_one", "prune", "prune", "crash", "restart", "close_all", "lifetime", "wait", "drop", "catch_up", "catch_up",
-)  # fmt: skip
+    "nothing",
+    *("put",) * 6,
+    *("delete",) * 3,
+    "ttl",
+    *("hold",) * 4,
+    "clear",
+    "clear",
+    "hold_clear",
+    *("arrive",) * 3,
+    *("move",) * 4,
+    "rotate",
+    "rotate",
+    "archive",
+    "rewrite",
+    "rewrite",
+    "rewrite_one",
+    "prune",
+    "prune",
+    "crash",
+    "restart",
+    "close_all",
+    "lifetime",
+    "wait",
+    "drop",
+    "catch_up",
+    "catch_up",
+)
 
 steps = st.lists(
     # A list is about twice as long as it must be; shrunk ones are padded with "nothing".
-    st.tuples(st.sampled_from(KINDS), st.integers(0, 1), st.sampled_from((0, 0, 1)), st.integers(0, len(KEYS) - 1)), min_size=40, max_size=120
-)  # fmt: skip
+    st.tuples(
+        st.sampled_from(KINDS),
+        st.integers(0, 1),
+        st.sampled_from((0, 0, 1)),
+        st.integers(0, len(KEYS) - 1),
+    ),
+    min_size=40,
+    max_size=120,
+)
 """(what, node, map, key) of each step."""
 
 
@@ -67,7 +100,9 @@ class Cluster:
 
     store: SegmentStore
     clock: FakeClock = field(default_factory=FakeClock)
-    settings: Settings = field(default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20))
+    settings: Settings = field(
+        default_factory=lambda: Settings(preallocate=False, segment_bytes=1 << 20)
+    )
     skew_ms_max: int = SKEW_MS_MAX
     """More where the storage's clock runs while ours does not."""
 
@@ -91,7 +126,12 @@ class Cluster:
     # ---- the cluster ----
 
     def open(self, node: str) -> NodeLog:
-        log = open_node_log(LogContext(self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness), what="the history")
+        log = open_node_log(
+            LogContext(
+                self.store, Identity("ns", "c.1", node), self.settings, self.clock, self.randomness
+            ),
+            what="the history",
+        )
         self.logs[node] = log
         self.sessions[node] = log.new_session()
         return log
@@ -107,20 +147,37 @@ class Cluster:
             log.close(clean=clean)
 
     def lifetime(self) -> None:
-        """All members start anew: partition versions begin at 1 again, and what is still in flight is void."""
+        """All members start anew: partition versions begin at 1 again, and what is still in flight
+        is void."""
         incarnation = self.incarnation = self.log.manifests.update(
             lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
         ).incarnation
         cuts = pin_cuts(self.log)
         self.log.manifests.update(
-            lambda manifest: replace(manifest, lifetimes=(*manifest.lifetimes, Lifetime(f"id-{incarnation}", incarnation, cuts)))
+            lambda manifest: replace(
+                manifest,
+                lifetimes=(*manifest.lifetimes, Lifetime(f"id-{incarnation}", incarnation, cuts)),
+            )
         )
         self.version = [1] * PARTITIONS
 
-    def change(self, key: bytes, name: str, value: bytes | None, ttl_ms: int = 0) -> tuple[str, Row]:
+    def change(
+        self, key: bytes, name: str, value: bytes | None, ttl_ms: int = 0
+    ) -> tuple[str, Row]:
         node, now, order = self.stamp(partition_of(key))
         expires = self.clock.now_ms() + ttl_ms if ttl_ms else 0
-        return node, (name, key, "K", value, "V", value is None, now, expires, partition_of(key), order)
+        return node, (
+            name,
+            key,
+            "K",
+            value,
+            "V",
+            value is None,
+            now,
+            expires,
+            partition_of(key),
+            order,
+        )
 
     def clearing(self, partition: int, name: str) -> tuple[str, Row]:
         node, now, order = self.stamp(partition)
@@ -130,15 +187,26 @@ class Cluster:
         """The owner, its time, and the order of its next change."""
         node = NODES[self.owner[partition]]
         self.running(node)
-        order = (self.incarnation, self.version[partition], self.sessions[node], next(self.requests))
+        order = (
+            self.incarnation,
+            self.version[partition],
+            self.sessions[node],
+            next(self.requests),
+        )
         return node, self.clock.now_ms() + SKEW_MS[node], order
 
     def append(self, node: str, *rows: Row) -> None:
         log = self.running(node)
-        log.write(format.CLEARS if any(map(is_clear, rows)) else format.ENTRIES, len(rows), [pack(row) for row in rows])
+        log.write(
+            format.CLEARS if any(map(is_clear, rows)) else format.ENTRIES,
+            len(rows),
+            [pack(row) for row in rows],
+        )
         log.sync()
         for row in rows:
-            for key in [key for key in KEYS if partition_of(key) == row[8]] if is_clear(row) else [row[1]]:
+            for key in (
+                [key for key in KEYS if partition_of(key) == row[8]] if is_clear(row) else [row[1]]
+            ):
                 known = self.reference.get((row[0], key))
                 if row[9][0] == self.incarnation and (known is None or known[9] < row[9]):
                     self.reference[row[0], key] = row
@@ -173,7 +241,9 @@ class Cluster:
                 pass
             case "put" | "delete" | "ttl" | "hold":
                 value = None if kind == "delete" else b"v%d" % next(self.values)
-                writer, row = self.change(key, name, value, 2 * STEP_S * 1000 if kind == "ttl" else 0)
+                writer, row = self.change(
+                    key, name, value, 2 * STEP_S * 1000 if kind == "ttl" else 0
+                )
                 self.send(writer, row, held=kind == "hold")
             case "clear" | "hold_clear":
                 self.send(*self.clearing(partition_of(key), name), held=kind == "hold_clear")
@@ -189,7 +259,9 @@ class Cluster:
             case "rewrite":
                 rewrite(self.log, LocalEngine(self.settings), skew_ms_max=self.skew_ms_max)
             case "rewrite_one":
-                rewrite(self.log, LocalEngine(self.settings), maps=[name], skew_ms_max=self.skew_ms_max)
+                rewrite(
+                    self.log, LocalEngine(self.settings), maps=[name], skew_ms_max=self.skew_ms_max
+                )
             case "prune":
                 prune(self.log)
             case "crash" | "restart":
@@ -204,8 +276,13 @@ class Cluster:
                 self.clock.advance(STEP_S)
             case "drop":
                 drop_map(self.log, name)
-                self.reference = {place: row for place, row in self.reference.items() if place[0] != name}
-                self.held = {each: [held for held in rows if held.row[0] != name] for each, rows in self.held.items()}
+                self.reference = {
+                    place: row for place, row in self.reference.items() if place[0] != name
+                }
+                self.held = {
+                    each: [held for held in rows if held.row[0] != name]
+                    for each, rows in self.held.items()
+                }
             case "catch_up":
                 self.view.catch_up()
                 assert live_of(self.view) == self.expected(), "the view that follows the log"
@@ -220,13 +297,19 @@ class Cluster:
     def archive(self, node: str) -> None:
         log = self.running(node)
         log.rotate()
-        archive_sealed(self.store, log.identity.node_folder, node, log.manifests, writing=log.unsealed)
+        archive_sealed(
+            self.store, log.identity.node_folder, node, log.manifests, writing=log.unsealed
+        )
 
     # ---- what must be true ----
 
     def expected(self) -> dict[tuple[str, bytes], Row]:
         now = self.clock.now_ms()
-        return {place: row for place, row in self.reference.items() if not row[5] and not 0 < row[7] <= now}
+        return {
+            place: row
+            for place, row in self.reference.items()
+            if not row[5] and not 0 < row[7] <= now
+        }
 
     def check(self) -> None:
         """A fresh restore, and the view that was there all along, both give the reference."""
@@ -243,15 +326,26 @@ class Cluster:
 
 
 def live_of(view: MaterializedView) -> dict[tuple[str, bytes], Row]:
-    found = {(name, row[1]): row for name in view.maps() for rows in view.rows(name) for row in rows}
+    found = {
+        (name, row[1]): row for name in view.maps() for rows in view.rows(name) for row in rows
+    }
     for name in {name for name, _ in found}:
         keys = [key for of, key in found if of == name]
         assert sorted(key for batch in view.keys(name, 4) for key in batch) == sorted(keys)
-        assert {row[1]: row for row in view.load(name, [*keys, b"absent"])} == {key: found[name, key] for key in keys}
+        assert {row[1]: row for row in view.load(name, [*keys, b"absent"])} == {
+            key: found[name, key] for key in keys
+        }
     return found
 
 
-def put(key: str, value: Any, order: tuple[int, int, int, int], name: str = "orders", timestamp_ms: int = 1000, expires_at_ms: int = 0) -> Row:
+def put(
+    key: str,
+    value: Any,
+    order: tuple[int, int, int, int],
+    name: str = "orders",
+    timestamp_ms: int = 1000,
+    expires_at_ms: int = 0,
+) -> Row:
     """A row, for tests that lay a log out by hand. `value` None: a tombstone."""
     data = None if value is None else str(value).encode()
     return (name, key.encode(), "K", data, "V", data is None, timestamp_ms, expires_at_ms, 0, order)

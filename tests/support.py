@@ -43,7 +43,8 @@ class FakeClock:
 
 
 def copy_files(source: SegmentStore) -> MemoryStore:
-    """What is left when the process that writes `source` is killed at this moment: its files, without its locks."""
+    """What is left when the process that writes `source` is killed at this moment: its files,
+    without its locks."""
     left = MemoryStore(f"copy-{next(_names)}")
     for file in source.list(""):
         left.create(file.path, source.read(file.path))
@@ -79,13 +80,32 @@ def header(**changes: Any) -> SegmentHeader:
 def row(key: str, value: str | None, request: int = 1, session: int = 1) -> bytes:
     """A packed entry."""
     data = None if value is None else value.encode()
-    return entry.pack(DataEntry("m", key.encode(), "raw", data, "raw", value is None, 1_763_720_000_000, 0, 0, (1, 0, session, request)))
+    return entry.pack(
+        DataEntry(
+            "m",
+            key.encode(),
+            "raw",
+            data,
+            "raw",
+            value is None,
+            1_763_720_000_000,
+            0,
+            0,
+            (1, 0, session, request),
+        )
+    )
 
 
-def node_log(store: SegmentStore, *, takeover: bool = False, seed: int = 1, **settings: Any) -> NodeLog:
+def node_log(
+    store: SegmentStore, *, takeover: bool = False, seed: int = 1, **settings: Any
+) -> NodeLog:
     """The log of n1 of the embedded cluster, opened for writing."""
     settings = {"segment_bytes": 64 * 1024, "preallocate": False, **settings}
-    return open_node_log(LogContext(store, IDENTITY, Settings(**settings), FakeClock(), SeededRandomness(seed)), what="the test", takeover=takeover)
+    return open_node_log(
+        LogContext(store, IDENTITY, Settings(**settings), FakeClock(), SeededRandomness(seed)),
+        what="the test",
+        takeover=takeover,
+    )
 
 
 def embedded(store: SegmentStore, **options: Any) -> imap_wal.Store:
@@ -115,7 +135,9 @@ class Threads:
     def __init__(self, *works: Callable[[], Any]) -> None:
         self._errors: list[BaseException] = []
         self._gate = threading.Barrier(len(works))
-        self._threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), daemon=True) for work in works
+        ]
         for thread in self._threads:
             thread.start()
 

@@ -41,37 +41,60 @@ class Access:
         """`InvalidSetting` if strangers could connect, or if the settings contradict each other."""
         for uid in self.allow_uids:
             if type(uid) is not int or not 0 <= uid <= UID_MAX:
-                raise InvalidSetting(f"allow_uids has {uid!r}; it takes numbers of users, as `id -u USER` prints them")
+                raise InvalidSetting(
+                    f"allow_uids has {uid!r}; it takes numbers of users, as `id -u USER` "
+                    "prints them"
+                )
         if self.endpoint.startswith("ipc://"):
             self._check_socket()
             return
         if self.allow_uids:
-            raise InvalidSetting(f"allow_uids is for ipc:// endpoints; at {self.endpoint}, keys say who may connect: set key and clients")
+            raise InvalidSetting(
+                f"allow_uids is for ipc:// endpoints; at {self.endpoint}, keys say who may "
+                "connect: set key and clients"
+            )
         if bool(self.key) != bool(self.clients):
             raise InvalidSetting(
-                "key and clients belong together: the agent's own key, and the file of those that it admits; docs/operations.md, Keys"
+                "key and clients belong together: the agent's own key, and the file of those "
+                "that it admits; docs/operations.md, Keys"
             )
         if not self.key and not is_loopback(self.endpoint):
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: without keys, whoever reaches this address could read and change the log. Use a Unix socket "
-                f"({DEFAULT_ENDPOINT}), a loopback address (tcp://127.0.0.1:7701), or keys: `imap-wal keys new`, then set key and clients"
+                f"endpoint {self.endpoint}: without keys, whoever reaches this address could "
+                "read and change the log. Use a Unix socket "
+                f"({DEFAULT_ENDPOINT}), a loopback address (tcp://127.0.0.1:7701), or keys: "
+                "`imap-wal keys new`, then set key and clients"
             )
 
     def _check_socket(self) -> None:
         if self.key or self.clients:
-            raise InvalidSetting(f"key and clients are for tcp:// endpoints; at {self.endpoint}, the kernel names the user: set allow_uids")
+            raise InvalidSetting(
+                f"key and clients are for tcp:// endpoints; at {self.endpoint}, the kernel "
+                "names the user: set allow_uids"
+            )
         if mode(self.endpoint_mode, "endpoint_mode") & 0o006 and not self.allow_uids:
             raise InvalidSetting(
-                f"endpoint_mode {self.endpoint_mode} lets every user of this machine connect; name those who may: allow_uids = [{os.geteuid()}, …]"
+                f"endpoint_mode {self.endpoint_mode} lets every user of this machine "
+                f"connect; name those who may: allow_uids = [{os.geteuid()}, …]"
             )
 
     @property
     def doubt(self) -> str:
         """What an operator should know about who may connect; "" if nothing."""
         if self.endpoint.startswith("tcp://") and not self.key:
-            return f"every user of this machine may connect to {self.endpoint}; use {DEFAULT_ENDPOINT}, or keys"
-        if self.endpoint.startswith("ipc://") and not self.allow_uids and int(self.endpoint_mode, 8) & 0o060:
-            return f"every member of the socket's group may connect (endpoint_mode {self.endpoint_mode}); name the users with allow_uids"
+            return (
+                f"every user of this machine may connect to {self.endpoint}; use "
+                f"{DEFAULT_ENDPOINT}, or keys"
+            )
+        if (
+            self.endpoint.startswith("ipc://")
+            and not self.allow_uids
+            and int(self.endpoint_mode, 8) & 0o060
+        ):
+            return (
+                "every member of the socket's group may connect (endpoint_mode "
+                f"{self.endpoint_mode}); name the users with allow_uids"
+            )
         return ""
 
     def rules(self, clock: Clock) -> Rules | None:
@@ -79,7 +102,11 @@ class Access:
         used."""
         if self.endpoint.startswith("ipc://"):
             # A mode for the group without a list is from before there was one: the mode decides.
-            return None if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
+            return (
+                None
+                if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
+                else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
+            )
         return Keys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
 
     def check_files(self) -> None:

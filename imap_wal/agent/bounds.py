@@ -64,8 +64,8 @@ class Bounds:
 
 
 def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
-    """The bounds of an agent, under the limit of open files of this process. `local`: it listens at a
-    Unix socket, where libzmq ends the process without a descriptor; over TCP it waits for one.
+    """The bounds of an agent, under the limit of open files of this process. `local`: it listens at
+    a Unix socket, where libzmq ends the process without a descriptor; over TCP it waits for one.
     `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
@@ -76,13 +76,21 @@ def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) ->
         return Bounds(min(connections_max, room), True, files, message_bytes)
     few = (files - OWN_FILES_MIN) // 2
     if local or few < CONNECTIONS_LEAST:
-        least = wanted_files(min(connections_max, OWN_FILES_MIN)) if local else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
-        raise InvalidSetting(f"this process may open {files} files (ulimit -n); an agent needs {least}, and better {wanted_files(connections_max)}")
+        least = (
+            wanted_files(min(connections_max, OWN_FILES_MIN))
+            if local
+            else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
+        )
+        raise InvalidSetting(
+            f"this process may open {files} files (ulimit -n); an agent needs {least}, and "
+            f"better {wanted_files(connections_max)}"
+        )
     return Bounds(min(connections_max, few), False, files, message_bytes)
 
 
 def wanted_files(connections_max: int) -> int:
-    """A limit of open files with which so many connections are admitted, and no number of attempts does harm."""
+    """A limit of open files with which so many connections are admitted, and no number of attempts
+    does harm."""
     return OWN_FILES + connections_max + UNSEEN_MAX
 
 

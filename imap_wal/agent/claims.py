@@ -3,7 +3,8 @@
     hello of an unknown cluster id   the next incarnation, with an open list of members
     a request for a view             the next incarnation of the same cluster id, with a closed list
 
-Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ pin the cuts ─▶
+Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ pin the cuts
+    ─▶
 publish the lifetime. If a process ends before it is done, the next hello completes the claim.
 See docs/decisions/0004 and 0023.
 """
@@ -48,8 +49,8 @@ class VoidIncarnation(ImapWalError):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far as
-    it knows; 0: not known. `token`: the cluster's. `peer`: who sent it."""
+    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far
+    as it knows; 0: not known. `token`: the cluster's. `peer`: who sent it."""
 
     cluster_id: str
     member: str
@@ -73,14 +74,25 @@ class Claims:
     def __init__(self, log: NodeLog, cluster: ClusterLog, start: Start) -> None:
         self._log, self._cluster, self._start = log, cluster, start
         self._folder = log.identity.cluster_folder
-        begun = max((lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0)
+        begun = max(
+            (lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes), default=0
+        )
         self._number, self._known = log.claims.read()
         if begun > self._known.newest:
-            raise older_manifest(log.claims.folder, f"incarnation {begun} has begun, the last one claimed is {self._known.newest}")
+            raise older_manifest(
+                log.claims.folder,
+                f"incarnation {begun} has begun, the last one claimed is {self._known.newest}",
+            )
         # The claims get a token before the cluster's manifest says so, and lose it after: so it is
         # lost only if they have none before and after that manifest is read.
-        if not self._known.names_token and log.clusters.read()[1].token and not log.claims.read()[1].names_token:
-            raise older_manifest(log.claims.folder, "this cluster has a token, and its claims have none")
+        if (
+            not self._known.names_token
+            and log.clusters.read()[1].token
+            and not log.claims.read()[1].names_token
+        ):
+            raise older_manifest(
+                log.claims.folder, "this cluster has a token, and its claims have none"
+            )
         self._read_at = log.clock.monotonic()
 
     @property
@@ -111,8 +123,8 @@ class Claims:
 
     def enter(self, who: Greeting, is_new: bool, look: int = 0) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
-        that has none, unless it has to wait (`start.Waits`). `is_new`: this plug-in has never been in
-        any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`, `NotAllowed`."""
+        that has none, unless it has to wait (`start.Waits`). `is_new`: this plug-in has never been
+        in any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`, `NotAllowed`."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
@@ -136,10 +148,14 @@ class Claims:
             if who.token and not claims.tokens:
                 claims = replace(claims, tokens=(token_hash(who.token),))
             claimed = claims.claims.get(who.cluster_id)
-            if claimed == claims.newest:  # a copy of a log, or a program has an incarnation above it
+            if (
+                claimed == claims.newest
+            ):  # a copy of a log, or a program has an incarnation above it
                 return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
             # Members that were in the older incarnation hold what is not in the log.
-            return claims.with_claim(who.cluster_id, incarnation, () if claimed is None else (who.member,))
+            return claims.with_claim(
+                who.cluster_id, incarnation, () if claimed is None else (who.member,)
+            )
 
         incarnation = self._claim(who, admitted, anew).newest
         if tried:
@@ -156,7 +172,8 @@ class Claims:
         claimed = claims.claims.get(who.cluster_id)
         if claimed is None:
             raise NotAllowed(
-                f"cluster {who.cluster_id} does not have this log, and {who.peer.name} may not claim it: that needs the rights 'write' and 'claim'"
+                f"cluster {who.cluster_id} does not have this log, and {who.peer.name} may "
+                "not claim it: that needs the rights 'write' and 'claim'"
             )
         if claimed != claims.newest:
             raise _followed(claims, claimed)
@@ -199,7 +216,11 @@ class Claims:
             former = claims.cluster_id
             fitting = existing(claims)
             # Without the permit, another cluster is claiming the log now, or this log is a copy.
-            if fitting is not None and claims.newest != outdated and (not claims.permitted or self._permit_is_there(claims.newest)):
+            if (
+                fitting is not None
+                and claims.newest != outdated
+                and (not claims.permitted or self._permit_is_there(claims.newest))
+            ):
                 return fitting if fitting != claims else None
             if reserved <= claims.newest:
                 demand_authority(claims, who)  # before a number is taken
@@ -212,7 +233,9 @@ class Claims:
             if not _begun(self._log.clusters.read()[1], incarnation):
                 shut_out_others(self._log, f"Hazelcast cluster {who.cluster_id!r}", embedded=True)
                 if self._log.clusters.read()[1].embedded >= incarnation:
-                    outdated = incarnation  # the program's changes would win over those of the members
+                    outdated = (
+                        incarnation  # the program's changes would win over those of the members
+                    )
                     continue
                 if not begin(self._cluster, claims):
                     continue  # a newer claim came in between
@@ -224,13 +247,35 @@ class Claims:
     def _tell(self, claims: ClaimManifest, who: Greeting, former: str) -> None:
         """A line for the audit."""
         identity = self._log.identity
-        about = {"log": f"{identity.namespace}/{identity.cluster}", "node": identity.node, "incarnation": claims.newest, "member": who.member}
+        about = {
+            "log": f"{identity.namespace}/{identity.cluster}",
+            "node": identity.node,
+            "incarnation": claims.newest,
+            "member": who.member,
+        }
         if former == who.cluster_id:
-            _log.warning("view claimed", cluster=who.cluster_id, members=len(claims.members), lost=list(claims.lost), peer=who.peer.name, **about)
+            _log.warning(
+                "view claimed",
+                cluster=who.cluster_id,
+                members=len(claims.members),
+                lost=list(claims.lost),
+                peer=who.peer.name,
+                **about,
+            )
         else:
-            _log.warning("log claimed", cluster=who.cluster_id, former=former, peer=who.peer.name, token=bool(claims.tokens), **about)
+            _log.warning(
+                "log claimed",
+                cluster=who.cluster_id,
+                former=former,
+                peer=who.peer.name,
+                token=bool(claims.tokens),
+                **about,
+            )
         if not claims.tokens:
-            _log.info("this log has no token: whoever may connect and claim can take it from its cluster; docs/operations.md, The cluster's token")
+            _log.info(
+                "this log has no token: whoever may connect and claim can take it from its "
+                "cluster; docs/operations.md, The cluster's token"
+            )
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
         """Only two kinds of plug-in may claim for an older cluster again: one that is in the newest
@@ -239,7 +284,11 @@ class Claims:
         plugins = self._log.manifests.read()[1].plugins
         if f"{who.plugin}/{claims.newest}" in plugins:
             return False
-        if who.view or not is_new or any(known.rpartition("/")[0] == who.plugin for known in plugins):
+        if (
+            who.view
+            or not is_new
+            or any(known.rpartition("/")[0] == who.plugin for known in plugins)
+        ):
             raise _followed(claims, claimed)
         return True
 
@@ -249,8 +298,12 @@ class Claims:
 
 def reserve(cluster: ClusterLog) -> int:
     """A new incarnation, from the counter that all writers of this cluster use, with its permit."""
-    current_cluster(cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness)
-    incarnation = cluster.manifests.update(lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)).incarnation
+    current_cluster(
+        cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness
+    )
+    incarnation = cluster.manifests.update(
+        lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
+    ).incarnation
     with suppress(AlreadyExists):  # our own create, whose answer was lost
         cluster.store.create(layout.claim_path(cluster.folder, incarnation), b"")
     return incarnation
@@ -267,7 +320,9 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             # An older lifetime must not begin after a later one: its cut could void what counts
             # by the later one.
             return None
-        if pinned is None or pinned[0] != manifest.lifetimes:  # never below the cuts of a lifetime before it
+        if (
+            pinned is None or pinned[0] != manifest.lifetimes
+        ):  # never below the cuts of a lifetime before it
             pinned = manifest.lifetimes, pin(cluster, claims)
         lifetimes = (*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1]))
         return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
@@ -276,8 +331,8 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
 
 
 def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
-    """Where each node's log ends. It is read after the permits of all older incarnations are gone, so
-    everything that was acknowledged for them is below."""
+    """Where each node's log ends. It is read after the permits of all older incarnations are gone,
+    so everything that was acknowledged for them is below."""
     delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
     return pin_cuts(cluster)
 
@@ -286,7 +341,11 @@ def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
     """Delete the permits of incarnations before `end`: from `first` on by name, and those that a
     listing shows."""
     store, folder = cluster.store, cluster.folder
-    listed = {file.path for file in store.list(f"{folder}/claims") if (layout.parse_claim_path(file.path) or end) < end}
+    listed = {
+        file.path
+        for file in store.list(f"{folder}/claims")
+        if (layout.parse_claim_path(file.path) or end) < end
+    }
     for path in listed | {layout.claim_path(folder, older) for older in range(first, end)}:
         store.delete(path)
 
@@ -294,7 +353,10 @@ def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
 def check_token(claims: ClaimManifest, who: Greeting) -> None:
     """`NotAllowed` for a wrong token. A member without one may connect: it cannot claim."""
     if who.token and claims.tokens and not _has_token(claims, who):
-        raise NotAllowed(f"the token of member {who.member} is not the one of this log; its property cluster-token-file names another cluster's")
+        raise NotAllowed(
+            f"the token of member {who.member} is not the one of this log; its property "
+            "cluster-token-file names another cluster's"
+        )
 
 
 def demand_authority(claims: ClaimManifest, who: Greeting) -> None:
@@ -307,13 +369,21 @@ def demand_authority(claims: ClaimManifest, who: Greeting) -> None:
 def _lacks(claims: ClaimManifest, who: Greeting) -> str:
     """Why this peer may not have the log claimed; "" if it may."""
     if Right.CLAIM not in who.peer.rights:
-        return f"{who.peer.name} has no right 'claim', which a new cluster and a view of a cluster need"
+        return (
+            f"{who.peer.name} has no right 'claim', which a new cluster and a view of a cluster "
+            "need"
+        )
     if claims.closed:
-        return f"this log is a repaired copy, and it is not known who may claim it; on this log, {CLOSED_ADVICE}"
+        return (
+            "this log is a repaired copy, and it is not known who may claim it; on this log, "
+            f"{CLOSED_ADVICE}"
+        )
     if claims.tokens and not _has_token(claims, who):
         return (
-            f"this log has a token, and member {who.member} did not give it: it may not claim the log. Set the map-store property "
-            "cluster-token-file on every member; for a token that is lost: imap-wal claim --forget-tokens"
+            f"this log has a token, and member {who.member} did not give it: it may not "
+            "claim the log. Set the map-store property "
+            "cluster-token-file on every member; for a token that is lost: imap-wal claim "
+            "--forget-tokens"
         )
     return ""
 
@@ -326,13 +396,15 @@ def _has_token(claims: ClaimManifest, who: Greeting) -> bool:
 def _demand_admitted(claims: ClaimManifest, who: Greeting) -> None:
     if not claims.admits(who.member, who.view):
         raise VoidIncarnation(
-            f"member {who.member} was left out of view {claims.newest}: it must join the cluster again as a new member; restart it if it does not"
+            f"member {who.member} was left out of view {claims.newest}: it must join the "
+            "cluster again as a new member; restart it if it does not"
         )
 
 
 def _followed(claims: ClaimManifest, claimed: int) -> VoidIncarnation:
     return VoidIncarnation(
-        f"this cluster's incarnation {claimed} was followed by {claims.newest}, of cluster {claims.cluster_id}: "
+        f"this cluster's incarnation {claimed} was followed by {claims.newest}, of cluster "
+        f"{claims.cluster_id}: "
         "restart the members of this cluster, one after the other or all at once"
     )
 

@@ -1,4 +1,5 @@
-"""Settings of an agent, from a TOML file; `docs/reference/agent.toml` lists them all with comments."""
+"""Settings of an agent, from a TOML file; `docs/reference/agent.toml` lists them all with
+comments."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ CLOCK_OFFSET_MS_MAX = 10**12
 """Some 30 years."""
 CONNECTIONS_MOST = 2**16
 VALUE_BYTES_MAX = 2**29
-"""An answer has a few of the largest keys and values, and must be below 2 GiB: a member takes no larger
-frame."""
+"""An answer has a few of the largest keys and values, and must be below 2 GiB: a member takes no
+larger frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,30 +67,50 @@ class AgentConfig:
         try:
             object.__setattr__(self, "start_policy", StartPolicy(self.start_policy))
         except ValueError:
-            raise InvalidSetting(f"start_policy is {self.start_policy!r}; it takes one of {', '.join(StartPolicy)}") from None
+            raise InvalidSetting(
+                f"start_policy is {self.start_policy!r}; it takes one of {', '.join(StartPolicy)}"
+            ) from None
         if not isinstance(self.allow_uids, list | tuple):
-            raise InvalidSetting(f"allow_uids is {self.allow_uids!r}; it takes a list of numbers of users, as in [1001]")
+            raise InvalidSetting(
+                f"allow_uids is {self.allow_uids!r}; it takes a list of numbers of users, as "
+                "in [1001]"
+            )
         object.__setattr__(self, "allow_uids", tuple(self.allow_uids))
         refuse_wrong_types(self)
         mode(self.endpoint_mode, "endpoint_mode")
         self._locate()
         if self.log.manual_wal_flush:
-            raise InvalidSetting("log.manual_wal_flush is for embedded stores: a member must not be told of what is not in the log")
+            raise InvalidSetting(
+                "log.manual_wal_flush is for embedded stores: a member must not be told of "
+                "what is not in the log"
+            )
         if not CONNECTIONS_LEAST <= self.connections_max <= CONNECTIONS_MOST:
-            raise InvalidSetting(f"connections_max is {self.connections_max}; it takes a number from {CONNECTIONS_LEAST} to {CONNECTIONS_MOST}")
+            raise InvalidSetting(
+                f"connections_max is {self.connections_max}; it takes a number from "
+                f"{CONNECTIONS_LEAST} to {CONNECTIONS_MOST}"
+            )
         if self.log.max_value_bytes > VALUE_BYTES_MAX:
-            raise InvalidSetting(f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most {VALUE_BYTES_MAX}, 512 MiB")
+            raise InvalidSetting(
+                f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most "
+                f"{VALUE_BYTES_MAX}, 512 MiB"
+            )
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
         if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:
             raise InvalidSetting(
-                f"lifetime_timeout_s is 0, so agents give no signs, and start_policy is {str(self.start_policy)!r}, which needs them; "
+                "lifetime_timeout_s is 0, so agents give no signs, and start_policy is "
+                f"{str(self.start_policy)!r}, which needs them; "
                 'set lifetime_timeout_s above 0, or start_policy = "partial" too'
             )
         if abs(self.clock_offset_ms) > CLOCK_OFFSET_MS_MAX:
-            raise InvalidSetting(f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from -{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}")
+            raise InvalidSetting(
+                f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from "
+                f"-{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}"
+            )
         if not self.endpoint.startswith(("ipc://", "tcp://")):
-            raise InvalidSetting(f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port")
+            raise InvalidSetting(
+                f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
+            )
         self.access.check()
 
     @property
@@ -109,12 +130,16 @@ class AgentConfig:
         return StartRules(self.start_policy, self.start_timeout_s, self.lifetime_timeout_s)
 
     @classmethod
-    def from_mapping(cls, data: Mapping[str, Any], file: str = "the configuration", **overrides: Any) -> Self:
+    def from_mapping(
+        cls, data: Mapping[str, Any], file: str = "the configuration", **overrides: Any
+    ) -> Self:
         """`InvalidSetting` names the first key that is unknown or wrong."""
         table = dict(data)
         log = table.pop("log", {})
         if not isinstance(log, Mapping):
-            raise InvalidSetting(f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]")
+            raise InvalidSetting(
+                f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]"
+            )
         _refuse_unknown(table, {each.name for each in fields(cls)} - {"takeover"}, file, "")
         _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
         if "url" not in table:

@@ -21,12 +21,14 @@ from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 
 GREETING_S = 1.0
-"""While there are too many, the oldest connection that has said no hello for this time makes room."""
+"""While there are too many, the oldest connection that has said no hello for this time makes
+room."""
 CLOSED_S = 0.02
-"""libzmq reports an end shortly before it closes the descriptor. If the connection is still there after
-this time, the report was about an earlier one on the same descriptor."""
+"""libzmq reports an end shortly before it closes the descriptor. If the connection is still there
+after this time, the report was about an earlier one on the same descriptor."""
 SWEEP_S = 1.0
-"""How often all connections are looked at, while there are too many: libzmq does not report each end."""
+"""How often all connections are looked at, while there are too many: libzmq does not report each
+end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ class Ended(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """An open connection. `inode`: its socket's, as the number `fd` is used again. `sender`: by which
-    name its messages came; b"": none came. `greeted`: its hello was accepted.
-    `reported`: when its end was."""
+    """An open connection. `inode`: its socket's, as the number `fd` is used again. `sender`: by
+    which name its messages came; b"": none came. `greeted`: its hello was accepted. `reported`:
+    when its end was."""
 
     fd: int
     inode: int
@@ -68,8 +70,21 @@ class Door:
     """`next_event` waits for an event for a moment, None: there was none; `Ended`. `place`: where
     libzmq listens, as `getsockname` gives it for each accepted connection: a path, or a port."""
 
-    def __init__(self, next_event: Callable[[], Event | None], place: str | int, most: int, clock: Clock, lines: Lines) -> None:
-        self._next_event, self._place, self._most, self._clock, self._lines = next_event, place, most, clock, lines
+    def __init__(
+        self,
+        next_event: Callable[[], Event | None],
+        place: str | int,
+        most: int,
+        clock: Clock,
+        lines: Lines,
+    ) -> None:
+        self._next_event, self._place, self._most, self._clock, self._lines = (
+            next_event,
+            place,
+            most,
+            clock,
+            lines,
+        )
         self._mutex = threading.Lock()
         self._open: dict[int, _Known] = {}
         self._by_sender: dict[bytes, _Known] = {}
@@ -77,7 +92,10 @@ class Door:
         self._ending: deque[_Known] = deque()
         self._refused, self._swept = 0, -SWEEP_S
         # To look at a socket takes a descriptor, also when there is none left.
-        self._nothing, self._spare = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_RDONLY)
+        self._nothing, self._spare = (
+            os.open(os.devnull, os.O_RDONLY),
+            os.open(os.devnull, os.O_RDONLY),
+        )
         self.worker = Worker("imap-wal-door", self._turn)
 
     # ---- its own thread ----
@@ -121,7 +139,10 @@ class Door:
                     self._leave(each.fd)
         if len(self._open) > self._most:
             before = now - GREETING_S
-            silent = next((each for each in self._open.values() if not each.greeted and each.since < before), known)
+            silent = next(
+                (each for each in self._open.values() if not each.greeted and each.since < before),
+                known,
+            )
             self._shut(silent)
             self._lines.warning("too many connections", most=self._most, refused=self._refused)
 

@@ -3,7 +3,8 @@
     {path}        the socket, mode 0600 unless `endpoint_mode` says otherwise
     {path}.lock   held by the agent that listens; its one line names that agent; mode 0600
 
-If the agent makes their folder, whoever may connect can enter it, but only the agent's user can write
+If the agent makes their folder, whoever may connect can enter it, but only the agent's user can
+write
 there: whoever can write there can replace the socket.
 
 Before libzmq binds, it removes whatever is at the path of the endpoint: a file, or the socket of a
@@ -43,14 +44,19 @@ class EndpointLock:
     listens there, if the path has something other than a socket, or if the folder cannot be
     used."""
 
-    def __init__(self, endpoint: str, owner: str, holder: str, *, takeover: bool = False, mode: int = 0o600) -> None:
+    def __init__(
+        self, endpoint: str, owner: str, holder: str, *, takeover: bool = False, mode: int = 0o600
+    ) -> None:
         self.endpoint, self._mode = endpoint, mode
         self._lock: Lock | None = None
         if not endpoint.startswith(IPC):
             return
         path = endpoint.removeprefix(IPC)
         if not path or path[0] in "@*":
-            raise InvalidSetting(f"endpoint {endpoint}: every user of this machine may connect there; it takes the path of a file, ipc:///path")
+            raise InvalidSetting(
+                f"endpoint {endpoint}: every user of this machine may connect there; it "
+                "takes the path of a file, ipc:///path"
+            )
         self._path = os.path.abspath(path)
         try:
             taken = self._acquire(owner, holder, takeover)
@@ -65,13 +71,20 @@ class EndpointLock:
     def _acquire(self, owner: str, holder: str, takeover: bool) -> bool:
         """Whether the lock was taken from a living agent."""
         folder, name = os.path.split(self._path)
-        locks = LocalStore(folder, folder_mode=0o700 | (0o050 if self._mode & 0o070 else 0) | (0o005 if self._mode & 0o007 else 0))
+        locks = LocalStore(
+            folder,
+            folder_mode=0o700
+            | (0o050 if self._mode & 0o070 else 0)
+            | (0o005 if self._mode & 0o007 else 0),
+        )
         try:
             self._lock = locks.lock(f"{name}.lock", holder)
         except Locked as error:
             if not takeover or not error.holder.startswith(f"{owner} "):
                 raise InvalidSetting(
-                    f"endpoint {self.endpoint} is held by {error.holder or 'another process'}; stop it, or give this agent another endpoint"
+                    f"endpoint {self.endpoint} is held by "
+                    f"{error.holder or 'another process'}; stop it, or give this agent "
+                    "another endpoint"
                 ) from error
             self._lock = locks.lock(f"{name}.lock", holder, take=True)
             _log.warning("endpoint taken over", endpoint=self.endpoint, former=error.holder)
@@ -83,8 +96,10 @@ class EndpointLock:
             with suppress(OSError):
                 owner = os.lstat(f"{self._path}.lock").st_uid
                 return (
-                    f"the lock file {self._path}.lock belongs to {user_name(owner)}, and {user_name(os.geteuid())} cannot open it; "
-                    "if no agent of that user listens there, remove the file, else name another place"
+                    f"the lock file {self._path}.lock belongs to {user_name(owner)}, and "
+                    f"{user_name(os.geteuid())} cannot open it; "
+                    "if no agent of that user listens there, remove the file, else name "
+                    "another place"
                 )
         return f"{error}; name a folder that this user can write to"
 
@@ -96,19 +111,25 @@ class EndpointLock:
         except OSError as error:
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}") from error
         if not stat.S_ISSOCK(found.st_mode):
-            raise InvalidSetting(f"endpoint {self.endpoint}: something that is not a socket stands at {self._path}; it stays: name another place")
+            raise InvalidSetting(
+                f"endpoint {self.endpoint}: something that is not a socket stands at "
+                f"{self._path}; it stays: name another place"
+            )
         if taken:
             return
         try:
             answers = _answers(self._path)
         except PermissionError:
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: the socket {self._path} belongs to {user_name(found.st_uid)}, and {user_name(os.geteuid())} cannot "
-                "connect to it, to see whether a process still listens there; if none does, remove the socket, else name another place"
+                f"endpoint {self.endpoint}: the socket {self._path} belongs to "
+                f"{user_name(found.st_uid)}, and {user_name(os.geteuid())} cannot "
+                "connect to it, to see whether a process still listens there; if none does, "
+                "remove the socket, else name another place"
             ) from None
         if answers:
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: a process that holds no lock of ours listens at {self._path}; stop it, or give this agent another endpoint"
+                f"endpoint {self.endpoint}: a process that holds no lock of ours listens at "
+                f"{self._path}; stop it, or give this agent another endpoint"
             )
 
     @contextmanager

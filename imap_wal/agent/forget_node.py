@@ -1,7 +1,8 @@
 """Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
 restores no longer read its log.
 
-    shut the writer out ─▶ node's manifest: forgotten ─▶ cluster's manifest: without it ─▶ files go ─▶ node's last manifest
+    shut the writer out ─▶ node's manifest: forgotten ─▶ cluster's manifest: without it ─▶ files go
+    ─▶ node's last manifest
 
 While the forgetting has not ended, the node's log cannot be opened. Afterwards its folder has one
 small manifest, from which a new log under this name continues with a higher epoch: a file that the
@@ -70,7 +71,9 @@ class ForgetReport:
     refused: str = ""
 
 
-def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False) -> ForgetReport:
+def forget_node(
+    log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False
+) -> ForgetReport:
     """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
     all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
     those that no snapshot covers, or all of a log that cannot be read. A dry run reports that as
@@ -78,7 +81,10 @@ def forget_node(log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool
     try:
         return _forget_node(log, node, lose=lose, dry_run=dry_run)
     except NotFound as error:
-        raise LostRace(f"the log of node {node!r} changed while it was looked at ({error}); check whether the node is really gone") from error
+        raise LostRace(
+            f"the log of node {node!r} changed while it was looked at ({error}); check "
+            "whether the node is really gone"
+        ) from error
 
 
 def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> ForgetReport:
@@ -87,9 +93,20 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
     left = manifests.read()[1]
     if log_id is None and left.forgotten:  # an earlier run did not end, or files came late
-        return ForgetReport(node, left.directory, "", Loss(), _clear(log, node, manifests, left.directory, dry_run), dry_run, before=left.empty)
+        return ForgetReport(
+            node,
+            left.directory,
+            "",
+            Loss(),
+            _clear(log, node, manifests, left.directory, dry_run),
+            dry_run,
+            before=left.empty,
+        )
     if log_id is None:
-        raise InvalidSetting(f"cluster {log.cluster!r} has no node {node!r}; it has {', '.join(sorted(state.manifest.nodes)) or 'none'}")
+        raise InvalidSetting(
+            f"cluster {log.cluster!r} has no node {node!r}; it has "
+            f"{', '.join(sorted(state.manifest.nodes)) or 'none'}"
+        )
     missing = state.missing.get(node, "")
     lost = _loss_of_missing(log, state, node, left) if missing else _loss(log, state, node)
     refused = "" if lose else _refusal(node, missing, lost)
@@ -106,13 +123,18 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         elif not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)
             held = open_node_log(
-                LogContext(log.store, identity, Settings(), log.clock, log.randomness), what="imap-wal forget-node", takeover=True, directory=log_id
+                LogContext(log.store, identity, Settings(), log.clock, log.randomness),
+                what="imap-wal forget-node",
+                takeover=True,
+                directory=log_id,
             )
             stack.callback(held.close, clean=False)
             state = log.state()
             if node not in state.nodes or state.manifest.nodes[node] != log_id:
                 raise _replaced(node)
-            lost = _loss(log, state, node)  # with what its writer acknowledged before it was shut out
+            lost = _loss(
+                log, state, node
+            )  # with what its writer acknowledged before it was shut out
             refused = "" if lose else _refusal(node, missing, lost)
             if refused:
                 raise InvalidSetting(refused)
@@ -120,20 +142,29 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         _unregister(log, node, log_id)
         remove_signs(log.store, log.folder, node)
         files = _clear(log, node, manifests, log_id)
-    if log.store.capabilities.locks and left.directory in ("", log_id):  # else leases, which are kept: a number must not become free again
+    if log.store.capabilities.locks and left.directory in (
+        "",
+        log_id,
+    ):  # else leases, which are kept: a number must not become free again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
 
 
 def _replaced(node: str) -> LostRace:
-    return LostRace(f"node {node!r} was forgotten or replaced by another process at the same time; run the command again")
+    return LostRace(
+        f"node {node!r} was forgotten or replaced by another process at the same time; run "
+        "the command again"
+    )
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
     """After this, the log cannot be opened again. An open that came before has another epoch; then
     this raises, and what it appended is kept."""
     if manifest.epoch != epoch:
-        raise LostRace("another process opened this node's log; nothing was forgotten; check whether the node is really gone")
+        raise LostRace(
+            "another process opened this node's log; nothing was forgotten; check whether "
+            "the node is really gone"
+        )
     return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
@@ -194,11 +225,25 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     is: what can be read of them is counted. It is never all."""
     count, log_id = _Count(log.store), state.manifest.nodes[node]
     marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
-    covered = {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == log_id}
+    covered = {
+        name: mark.position
+        for name, mark in marks.items()
+        if mark is not None and mark.directory == log_id
+    }
     archives = left.archives if left.directory == log_id else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
     pieces = [
-        FileScan(ARCHIVE, node, each.path, each.map, log_id, first=each.first, last=each.last, covered=covered, records=each.records)
+        FileScan(
+            ARCHIVE,
+            node,
+            each.path,
+            each.map,
+            log_id,
+            first=each.first,
+            last=each.last,
+            covered=covered,
+            records=each.records,
+        )
         for each in archives
     ]
     pieces += [
@@ -222,20 +267,33 @@ def _log_of(store: SegmentStore, path: str) -> str:
         return ""
 
 
-def _clear(log: ClusterLog, node: str, manifests: ManifestLog[NodeManifest], log_id: str, dry_run: bool = False) -> tuple[str, ...]:
+def _clear(
+    log: ClusterLog,
+    node: str,
+    manifests: ManifestLog[NodeManifest],
+    log_id: str,
+    dry_run: bool = False,
+) -> tuple[str, ...]:
     """Delete what is left of a forgotten log, and publish its last manifest. Again after that:
-    delete what came late. The files of another log that is here are left alone; so is what is behind
-    a link, but for the manifests."""
+    delete what came late. The files of another log that is here are left alone; so is what is
+    behind a link, but for the manifests."""
     folder = log.node_folder(node)
-    # Listed before the manifest is read: while that is the forgotten log's, no other has files here.
-    listed = [file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")]
+    # Listed before the manifest is read: while that is the forgotten log's, no other has files
+    # here.
+    listed = [
+        file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")
+    ]
     number, manifest = manifests.read()
     if manifest.directory != log_id and number:
         return ()
     kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
     if not log.store.capabilities.durable_append:
         in_wal = [file for file in listed if file.path.startswith(f"{folder}/wal/")]
-        kept |= {path for path in sorted(layout.fences(in_wal, manifest.epoch + 1)) if holds_nothing(log.store, path)}
+        kept |= {
+            path
+            for path in sorted(layout.fences(in_wal, manifest.epoch + 1))
+            if holds_nothing(log.store, path)
+        }
     files = [file.path for file in listed if file.path not in kept]
     former = [path for path in files if path.startswith(f"{folder}/manifest/")]
     others = [path for path in files if path not in former]
@@ -258,7 +316,12 @@ def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
         return None  # another run was first; a new log may be here
     number, cluster = log.manifests.read()
     last = max(manifest.newest, manifest.archived[1], manifest.checkpoint.segment)
-    return NodeManifest(epoch=manifest.epoch, archived=(manifest.epoch, last), cluster=cluster.seen(number), forgotten=True)
+    return NodeManifest(
+        epoch=manifest.epoch,
+        archived=(manifest.epoch, last),
+        cluster=cluster.seen(number),
+        forgotten=True,
+    )
 
 
 def _unregister(log: ClusterLog, node: str, log_id: str) -> None:

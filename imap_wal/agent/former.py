@@ -1,9 +1,10 @@
-"""Which requests of a session count after its incarnation was followed by another: those up to a cut.
+"""Which requests of a session count after its incarnation was followed by another: those up to a
+cut.
 
 A member of the old view that is also in the new one learns this from the welcome: it acknowledges
 what counts, and sends the rest again. So an answer must stay true. It depends on the cuts of the
-lifetimes that have begun. The caller checks afterwards that the newest of them still has its permit:
-then every later cut is above what was read here.
+lifetimes that have begun. The caller checks afterwards that the newest of them still has its
+permit: then every later cut is above what was read here.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ UNKNOWN = -1
 """In place of a request number: files that held entries above the cut may be gone."""
 
 
-def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]) -> dict[int, int]:
+def last_that_count(
+    log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]
+) -> dict[int, int]:
     """Session → its last request that counts; 0: none. `sessions`: of this node, with their
     incarnations, all of which were followed. Nothing is appended for them meanwhile."""
     last = {session: log.requests.get(session, 0) for session in sessions}
@@ -33,7 +36,11 @@ def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, in
     number, manifest = cluster.manifests.read()
     node = log.identity.node
     cuts = {
-        session: min(lifetime.cuts.get(node, START) for lifetime in manifest.lifetimes if lifetime.incarnation > incarnation)
+        session: min(
+            lifetime.cuts.get(node, START)
+            for lifetime in manifest.lifetimes
+            if lifetime.incarnation > incarnation
+        )
         for session, incarnation in sessions.items()
     }
     first_cut = min(cuts.values())
@@ -44,7 +51,9 @@ def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, in
         removed = state.manifest.removed
         if first_cut == START:
             break
-        pieces = cluster.node_pieces(ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True)
+        pieces = cluster.node_pieces(
+            ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True
+        )
         try:
             above = _first_above(cluster, pieces, cuts)
         except NotFound:
@@ -52,12 +61,17 @@ def last_that_count(log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, in
         except LogError:
             break
         return {
-            session: UNKNOWN if removed > cuts[session] else min(request, above.get(session, request + 1) - 1) for session, request in last.items()
+            session: UNKNOWN
+            if removed > cuts[session]
+            else min(request, above.get(session, request + 1) - 1)
+            for session, request in last.items()
         }
     return {session: UNKNOWN if request else 0 for session, request in last.items()}
 
 
-def _first_above(cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[int, Position]) -> dict[int, int]:
+def _first_above(
+    cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[int, Position]
+) -> dict[int, int]:
     """Session → its first request in an entry above its cut."""
     found: dict[int, int] = {}
     for piece in pieces:
@@ -69,7 +83,9 @@ def _first_above(cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[
     return found
 
 
-def _look(cluster: ClusterLog, piece: FileScan, cuts: Mapping[int, Position], found: dict[int, int]) -> None:
+def _look(
+    cluster: ClusterLog, piece: FileScan, cuts: Mapping[int, Position], found: dict[int, int]
+) -> None:
     for changes in read_piece(cluster.store, piece, positions=True):
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             _, _, session, request = row[ORDER]

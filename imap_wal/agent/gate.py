@@ -32,7 +32,9 @@ _POLL_MS = 100
 class Gate:
     """Asks `rules`. To be made before the socket binds."""
 
-    def __init__(self, context: zmq.Context[Any], rules: Rules, endpoint: str, lines: Lines) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], rules: Rules, endpoint: str, lines: Lines
+    ) -> None:
         self._rules, self._endpoint, self._lines = rules, endpoint, lines
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -63,22 +65,33 @@ class Gate:
             verdict = self._judge(frames)
         finally:  # a REP socket takes the next request only after its answer
             status, text = (b"400", b"not admitted") if verdict.why else (b"200", b"")
-            self._socket.send_multipart([_VERSION, number, status, text, verdict.user.encode(), b""])
+            self._socket.send_multipart(
+                [_VERSION, number, status, text, verdict.user.encode(), b""]
+            )
         self._tell(verdict)
         return True
 
     def _judge(self, frames: list[bytes]) -> Verdict:
         address, mechanism, credentials = frames[3].decode(errors="replace"), frames[5], frames[6:]
         wanted = b"CURVE" if self._rules.own is not None else b"NULL"
-        if frames[0] != _VERSION or mechanism != wanted or len(credentials) != (mechanism == b"CURVE"):
-            return Verdict(f"a peer at {address}", f"it came with mechanism {mechanism!r}, this endpoint takes {wanted!r}")
+        if (
+            frames[0] != _VERSION
+            or mechanism != wanted
+            or len(credentials) != (mechanism == b"CURVE")
+        ):
+            return Verdict(
+                f"a peer at {address}",
+                f"it came with mechanism {mechanism!r}, this endpoint takes {wanted!r}",
+            )
         return self._rules.judge(address, *(credentials or [b""]))
 
     def _tell(self, verdict: Verdict) -> None:
         """A line for the audit."""
         about = verdict.who.partition(", process ")[0], verdict.why
         if verdict.why:
-            self._lines.warning("peer refused", about, endpoint=self._endpoint, peer=verdict.who, reason=verdict.why)
+            self._lines.warning(
+                "peer refused", about, endpoint=self._endpoint, peer=verdict.who, reason=verdict.why
+            )
         else:
             self._lines.info("peer admitted", about, endpoint=self._endpoint, peer=verdict.who)
 
@@ -93,7 +106,10 @@ def check_pair(pair: KeyPair) -> None:
     """`InvalidSetting` unless the public key is that of the secret one."""
     secret = z85.encode(key_bytes(pair.secret, "secret-key"))
     if z85.decode(zmq.curve_public(secret)).hex() != pair.public.lower():
-        raise InvalidSetting(f"key {pair.name}: its public key is not that of its secret key; make a new one with `imap-wal keys new`")
+        raise InvalidSetting(
+            f"key {pair.name}: its public key is not that of its secret key; make a new one "
+            "with `imap-wal keys new`"
+        )
 
 
 def identify(socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:

@@ -54,7 +54,11 @@ class KeyPair:
         """The file of this key."""
         lines = [f'name = "{self.name}"', f'public-key = "{self.public}"']
         if self.secret:
-            lines = ["# Secret: for its owner only, mode 0600. The file .pub is for the other side.", *lines, f'secret-key = "{self.secret}"']
+            lines = [
+                "# Secret: for its owner only, mode 0600. The file .pub is for the other side.",
+                *lines,
+                f'secret-key = "{self.secret}"',
+            ]
         return "\n".join([*lines, ""])
 
 
@@ -62,7 +66,10 @@ def key_bytes(text: Any, what: str) -> bytes:
     """`InvalidSetting` unless this is a key. The error does not show it: it may be a secret."""
     if isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text):
         return bytes.fromhex(text)
-    raise InvalidSetting(f"{what} is not a key: a key has {2 * KEY_BYTES} hexadecimal digits; `imap-wal keys show FILE` prints a public one")
+    raise InvalidSetting(
+        f"{what} is not a key: a key has {2 * KEY_BYTES} hexadecimal digits; `imap-wal keys "
+        "show FILE` prints a public one"
+    )
 
 
 def read_secret(path: str | Path) -> KeyPair:
@@ -86,7 +93,10 @@ def _pair(data: Mapping[str, Any], path: str | Path) -> KeyPair:
 def checked_name(name: Any, where: str) -> str:
     """`InvalidSetting` unless this can name a key."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidSetting(f"{where}: {name!r} is no name of a key: it takes 1 to 64 letters, digits, dots, hyphens and underscores")
+        raise InvalidSetting(
+            f"{where}: {name!r} is no name of a key: it takes 1 to 64 letters, digits, dots, "
+            "hyphens and underscores"
+        )
     return name
 
 
@@ -108,7 +118,9 @@ def write_new(path: Path, text: str, mode: int) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
-        raise InvalidSetting(f"{path} exists already; it stays. Choose another name, or remove it first") from None
+        raise InvalidSetting(
+            f"{path} exists already; it stays. Choose another name, or remove it first"
+        ) from None
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -125,10 +137,14 @@ def read_clients(path: str | Path) -> dict[str, Peer]:
     for name, entry in _toml(_text(path, read_trusted_file), path).items():
         where = f"{path}: [{checked_name(name, str(path))}]"
         if not isinstance(entry, Mapping) or set(entry) != {"public-key", "rights"}:
-            raise InvalidSetting(f'{where} takes public-key = "…" and rights = ["read", "write", "claim"]')
+            raise InvalidSetting(
+                f'{where} takes public-key = "…" and rights = ["read", "write", "claim"]'
+            )
         public = key_bytes(entry["public-key"], f"{where} public-key").hex()
         if public in found:
-            raise InvalidSetting(f"{where} has the key of {found[public].name}; each client has its own")
+            raise InvalidSetting(
+                f"{where} has the key of {found[public].name}; each client has its own"
+            )
         found[public] = Peer(name, rights_of(entry["rights"], where))
     return found
 
@@ -137,19 +153,28 @@ def rights_of(words: Any, where: str) -> frozenset[Right]:
     """`InvalidSetting` names what is no right."""
     known = [str(right) for right in Right]
     if not isinstance(words, list | tuple) or not words or any(word not in known for word in words):
-        raise InvalidSetting(f"{where}: rights are {words!r}; they take one or more of {', '.join(known)}")
+        raise InvalidSetting(
+            f"{where}: rights are {words!r}; they take one or more of {', '.join(known)}"
+        )
     return frozenset(Right(word) for word in words)
 
 
 @contextmanager
 def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
-    """The clients of a file by their public keys, {} without one, to be changed in place. Without an
-    error they are written at the end. Another process that changes the file waits meanwhile, at the
-    lock of a file beside it. `InvalidSetting` for files that cannot be used."""
+    """The clients of a file by their public keys, {} without one, to be changed in place. Without
+    an error they are written at the end. Another process that changes the file waits meanwhile, at
+    the lock of a file beside it. `InvalidSetting` for files that cannot be used."""
     try:
-        lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        lock = os.open(
+            path.with_name(f".{path.name}.lock"),
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
     except OSError as error:
-        raise InvalidSetting(f"{error.filename}: {error.strerror}; whoever changes {path} must be able to lock this file") from error
+        raise InvalidSetting(
+            f"{error.filename}: {error.strerror}; whoever changes {path} must be able to "
+            "lock this file"
+        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         clients = read_clients(path) if os.path.lexists(path) else {}
@@ -162,7 +187,10 @@ def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
 def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
     """Replace the file as a whole: an agent may read it at any moment. Durable when it returns, so
     that a revoked key stays revoked. `InvalidSetting` if the file cannot be written."""
-    text = "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it again when it changes.\n"
+    text = (
+        "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it "
+        "again when it changes.\n"
+    )
     for public, peer in sorted(clients.items(), key=lambda client: client[1].name):
         rights = ", ".join(f'"{right}"' for right in Right if right in peer.rights)
         text += f'\n["{peer.name}"]\npublic-key = "{public}"\nrights = [{rights}]\n'
@@ -181,7 +209,9 @@ class Clients:
         self._file = Watched(
             path,
             lambda: read_clients(path),
-            lambda error: _log.error("clients not read again: those of before still count", file=path, error=str(error)),
+            lambda error: _log.error(
+                "clients not read again: those of before still count", file=path, error=str(error)
+            ),
         )
         self._path = path
         self._looked = clock.monotonic()
@@ -193,12 +223,19 @@ class Clients:
             self._looked = now
             before = self._file.last
             if self._file.look() is not before:
-                _log.info("clients read again", file=self._path, clients=_names(self._file.last.values()))
+                _log.info(
+                    "clients read again", file=self._path, clients=_names(self._file.last.values())
+                )
         return self._file.last
 
 
 def _names(peers: Iterable[Peer]) -> str:
-    return ", ".join(sorted(f"{peer.name} ({'+'.join(right for right in Right if right in peer.rights)})" for peer in peers))
+    return ", ".join(
+        sorted(
+            f"{peer.name} ({'+'.join(right for right in Right if right in peer.rights)})"
+            for peer in peers
+        )
+    )
 
 
 # ---- reading -------------------------------------------------------------------------------------
@@ -210,7 +247,9 @@ def _text(path: str | Path, read: Callable[[str | Path], bytes]) -> str:
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidSetting(f"{path}: not UTF-8 at byte {error.start}") from None  # the error holds the text
+        raise InvalidSetting(
+            f"{path}: not UTF-8 at byte {error.start}"
+        ) from None  # the error holds the text
 
 
 def _toml(text: str, path: str | Path) -> dict[str, Any]:

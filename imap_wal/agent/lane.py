@@ -1,5 +1,6 @@
-"""Requests that take long and have no changes: hello, view, stat, bye. They wait here, one after the
-other from each connection, so that a flood of them does not delay the acknowledgements of others.
+"""Requests that take long and have no changes: hello, view, stat, bye. They wait here, one after
+the other from each connection, so that a flood of them does not delay the acknowledgements of
+others.
 
 While changes arrive, these requests take at most a third of the time: after one that took t, the
 next begins 2 t later.
@@ -41,8 +42,8 @@ class Lane:
         self._next_at = self._busy_until = 0.0
 
     def put(self, message: Message) -> bool:
-        """Whether there is room for it: so many bytes of one connection may wait, or one request, as
-        far as there is room for those of all connections."""
+        """Whether there is room for it: so many bytes of one connection may wait, or one request,
+        as far as there is room for those of all connections."""
         waiting = self._waiting.get(message.sender) or _Waiting(deque())
         if waiting.messages and waiting.bytes + message.memory > WAITING_BYTES:
             return False
@@ -84,7 +85,9 @@ class Lane:
     def took(self, began: float) -> None:
         """The request that was taken last is done."""
         now = self._clock.monotonic()
-        self._next_at = now + min(PAUSE_S_MAX, PAUSE * (now - began)) if now < self._busy_until else now
+        self._next_at = (
+            now + min(PAUSE_S_MAX, PAUSE * (now - began)) if now < self._busy_until else now
+        )
 
     def forget(self, sender: bytes) -> None:
         """Its connection is gone."""

@@ -63,7 +63,9 @@ class Lines:
         if left_out:
             _log.warning("log lines left out", lines=left_out, seconds=round(seconds))
 
-    def _write(self, write: Callable[..., Any], event: str, about: Hashable, fields: dict[str, Any]) -> None:
+    def _write(
+        self, write: Callable[..., Any], event: str, about: Hashable, fields: dict[str, Any]
+    ) -> None:
         self.settle()
         with self._mutex:
             written = self._written.setdefault(event, set())

@@ -55,7 +55,14 @@ class Page:
 class Listing:
     """One listing: hands out its pages in order, and the last one again."""
 
-    def __init__(self, token: str, name: str, partitions: Partitions | None, view: MaterializedView, limit: int) -> None:
+    def __init__(
+        self,
+        token: str,
+        name: str,
+        partitions: Partitions | None,
+        view: MaterializedView,
+        limit: int,
+    ) -> None:
         """`partitions`: list only their keys; None: all keys."""
         self.what = (name, partitions)
         self.name = name
@@ -75,7 +82,9 @@ class Listing:
 
     def has(self, number: int) -> bool:
         """Whether that page can be requested; the first is 1."""
-        return (self._last is not None and number == self._number) or (number == self._number + 1 and not self._ended)
+        return (self._last is not None and number == self._number) or (
+            number == self._number + 1 and not self._ended
+        )
 
     @property
     def _ended(self) -> bool:
@@ -108,7 +117,10 @@ class Listing:
 
     def _check(self) -> None:
         if self._view.version != self._version:
-            raise ListingGone(f"the index was built anew while the keys of map {self.name!r} were listed; begin again")
+            raise ListingGone(
+                f"the index was built anew while the keys of map {self.name!r} were listed; "
+                "begin again"
+            )
 
 
 class Listings:
@@ -118,7 +130,14 @@ class Listings:
         self._view, self._randomness = view, randomness
         self._listings: dict[str, Listing] = {}
 
-    def page(self, name: str, cursor: tuple[str, int] | None, limit: int, partitions: Partitions | None = None, sender: bytes = NOBODY) -> Page:
+    def page(
+        self,
+        name: str,
+        cursor: tuple[str, int] | None,
+        limit: int,
+        partitions: Partitions | None = None,
+        sender: bytes = NOBODY,
+    ) -> Page:
         """The page at `cursor`, for this connection; None begins a listing of what the view has, in
         all partitions or in some. `ListingGone`, and what reading the index raises."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
@@ -130,7 +149,9 @@ class Listings:
             found = self._listings.get(token)
             if found is None or found.what != (name, partitions) or not found.has(number):
                 raise ListingGone(
-                    f"page {number} of a listing of the keys of map {name!r} was requested; this agent has no such listing, or cannot answer that page any more: begin again"
+                    f"page {number} of a listing of the keys of map {name!r} was requested; "
+                    "this agent has no such listing, or cannot answer that page any more: "
+                    "begin again"
                 )
             listing = self._listings.pop(token)
         page = listing.page(number, limit)
@@ -152,12 +173,17 @@ class Listings:
         own = [token for token, listing in self._listings.items() if listing.owner == owner]
         for token in own[: -(LISTINGS_MAX if owner else ABANDONED_MAX)]:
             del self._listings[token]
-        while len(self._listings) > 1 and sum(listing.memory for listing in self._listings.values()) > LISTINGS_BYTES:
+        while (
+            len(self._listings) > 1
+            and sum(listing.memory for listing in self._listings.values()) > LISTINGS_BYTES
+        ):
             taken: Counter[bytes] = Counter()
             for listing in self._listings.values():
                 taken[listing.owner] += listing.memory
             most = NOBODY if taken[NOBODY] else max(taken, key=taken.__getitem__)
-            del self._listings[next(token for token, listing in self._listings.items() if listing.owner == most)]
+            del self._listings[
+                next(token for token, listing in self._listings.items() if listing.owner == most)
+            ]
 
 
 def _size(keys: list[bytes]) -> int:

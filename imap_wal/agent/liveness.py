@@ -1,6 +1,7 @@
 """Which agents run, and whether the cluster that has the log is alive: small files that change.
 
-    SignOfLife   one file of each agent, created again under the next number, the former one deleted:
+    SignOfLife   one file of each agent, created again under the next number, the former one
+    deleted:
                  in `claims/alive/` while it hears members of the newest incarnation, otherwise in
                  `claims/present/`, with the id of the cluster that its member is in
     Watch        what an agent has seen of the files of others: a new lifetime is claimed only when
@@ -30,14 +31,36 @@ each other soon; the pause doubles each time."""
 
 
 class SignOfLife:
-    """Renewed by its own thread. While that hears no member it updates `watch`, so a new cluster need
-    not wait for the whole time. `heard`, `greeted` and `silent` do not wait for the storage."""
+    """Renewed by its own thread. While that hears no member it updates `watch`, so a new cluster
+    need not wait for the whole time. `heard`, `greeted` and `silent` do not wait for the
+    storage."""
 
-    def __init__(self, store: SegmentStore, cluster: str, node: str, epoch: int, timeout_s: float, watch: Watch, clock: Clock) -> None:
-        self._store, self._cluster, self._node, self._watch, self._clock = store, cluster, node, watch, clock
-        self._timeout_s, self._every_s, self._pause_s = timeout_s, timeout_s / RENEWALS, FIRST_PAUSE_S
+    def __init__(
+        self,
+        store: SegmentStore,
+        cluster: str,
+        node: str,
+        epoch: int,
+        timeout_s: float,
+        watch: Watch,
+        clock: Clock,
+    ) -> None:
+        self._store, self._cluster, self._node, self._watch, self._clock = (
+            store,
+            cluster,
+            node,
+            watch,
+            clock,
+        )
+        self._timeout_s, self._every_s, self._pause_s = (
+            timeout_s,
+            timeout_s / RENEWALS,
+            FIRST_PAUSE_S,
+        )
         self._alive = _File(store, lambda number: layout.alive_path(cluster, node, epoch, number))
-        self._present = _File(store, lambda number: layout.present_path(cluster, node, epoch, number))
+        self._present = _File(
+            store, lambda number: layout.present_path(cluster, node, epoch, number)
+        )
         self._due = clock.monotonic()
         self._unheard = 0
         self._heard = 0
@@ -64,13 +87,14 @@ class SignOfLife:
             self._watch.wake.set()  # the first sign comes at once
 
     def silent(self) -> None:
-        """The last member has said bye: the sign is deleted now. A member that is heard later makes a new one."""
+        """The last member has said bye: the sign is deleted now. A member that is heard later makes
+        a new one."""
         self._heard, self._silent, self._greeted = 0, True, ""
         self._watch.wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
-        """End the thread; after a clean stop no sign is left. It waits at most `timeout_s` for a storage
-        that does not answer."""
+        """End the thread; after a clean stop no sign is left. It waits at most `timeout_s` for a
+        storage that does not answer."""
         self.worker.stopping.set()
         self._watch.wake.set()
         if self.worker.stop(timeout_s) and clean:
@@ -89,14 +113,18 @@ class SignOfLife:
         heard = self._renew_alive(due)
         self._unheard = 0 if heard else self._unheard + due
         if due or heard:
-            self._pause_s = self._every_s if self._alive.path else min(self._every_s, 2 * self._pause_s)
+            self._pause_s = (
+                self._every_s if self._alive.path else min(self._every_s, 2 * self._pause_s)
+            )
             self._due = now + self._pause_s
         if due and now - self._greeted_at >= self._timeout_s:
             self._greeted = ""
         # Without a bye its members were killed: the next cluster need not wait for them either.
         over = not heard and (not self._alive.path or silent or self._unheard >= RENEWALS)
         greeted = self._greeted.encode()
-        if not heard and (due or (over and (not self._present.path or self._present.content != greeted))):
+        if not heard and (
+            due or (over and (not self._present.path or self._present.content != greeted))
+        ):
             self._present.renew(greeted)
         if over:
             self._alive.remove()
@@ -162,7 +190,9 @@ def remove_signs(store: SegmentStore, cluster: str, node: str) -> None:
 
 
 def _files(store: SegmentStore, folder: str) -> list[str]:
-    return sorted(file.path for file in store.list(folder) if layout.parse_sign_path(file.path) is not None)
+    return sorted(
+        file.path for file in store.list(folder) if layout.parse_sign_path(file.path) is not None
+    )
 
 
 def _text(content: bytes) -> str:
@@ -189,8 +219,8 @@ class Presence:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What look `number` found, which began at `at` (monotonic). `alive`: nodes whose agents hear
-    the cluster that has the log, as text, "" if there is none. `nodes`: those that a new cluster may
-    have to wait for."""
+    the cluster that has the log, as text, "" if there is none. `nodes`: those that a new cluster
+    may have to wait for."""
 
     number: int = 0
     at: float = 0.0
@@ -214,7 +244,12 @@ class Watch:
     for."""
 
     def __init__(
-        self, store: SegmentStore, cluster: str, timeout_s: float, clock: Clock, belonging: Callable[[], Iterable[str]] | None = None
+        self,
+        store: SegmentStore,
+        cluster: str,
+        timeout_s: float,
+        clock: Clock,
+        belonging: Callable[[], Iterable[str]] | None = None,
     ) -> None:
         self._store, self._cluster, self._clock, self._belonging = store, cluster, clock, belonging
         self.timeout_s = timeout_s
@@ -269,13 +304,15 @@ class Watch:
         alive, first = self.alive(), not self._looked
         self._see()
         nodes: dict[str, Presence] = {}
-        if self._belonging is not None and (self._wanted or first):  # at first, so that it is known before a hello
+        if self._belonging is not None and (
+            self._wanted or first
+        ):  # at first, so that it is known before a hello
             nodes = {name: self._presence(name) for name in sorted(self._belonging())}
         self.sight = Sight(begun.number, now, alive, nodes)
 
     def alive(self) -> str:
-        """The nodes with a sign of life, as text for an error; "" if there is none. A sign counts until
-        it has been seen unchanged for `timeout_s`."""
+        """The nodes with a sign of life, as text for an error; "" if there is none. A sign counts
+        until it has been seen unchanged for `timeout_s`."""
         if not self.timeout_s:
             return ""
         now, before = self._clock.monotonic(), self._since
@@ -284,17 +321,30 @@ class Watch:
             if now - since >= self.timeout_s and not self._store.exists(path):
                 found[path] = now  # it was renewed, and the listing is too old to show that
         self._since = found
-        ages = {str(layout.parse_sign_path(path)): now - since for path, since in found.items() if now - since < self.timeout_s}
-        return ", ".join(f"node {node!r} (its sign of life has not changed for {age:.1f} s)" for node, age in sorted(ages.items()))
+        ages = {
+            str(layout.parse_sign_path(path)): now - since
+            for path, since in found.items()
+            if now - since < self.timeout_s
+        }
+        return ", ".join(
+            f"node {node!r} (its sign of life has not changed for {age:.1f} s)"
+            for node, age in sorted(ages.items())
+        )
 
     def _see(self) -> None:
         """Update what is known of the agents that run."""
         now, before, first = self._clock.monotonic(), self._seen, not self._looked
         found: dict[str, _Seen] = {}
-        for path in _files(self._store, layout.present_folder(self._cluster)):  # of a node the newest comes last
+        for path in _files(
+            self._store, layout.present_folder(self._cluster)
+        ):  # of a node the newest comes last
             node = str(layout.parse_sign_path(path))
             known = before.get(node)
-            found[node] = known if known is not None and known.path == path else _Seen(path, now, fresh=known is not None or not first)
+            found[node] = (
+                known
+                if known is not None and known.path == path
+                else _Seen(path, now, fresh=known is not None or not first)
+            )
         for node, seen in found.items():
             if now - seen.since >= self.timeout_s and not self._store.exists(seen.path):
                 found[node] = _Seen(seen.path, now, fresh=True)  # as in `alive`
@@ -304,7 +354,9 @@ class Watch:
         now, seen = self._clock.monotonic(), self._seen.get(node)
         if seen is None:
             watched = now - (now if self._first is None else self._first)
-            return Presence(f"no sign of its agent, for the {watched:.0f} s that this agent has watched")
+            return Presence(
+                f"no sign of its agent, for the {watched:.0f} s that this agent has watched"
+            )
         if not seen.fresh or now - seen.since >= self.timeout_s:
             return Presence(f"the sign of its agent has not changed for {now - seen.since:.0f} s")
         if self._cluster_ids.get(node, ("", ""))[0] != seen.path:

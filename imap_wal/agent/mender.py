@@ -43,8 +43,13 @@ class Mender(Generic[T]):
         if failed is not None:
             try:
                 failed.close(False)
-            except (ImapWalError, StorageError) as error:  # what is acknowledged is safe; its lock expires or ends with this process
-                _log.warning("the failed log could not be closed", node=self._node, error=str(error))
+            except (
+                ImapWalError,
+                StorageError,
+            ) as error:  # what is acknowledged is safe; its lock expires or ends with this process
+                _log.warning(
+                    "the failed log could not be closed", node=self._node, error=str(error)
+                )
         if worker.stopping.wait(self._pause):
             return False
         self._pause = min(2 * self._pause, REOPEN_S_MAX)

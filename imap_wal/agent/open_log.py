@@ -29,10 +29,14 @@ class OpenLog:
     """Opened by its construction, which raises what `open_node_log` raises and then holds
     nothing."""
 
-    def __init__(self, config: AgentConfig, all_logs: ClusterLog, *, takeover: bool = False) -> None:
+    def __init__(
+        self, config: AgentConfig, all_logs: ClusterLog, *, takeover: bool = False
+    ) -> None:
         self._config = config
         identity = Identity(config.namespace, config.cluster, config.node)
-        context = LogContext(all_logs.store, identity, config.log, all_logs.clock, all_logs.randomness)
+        context = LogContext(
+            all_logs.store, identity, config.log, all_logs.clock, all_logs.randomness
+        )
         what = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(context, what=what, takeover=takeover, maps=True)
         with ExitStack() as undo:
@@ -64,7 +68,8 @@ class OpenLog:
             torn_bytes=recovery.torn_bytes,
             lost=""
             if lost is None
-            else f"{lost.frames} frames, {lost.records} entries from {lost.first} to {lost.last}, put aside: {', '.join(lost.put_aside)}",
+            else f"{lost.frames} frames, {lost.records} entries from {lost.first} to {lost.last}, "
+            f"put aside: {', '.join(lost.put_aside)}",
         )
 
     def close(self, clean: bool) -> None:

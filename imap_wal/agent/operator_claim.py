@@ -40,10 +40,14 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
     """Have the tokens with these hashes claim the log from now on; `keep`: also those of before.
     Without any, everybody may who may connect to an agent and claim. Claims that were closed are so
     no more. It changes nothing else."""
-    claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
+    claims = claim_manifests(
+        log.store, log.folder, log.manifest().claims, log.clock, log.randomness
+    )
 
     def changed(now: ClaimManifest) -> ClaimManifest:
-        return replace(now, tokens=tuple(dict.fromkeys((*(now.tokens if keep else ()), *add))), closed=False)
+        return replace(
+            now, tokens=tuple(dict.fromkeys((*(now.tokens if keep else ()), *add))), closed=False
+        )
 
     has_token = bool(changed(claims.read()[1]).tokens)
 
@@ -59,8 +63,11 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
-    """After this, only changes that are already in the log can be acknowledged for the former cluster."""
-    claims = claim_manifests(log.store, log.folder, log.manifest().claims, log.clock, log.randomness)
+    """After this, only changes that are already in the log can be acknowledged for the former
+    cluster."""
+    claims = claim_manifests(
+        log.store, log.folder, log.manifest().claims, log.clock, log.randomness
+    )
     before = claims.read()[1]
     files = signs(log.store, log.folder)
     nodes = tuple(sorted({str(parse_sign_path(path)) for path in files}))
@@ -70,12 +77,28 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         number = reserve(log)
 
         def change(now: ClaimManifest, number: int = number) -> ClaimManifest | None:
-            return replace(now.with_claim(f"imap-wal claim {number}", number), forced=True) if now.newest < number else None
+            return (
+                replace(now.with_claim(f"imap-wal claim {number}", number), forced=True)
+                if now.newest < number
+                else None
+            )
 
         newest = claims.update(change)
-        claimed = number if newest.newest == number and begin(log, newest) else 0  # else another claim came in between
+        claimed = (
+            number if newest.newest == number and begin(log, newest) else 0
+        )  # else another claim came in between
     if claimed:
         for path in files:
             with suppress(NotFound):
                 log.store.delete(path)
-    return ClaimReport(log.namespace, log.cluster, before.cluster_id, before.newest, nodes, claimed, others, len(before.tokens), before.closed)
+    return ClaimReport(
+        log.namespace,
+        log.cluster,
+        before.cluster_id,
+        before.newest,
+        nodes,
+        claimed,
+        others,
+        len(before.tokens),
+        before.closed,
+    )

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from imap_wal.agent.requests import Append, Beat, Bye, Hello, Malformed, Metadata, Request, Stat, View, kind_of
+from imap_wal.agent.requests import (
+    Append,
+    Beat,
+    Bye,
+    Hello,
+    Malformed,
+    Metadata,
+    Request,
+    Stat,
+    View,
+    kind_of,
+)
 from imap_wal.errors import NotAllowed
 
 
@@ -56,5 +67,6 @@ def demand(peer: Peer, request: Request | Malformed) -> None:
     right = needed(request)
     if not peer.rights or (right is not None and right not in peer.rights):
         raise NotAllowed(
-            f"{peer.name} has no right {str(right or 'to connect')!r}, which {kind_of(request)} needs; the agent's file of clients gives it"
+            f"{peer.name} has no right {str(right or 'to connect')!r}, which "
+            f"{kind_of(request)} needs; the agent's file of clients gives it"
         )

@@ -34,8 +34,8 @@ LOAD_KEYS = 64
 """An answer has at most this size, or one entry: large values come in several answers. So many keys
 are looked up at once."""
 LOAD_S = 0.5
-"""An answer to a `load` ends after this time, with the keys looked up so far: other connections read
-on the same thread."""
+"""An answer to a `load` ends after this time, with the keys looked up so far: other connections
+read on the same thread."""
 STUCK_LOOK_S = 0.2
 """How often answers that do not leave are looked at, while there is no room for others."""
 CLOSE_S = 5
@@ -44,8 +44,8 @@ AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 may read all logs."""
 
 FRESH_BYTES = 8 * 1024 * 1024
-"""0: never. When this node has appended so much since the last merge, the next merge needs no request. So
-less is left to merge when a member is lost and its partitions wait."""
+"""0: never. When this node has appended so much since the last merge, the next merge needs no
+request. So less is left to merge when a member is lost and its partitions wait."""
 FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
 """The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
 
@@ -77,10 +77,10 @@ class _Gone:
 
 
 class Reads:
-    """Answers read requests from one MaterializedView, which merges all nodes' logs once and then reads
-    only what was appended. `appended`: the bytes that this node has appended. `disconnect` closes a
-    connection, and says why in the log output. `demand` raises `NotAllowed` unless the sender still
-    has the right to read."""
+    """Answers read requests from one MaterializedView, which merges all nodes' logs once and then
+    reads only what was appended. `appended`: the bytes that this node has appended. `disconnect`
+    closes a connection, and says why in the log output. `demand` raises `NotAllowed` unless the
+    sender still has the right to read."""
 
     def __init__(
         self,
@@ -200,7 +200,9 @@ class Reads:
         """The oldest request that can be answered now."""
         if self._unsent.full:
             return None
-        found = next((asked for asked in self._waiting if asked.message.sender not in self._unsent), None)
+        found = next(
+            (asked for asked in self._waiting if asked.message.sender not in self._unsent), None
+        )
         if found is not None:
             self._waiting.remove(found)
         return found
@@ -232,7 +234,9 @@ class Reads:
 
     def _idle(self) -> bool:
         if self._unsent.full and (stuck := self._unsent.stuck()) is not None:
-            self._disconnect(stuck, "a peer does not read its answer, and other answers need the room")
+            self._disconnect(
+                stuck, "a peer does not read its answer, and other answers need the room"
+            )
         if self._wait() != 0:
             return False
         return self._refresh() if self._restore_at is None else self._restore()
@@ -247,7 +251,10 @@ class Reads:
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive during it wait; when it fails, they are answered
         with an error."""
-        self._restore_at, self._pause = self._clock.monotonic() + self._pause, min(2 * self._pause, AGAIN_S_MAX)
+        self._restore_at, self._pause = (
+            self._clock.monotonic() + self._pause,
+            min(2 * self._pause, AGAIN_S_MAX),
+        )
         try:
             self._view.catch_up()
         except (ImapWalError, StorageError) as error:
@@ -274,7 +281,9 @@ class Reads:
             self._fresh_at = now + max(FRESH_LOOK_S, FRESH_SHARE * (now - began))
         return True
 
-    def _send(self, message: Message, number: int, header: list[Any], payload: bytes | bytearray) -> None:
+    def _send(
+        self, message: Message, number: int, header: list[Any], payload: bytes | bytearray
+    ) -> None:
         if self._outbox is None:
             self._outbox = self._make_outbox()
         if isinstance(payload, Payload):
@@ -287,7 +296,9 @@ class Reads:
             self._outbox.close()
             self._outbox = self._make_outbox()
             text = f"the answer could not be sent: {type(error).__name__}: {error}"
-            self._outbox.send(message.sender, ["error", message.request.number, "restore-failed", text])
+            self._outbox.send(
+                message.sender, ["error", message.request.number, "restore-failed", text]
+            )
 
     def _catch_up(self, arrived: int) -> None:
         """What was acknowledged before this request came is in the view after this. Requests that
@@ -305,7 +316,11 @@ class Reads:
         return Payload(partial(self._queue.put, _Left(asked.message.sender, asked.arrived)))
 
     def _answer(self, asked: _Asked) -> tuple[list[Any], bytes | bytearray]:
-        request, kind, number = asked.message.request, asked.message.kind, asked.message.request.number
+        request, kind, number = (
+            asked.message.request,
+            asked.message.kind,
+            asked.message.request.number,
+        )
         try:
             self._demand(asked.message)
             if isinstance(request, Keys):
@@ -346,13 +361,23 @@ class Reads:
     def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytearray]:
         """A page of the keys in some partitions, with the entries of the first keys, as far as they
         fit into an answer."""
-        page = self._page(asked, request, Partitions(frozenset(request.partitions), asked.partition_count))
+        page = self._page(
+            asked, request, Partitions(frozenset(request.partitions), asked.partition_count)
+        )
         rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
         payload = self._payload(asked)
         payload += _packed(rows)
         pack = msgpack.Packer(use_bin_type=True).pack
         payload += b"".join([pack(key) for key in page.keys[loaded:]])
-        return ["list", request.number, page.cursor, len(page.keys), page.total, loaded, len(rows)], payload
+        return [
+            "list",
+            request.number,
+            page.cursor,
+            len(page.keys),
+            page.total,
+            loaded,
+            len(rows),
+        ], payload
 
     def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
         layout.check_map_name(request.map)
@@ -360,11 +385,13 @@ class Reads:
             self._partition_count = asked.partition_count
         if request.cursor is None:
             self._catch_up(asked.arrived)
-        return self._listings.page(request.map, request.cursor, request.limit, partitions, asked.message.sender)
+        return self._listings.page(
+            request.map, request.cursor, request.limit, partitions, asked.message.sender
+        )
 
     def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
-        """The entries of the first keys: of all, or of as many as fit into an answer and its time, at
-        least of one key."""
+        """The entries of the first keys: of all, or of as many as fit into an answer and its time,
+        at least of one key."""
         name, count = request.map, request.count
         layout.check_map_name(name)
         keys = keys_of(asked.message.payload, count)
@@ -372,8 +399,14 @@ class Reads:
         payload = self._payload(asked)
         entries = taken = 0
         until = self._clock.monotonic() + LOAD_S
-        while taken < count and len(payload) < ANSWER_BYTES and (not taken or self._clock.monotonic() < until):
-            rows, done = self._view.load_some(name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload))
+        while (
+            taken < count
+            and len(payload) < ANSWER_BYTES
+            and (not taken or self._clock.monotonic() < until)
+        ):
+            rows, done = self._view.load_some(
+                name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload)
+            )
             packed = _packed(rows)
             if payload and len(payload) + len(packed) > ANSWER_BYTES:
                 break  # an entry that does not fit comes first in the next answer
@@ -402,11 +435,18 @@ class Reads:
         after, payload, count = request.after, self._payload(asked), 0
         left = sorted(schema_id for schema_id in self.schemas if after is None or schema_id > after)
         for schema_id in left:
-            payload += msgpack.packb((schema_id, self.schemas[schema_id].to_bytes()), use_bin_type=True)
+            payload += msgpack.packb(
+                (schema_id, self.schemas[schema_id].to_bytes()), use_bin_type=True
+            )
             count += 1
             if len(payload) >= ANSWER_BYTES:
                 break
-        return ["schemas", request.number, count, left[count - 1] if count < len(left) else None], payload
+        return [
+            "schemas",
+            request.number,
+            count,
+            left[count - 1] if count < len(left) else None,
+        ], payload
 
     def _gather_schemas(self) -> None:
         """Set `schemas` to the valid ones of all logs. Report each of the others once."""
@@ -418,7 +458,10 @@ class Reads:
         for what in bad:
             if what not in self._named:
                 self._named.add(what)
-                _log.error("a schema in the log is not used; values that need it cannot be read", schema=what)
+                _log.error(
+                    "a schema in the log is not used; values that need it cannot be read",
+                    schema=what,
+                )
 
 
 def _packed(rows: list[Row]) -> bytes:

@@ -173,13 +173,17 @@ _PLACE = re.compile(r"`\$\[(\d+)\][^`]*`")
 
 def kind_of(request: Request | Malformed) -> str:
     """The kind as on the wire; "" if it cannot be read."""
-    return request.kind if isinstance(request, Malformed) else str(type(request).__struct_config__.tag)
+    return (
+        request.kind if isinstance(request, Malformed) else str(type(request).__struct_config__.tag)
+    )
 
 
 def read(header: bytes) -> Request | Malformed:
     """The request of a header. Raises nothing."""
     if len(header) > HEADER_BYTES_MAX:
-        return Malformed(*_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}")
+        return Malformed(
+            *_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}"
+        )
     try:
         request: Request = _decode(header)
     except _FAULTS as error:
@@ -208,7 +212,9 @@ def keys_of(payload: bytes, count: int) -> list[bytes]:
     try:
         return _decode_keys(in_array(payload, count))
     except _FAULTS as error:
-        raise ValueError(f"the payload is not a stream of {count} keys, each of them bin: {error}") from error
+        raise ValueError(
+            f"the payload is not a stream of {count} keys, each of them bin: {error}"
+        ) from error
 
 
 def _malformed(header: bytes, error: Exception) -> Malformed:
@@ -224,8 +230,14 @@ def _malformed(header: bytes, error: Exception) -> Malformed:
         return Malformed("", 0, "a message has a header [kind, number, ...] and a payload")
     if kind not in _FIELDS:
         return Malformed(kind, number, f"unknown request {kind!r}")
-    text = "it is nested too deeply" if isinstance(error, RecursionError) else _PLACE.sub(lambda found: _named(kind, found), str(error))
-    return Malformed(kind, number, f"{kind}: {text}; docs/protocol.md has the shape of this request")
+    text = (
+        "it is nested too deeply"
+        if isinstance(error, RecursionError)
+        else _PLACE.sub(lambda found: _named(kind, found), str(error))
+    )
+    return Malformed(
+        kind, number, f"{kind}: {text}; docs/protocol.md has the shape of this request"
+    )
 
 
 def _named(kind: str, place: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """The agent's loop: receive all that waits, put the appends in the ring, commit once, answer.
 
-While a commit is under way, requests gather in the socket; so the busier the members, the larger the commits. No thread is handed anything on the
-write path.
+While a commit is under way, requests gather in the socket; so the busier the members, the larger
+the commits. No thread is handed anything on the write path.
 """
 
 from __future__ import annotations
@@ -28,14 +28,42 @@ from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.peers import Peer, Right, demand
 from imap_wal.agent.reads import Reads
-from imap_wal.agent.requests import SUPPORTED, Append, Beat, Bye, Hello, Malformed, Metadata, Stat, View, Wish
+from imap_wal.agent.requests import (
+    SUPPORTED,
+    Append,
+    Beat,
+    Bye,
+    Hello,
+    Malformed,
+    Metadata,
+    Stat,
+    View,
+    Wish,
+)
 from imap_wal.agent.room import Room
 from imap_wal.agent.start import NotLooked, Waits
 from imap_wal.agent.transport import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.encryption import open_store
-from imap_wal.entry import HIGHEST, KEY, LOWEST, MAP, ORDER, PARTITION, PARTITION_COUNT, PARTITION_MAX, VALUE
-from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, StorageUnavailable, TooLarge
+from imap_wal.entry import (
+    HIGHEST,
+    KEY,
+    LOWEST,
+    MAP,
+    ORDER,
+    PARTITION,
+    PARTITION_COUNT,
+    PARTITION_MAX,
+    VALUE,
+)
+from imap_wal.errors import (
+    Fenced,
+    ImapWalError,
+    NotAllowed,
+    NotAppended,
+    StorageUnavailable,
+    TooLarge,
+)
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
 from imap_wal.read.cluster import ClusterLog, from_manifest
 from imap_wal.read.view import MaterializedView
@@ -61,7 +89,8 @@ STOPS = "the agent stops"
 
 READS = ("keys", "list", "load", "maps", "schemas")
 SLOW = Hello | View | Stat | Bye | Malformed
-"""Requests without changes, which may take as long as a commit: each waits for its turn (`lane`)."""
+"""Requests without changes, which may take as long as a commit: each waits for its turn
+(`lane`)."""
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What can be raised by reading a payload that is not as in `docs/protocol.md`."""
@@ -71,7 +100,8 @@ _log = structlog.get_logger("imap_wal.agent")
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An append that is in the ring: whom to answer, and how. Or, without a batch, an answer that must not overtake those before it."""
+    """An append that is in the ring: whom to answer, and how. Or, without a batch, an answer that
+    must not overtake those before it."""
 
     sender: bytes
     number: int
@@ -98,7 +128,9 @@ class Agent:
         self._clock = SystemClock(config.clock_offset_ms)
         randomness = SystemRandomness()
         self._store = open_store(config.url, wal_dir=config.wal_dir)
-        self._all_logs = ClusterLog(self._store, config.namespace, config.cluster, self._clock, randomness)
+        self._all_logs = ClusterLog(
+            self._store, config.namespace, config.cluster, self._clock, randomness
+        )
         self._stopping = False
         self._appends = self._duplicates = 0
         self._started = self._clock.monotonic()
@@ -110,13 +142,21 @@ class Agent:
         self._lines = Lines(self._clock)
         self._room = Room()
         self._lane = Lane(self._clock, self._room)
-        self.bounds = bounds(config.connections_max, config.log.max_value_bytes, local=config.endpoint.startswith(IPC))
+        self.bounds = bounds(
+            config.connections_max,
+            config.log.max_value_bytes,
+            local=config.endpoint.startswith(IPC),
+        )
         with ExitStack() as opened:
             opened.callback(self._store.close)
             owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
             # Before the log: an agent that is refused here has changed nothing.
             endpoint = EndpointLock(
-                config.endpoint, owner, holder_text(owner), takeover=config.takeover, mode=mode(config.endpoint_mode, "endpoint_mode")
+                config.endpoint,
+                owner,
+                holder_text(owner),
+                takeover=config.takeover,
+                mode=mode(config.endpoint_mode, "endpoint_mode"),
             )
             opened.callback(endpoint.release)
             rules = config.access.rules(self._clock)
@@ -183,7 +223,10 @@ class Agent:
             self._log.close(clean)
         except StorageError as error:
             if clean:
-                raise StorageUnavailable(f"closing the log of node {self.config.node!r}: {error}; what was acknowledged is in it") from error
+                raise StorageUnavailable(
+                    f"closing the log of node {self.config.node!r}: {error}; what was "
+                    "acknowledged is in it"
+                ) from error
             _log.warning("the log could not be closed", node=self.config.node, error=str(error))
 
     # ---- one turn ----
@@ -214,7 +257,9 @@ class Agent:
         acks_before = self.config.log.durability is Durability.ASYNC
         if acks_before:
             self._answer(pending)
-        if self._mender is None:  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
+        if (
+            self._mender is None
+        ):  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
             self._committer.commit_ready()
         if not acks_before:
             self._answer(pending)
@@ -261,7 +306,12 @@ class Agent:
         self._unkeep(sender)
 
     def _read_refused(self, message: Message) -> None:
-        self._error(message.sender, message.request.number, "restore-failed", f"{self._reads.worker.trouble}; start the agent again")
+        self._error(
+            message.sender,
+            message.request.number,
+            "restore-failed",
+            f"{self._reads.worker.trouble}; start the agent again",
+        )
 
     def _take_up(self, pending: list[Pending]) -> None:
         """The hellos that waited for a look which is done, or takes too long: as many as it is time
@@ -275,7 +325,9 @@ class Agent:
                 if self._clock.monotonic() >= until:
                     return
 
-    def _keep(self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]) -> None:
+    def _keep(
+        self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]
+    ) -> None:
         """Until the next look is done."""
         until = self._clock.monotonic() + LOOK_S if before is None else before.until
         if before is not None and self._clock.monotonic() >= until:
@@ -285,7 +337,9 @@ class Agent:
         if self._room.enter(message.memory):
             self._kept[message.sender] = Kept(message, error.look, until)
         else:
-            self._refuse(message, "not-ready", "requests of other connections take all the room", pending)
+            self._refuse(
+                message, "not-ready", "requests of other connections take all the room", pending
+            )
 
     def _unkeep(self, sender: bytes) -> Kept | None:
         """The hello of this connection that waited for a look; None: there was none."""
@@ -303,22 +357,41 @@ class Agent:
         except TooLarge as error:
             self._refuse(message, "too-large", _text(error), pending)
         except BadSchema as error:  # a metadata message has no changes, so changes may follow
-            self._lines.warning("schema refused", (self._router.peer(message.user).name, _text(error)), error=_text(error))
-            pending.append(Pending(message.sender, message.request.number, refusal=("schema-refused", _text(error))))
+            self._lines.warning(
+                "schema refused",
+                (self._router.peer(message.user).name, _text(error)),
+                error=_text(error),
+            )
+            pending.append(
+                Pending(
+                    message.sender, message.request.number, refusal=("schema-refused", _text(error))
+                )
+            )
         except NotLooked as error:
             self._keep(message, kept, error, pending)
         except Waits as error:
             self._refuse(message, "not-ready", _text(error), pending)
         except NotAllowed as error:
             peer, reason = self._router.peer(message.user).name, _text(error)
-            self._lines.warning("request refused", (message.kind, peer, reason), kind=message.kind, peer=peer, reason=reason)
+            self._lines.warning(
+                "request refused",
+                (message.kind, peer, reason),
+                kind=message.kind,
+                peer=peer,
+                reason=reason,
+            )
             self._refuse(message, "not-allowed", _text(error), pending)
         except VoidIncarnation as error:
             self._refuse(message, "void-incarnation", _text(error), pending)
         except MALFORMED as error:
             self._refuse(message, "bad-request", f"{message.kind}: {_text(error)}", pending)
         except (ImapWalError, StorageError) as error:
-            self._lines.error("request failed", (message.kind, _text(error)), kind=message.kind, error=_text(error))
+            self._lines.error(
+                "request failed",
+                (message.kind, _text(error)),
+                kind=message.kind,
+                error=_text(error),
+            )
             self._refuse(message, "not-ready", _text(error), pending)
         except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
             self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
@@ -351,7 +424,10 @@ class Agent:
 
     def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
         if request.protocol:
-            text = f"this agent speaks protocol {SUPPORTED}, not {request.protocol}; use plug-in and agent of one release"
+            text = (
+                f"this agent speaks protocol {SUPPORTED}, not {request.protocol}; use plug-in "
+                "and agent of one release"
+            )
             self._error(message.sender, request.number, "unsupported-version", text)
             return
         self._refuse(message, "bad-request", request.text, pending)
@@ -359,29 +435,66 @@ class Agent:
     def _hello(self, message: Message, request: Hello, peer: Peer, *, look: int) -> None:
         sender, number, about = message.sender, request.number, request.about
         if sender in self._kept:
-            self._error(sender, number, "not-ready", "an earlier hello of this connection waits for its answer")
+            self._error(
+                sender,
+                number,
+                "not-ready",
+                "an earlier hello of this connection waits for its answer",
+            )
             return
         if Right.WRITE not in peer.rights:
             reading = self._sessions.hello_to_read(sender, about, peer)
             self._welcome(sender, number, 0, reading.incarnation)
             return
         if self._mender is None:
-            self._committer.commit_ready()  # what came before it: `last_request` must be true, and a new incarnation begins after it
+            # What came before it: `last_request` must be true, and a new incarnation begins after
+            # it.
+            self._committer.commit_ready()
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
         session, new = self._sessions.hello(sender, about, look, peer)
         if new:
-            member = ["member", session.cluster_id, about.member_uuid, self.config.node, session.number, session.incarnation]
+            member = [
+                "member",
+                session.cluster_id,
+                about.member_uuid,
+                self.config.node,
+                session.number,
+                session.incarnation,
+            ]
             batch = CommitRequest([msgpack.packb(member)], 1, kind=METADATA)
             self._committer.submit(batch)
             self._committer.wait(batch)
             batch.result()
-            about_whom = {"cluster": session.cluster_id, "member": about.member_uuid, "peer": peer.name}
-            self._lines.info("plug-in connected", session.number, session=session.number, incarnation=session.incarnation, **about_whom)
-        self._welcome(sender, number, session.number, session.incarnation, self._sessions.former(session.plugin))
+            about_whom = {
+                "cluster": session.cluster_id,
+                "member": about.member_uuid,
+                "peer": peer.name,
+            }
+            self._lines.info(
+                "plug-in connected",
+                session.number,
+                session=session.number,
+                incarnation=session.incarnation,
+                **about_whom,
+            )
+        self._welcome(
+            sender,
+            number,
+            session.number,
+            session.incarnation,
+            self._sessions.former(session.plugin),
+        )
 
-    def _welcome(self, sender: bytes, number: int, session: int, incarnation: int, former: Sequence[tuple[int, int]] = ()) -> None:
+    def _welcome(
+        self,
+        sender: bytes,
+        number: int,
+        session: int,
+        incarnation: int,
+        former: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """`session` 0: none, as the peer may only read."""
         welcome = {
             "protocol": SUPPORTED,
@@ -399,7 +512,8 @@ class Agent:
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
         if self._mender is None:
-            self._committer.commit_ready()  # appends that arrived before it belong to the view that it ends
+            # Appends that arrived before it belong to the view that it ends.
+            self._committer.commit_ready()
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
             return
@@ -410,7 +524,11 @@ class Agent:
         sender, payload = message.sender, message.payload
         number, session, count = request.number, request.session, request.count
         failure = self._committer.failure
-        refusal = self._sessions.refusal(sender, session) if failure is None else ("not-ready", str(failure))
+        refusal = (
+            self._sessions.refusal(sender, session)
+            if failure is None
+            else ("not-ready", str(failure))
+        )
         if refusal is not None:
             self._refuse(message, *refusal, pending)
             return
@@ -439,7 +557,13 @@ class Agent:
             if first <= known:  # the front of it is in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
-            batch = CommitRequest([payload], entries, kind=CLEARS if clears else ENTRIES, session=session, request=last)
+            batch = CommitRequest(
+                [payload],
+                entries,
+                kind=CLEARS if clears else ENTRIES,
+                session=session,
+                request=last,
+            )
         self._committer.submit(batch)
         self._lane.changes()
         self._appends += count
@@ -454,17 +578,31 @@ class Agent:
                 self._router.send(each.sender, ["ack", each.number, each.first, each.count])
             else:
                 self._sessions.shut(each.sender)
-                self._error(each.sender, each.number, "full" if isinstance(error, NotAppended | Fenced) else "outcome-unknown", str(error))
+                self._error(
+                    each.sender,
+                    each.number,
+                    "full" if isinstance(error, NotAppended | Fenced) else "outcome-unknown",
+                    str(error),
+                )
 
     def _refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
-        """Answer an error, behind what is answered before it. Of the changes of a session the log has a prefix, always: after an append was refused nothing more comes
-        from that connection."""
+        """Answer an error, behind what is answered before it. Of the changes of a session the log
+        has a prefix, always: after an append was refused nothing more comes from that
+        connection."""
         if message.kind not in READS:
             self._sessions.shut(message.sender)
         pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
 
     def _error(self, to: bytes, number: int, code: str, text: str) -> None:
-        self._router.send(to, ["error", number, code, f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})"])
+        self._router.send(
+            to,
+            [
+                "error",
+                number,
+                code,
+                f"{text} (agent of node {self.config.node!r} at {self.config.endpoint})",
+            ],
+        )
 
     # ---- keeping ----
 
@@ -478,7 +616,9 @@ class Agent:
             raise failure
         if self._mender is None:
             _log.error("log failed", node=self.config.node, error=str(failure))
-            self._mender = Mender(self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node)
+            self._mender = Mender(
+                self._log, lambda: OpenLog(self.config, self._all_logs), self.config.node
+            )
         if self._mender.opened is not None:
             self._use(self._mender.opened)
             self._mender = None
@@ -488,7 +628,12 @@ class Agent:
 
     def _workers(self) -> list[Worker]:
         """The background threads that there are now."""
-        return [self._reads.worker, *self._router.workers, *self._log.workers, *([self._mender.worker] if self._mender is not None else [])]
+        return [
+            self._reads.worker,
+            *self._router.workers,
+            *self._log.workers,
+            *([self._mender.worker] if self._mender is not None else []),
+        ]
 
     def statistics(self) -> dict[str, Any]:
         """What `stat` answers: plain values, a snapshot."""
@@ -514,7 +659,10 @@ class Agent:
             "retention_error": self._maintenance.retention_error,
             "commit": asdict(self._committer.statistics),
             "ring": asdict(self._log.writer.ring.statistics),
-            "connections": {**asdict(self._router.door.statistics), "revoked": self._router.revoked},
+            "connections": {
+                **asdict(self._router.door.statistics),
+                "revoked": self._router.revoked,
+            },
         }
 
 
@@ -527,12 +675,21 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
             yield unpacker.unpack()
         except UnicodeDecodeError as error:
             text = error.object[max(0, error.start - 20) : error.start + 20]
-            raise ValueError(f"value {number + 1} of {count} has text that is no UTF-8, at byte {error.start} of it: {text!r}") from error
+            raise ValueError(
+                f"value {number + 1} of {count} has text that is no UTF-8, at byte "
+                f"{error.start} of it: {text!r}"
+            ) from error
     if unpacker.tell() != len(payload):
         raise ValueError(f"{count} values announced, the payload holds more")
 
 
-def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], value_bytes_max: int, partition_count: int) -> bool:
+def _check_entries(
+    payload: bytes,
+    count: int,
+    first: tuple[int, int, int],
+    value_bytes_max: int,
+    partition_count: int,
+) -> bool:
     """Every value is a DataEntry, of this incarnation and session, numbered from the request on:
     what is in the log must always be readable. Returns whether there is a clear among them."""
     incarnation, session, request = first
@@ -543,14 +700,22 @@ def _check_entries(payload: bytes, count: int, first: tuple[int, int, int], valu
             name = row[MAP]
             layout.check_map_name(name)
         if not 0 <= row[PARTITION] <= PARTITION_MAX:
-            raise ValueError(f"request {request}: partition is {row[PARTITION]}; it takes 0 to 2^31 - 2")
+            raise ValueError(
+                f"request {request}: partition is {row[PARTITION]}; it takes 0 to 2^31 - 2"
+            )
         if order != (incarnation, order[1], session, request):
-            raise ValueError(f"an entry has order {order} where ({incarnation}, partition version, {session}, {request}) belongs")
+            raise ValueError(
+                f"an entry has order {order} where ({incarnation}, partition version, "
+                f"{session}, {request}) belongs"
+            )
         if key is None:
             _check_count(row[PARTITION_COUNT], partition_count)
             clears = True
         elif value is not None and len(key) + len(value) > value_bytes_max:
-            raise TooLarge(f"map {name!r}: key and value take {len(key) + len(value)} bytes, max_value_bytes is {value_bytes_max}")
+            raise TooLarge(
+                f"map {name!r}: key and value take {len(key) + len(value)} bytes, "
+                f"max_value_bytes is {value_bytes_max}"
+            )
         request += 1
     return clears
 
@@ -574,7 +739,10 @@ def _check_count(count: int, of_hello: int) -> None:
     if not of_hello:
         raise ValueError("a clear needs the number of partitions; say hello with partition_count")
     if count != of_hello:
-        raise ValueError(f"a clear is for one of {count} partitions; the hello of this connection gave partition_count {of_hello}")
+        raise ValueError(
+            f"a clear is for one of {count} partitions; the hello of this connection gave "
+            f"partition_count {of_hello}"
+        )
 
 
 def _schemas(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[int, Schema]:
@@ -582,7 +750,12 @@ def _schemas(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[in
     another schema is known by its id."""
     found: dict[int, Schema] = {}
     for kind, number, content in _values(payload, count):
-        if kind != "schema" or type(number) is not int or not LOWEST <= number <= HIGHEST or type(content) is not bytes:
+        if (
+            kind != "schema"
+            or type(number) is not int
+            or not LOWEST <= number <= HIGHEST
+            or type(content) is not bytes
+        ):
             raise ValueError('a metadata array is ["schema", a signed number of 64 bits, bytes]')
         try:
             schema = read_schema(number, content)
@@ -603,7 +776,8 @@ def _without_front(payload: bytes, count: int) -> bytes:
 
 
 def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when the storage fails."""
+    """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when
+    the storage fails."""
     raise_file_limit(config.connections_max)
     try:
         agent = Agent(config)
@@ -614,8 +788,15 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
     if config.access.doubt:
         _log.warning("open endpoint", doubt=config.access.doubt)
     if not agent.bounds.certain:
-        doubt = "many attempts to connect could use them up, and the log would fail until they end; raise the limit (ulimit -n)"
-        limits = {"files": agent.bounds.files, "wanted": wanted_files(config.connections_max), "connections": agent.bounds.connections}
+        doubt = (
+            "many attempts to connect could use them up, and the log would fail until they end; "
+            "raise the limit (ulimit -n)"
+        )
+        limits = {
+            "files": agent.bounds.files,
+            "wanted": wanted_files(config.connections_max),
+            "connections": agent.bounds.connections,
+        }
         _log.warning("few open files are allowed", doubt=doubt, **limits)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -629,6 +810,10 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
 def _text(error: Exception) -> str:
     """The text of an error. It may quote a value that a peer sent, and then making it can fail."""
     try:
-        return str(error) if isinstance(error, ImapWalError | StorageError | ValueError) else repr(error)
+        return (
+            str(error)
+            if isinstance(error, ImapWalError | StorageError | ValueError)
+            else repr(error)
+        )
     except Exception as another:  # noqa: BLE001  # whatever a __str__ raises
         return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"

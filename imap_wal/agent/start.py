@@ -3,8 +3,8 @@
     hello of an unknown cluster id ─▶ NotLooked: the agent's loop keeps it ─▶ a look (`liveness.py`)
                                    ─▶ the same hello again ─▶ Waits, or the claim
 
-Nothing here reads the storage, except `Belonging`, on the thread that looks. Whether a claim is made
-now or later is never a question of safety. See docs/decisions/0025.
+Nothing here reads the storage, except `Belonging`, on the thread that looks. Whether a claim is
+made now or later is never a question of safety. See docs/decisions/0025.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class NotLooked(ImapWalError):
     """Whether it gets the log is known after this look."""
 
     def __init__(self, look: int) -> None:
-        super().__init__("this agent looks for the signs of other agents, and its storage has not answered yet")
+        super().__init__(
+            "this agent looks for the signs of other agents, and its storage has not answered yet"
+        )
         self.look = look
 
 
@@ -73,7 +75,13 @@ class Belonging:
         if directory not in self._had_members:
             cluster = self._cluster
             try:
-                plugins = node_manifests(cluster.store, cluster.node_folder(node), cluster.clock, cluster.randomness).read()[1].plugins
+                plugins = (
+                    node_manifests(
+                        cluster.store, cluster.node_folder(node), cluster.clock, cluster.randomness
+                    )
+                    .read()[1]
+                    .plugins
+                )
             except LogError:
                 return True  # a restart would fail too: its agent, or `verify`, says why
             if not plugins:
@@ -101,7 +109,12 @@ class Start:
 
     def __init__(self, node: str, rules: StartRules, watch: Watch, clock: Clock) -> None:
         self._node = node
-        self._policy, self._timeout_s, self._watch, self._clock = rules.policy, rules.timeout_s, watch, clock
+        self._policy, self._timeout_s, self._watch, self._clock = (
+            rules.policy,
+            rules.timeout_s,
+            watch,
+            clock,
+        )
         self._asked: tuple[str, int, int] = ("", 0, 0)
         """The cluster that asked last, the newest incarnation then, and the look for that."""
         self._wait: _Wait | None = None
@@ -157,49 +170,83 @@ class Start:
         over = now - wait.since >= self._timeout_s
         news = "a new cluster waits longer than start_timeout_s" if over else "a new cluster waits"
         if news not in wait.told:
-            self._lines.warning(news, cluster_id, cluster=cluster_id, policy=str(self._policy), reason=why)
-        self._wait = replace(wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told)
+            self._lines.warning(
+                news, cluster_id, cluster=cluster_id, policy=str(self._policy), reason=why
+            )
+        self._wait = replace(
+            wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told
+        )
 
     def _away(self, cluster_id: str) -> dict[str, str]:
         """Of the nodes that this cluster waits for, node → why it does not count; {}: no wait."""
         nodes = self._watch.sight.nodes
-        away = {node: why for node, each in nodes.items() if node != self._node and (why := _why_not(each, cluster_id))}
+        away = {
+            node: why
+            for node, each in nodes.items()
+            if node != self._node and (why := _why_not(each, cluster_id))
+        }
         return away if len(nodes) - len(away) < self._enough(len(nodes)) else {}
 
     def _enough(self, total: int) -> int:
-        return {StartPolicy.WAIT_ALL: total, StartPolicy.WAIT_MOST: total // 2 + 1, StartPolicy.PARTIAL: 0}[self._policy]
+        return {
+            StartPolicy.WAIT_ALL: total,
+            StartPolicy.WAIT_MOST: total // 2 + 1,
+            StartPolicy.PARTIAL: 0,
+        }[self._policy]
 
     def _text(self, away: Mapping[str, str]) -> str:
         assert self._wait is not None
-        waited, whom, total = self._clock.monotonic() - self._wait.since, _named(away), len(self._watch.sight.nodes)
+        waited, whom, total = (
+            self._clock.monotonic() - self._wait.since,
+            _named(away),
+            len(self._watch.sight.nodes),
+        )
         needed = "all" if self._enough(total) == total else f"{self._enough(total)} of the"
         rule = f"start_policy {str(self._policy)!r} waits for {needed} {total} nodes of this log"
         if waited < self._timeout_s:
-            return f"this cluster does not have the log yet: {whom}; {rule}, and has waited for {waited:.0f} s (start_timeout_s {self._timeout_s:g})"
+            return (
+                f"this cluster does not have the log yet: {whom}; {rule}, and has waited for "
+                f"{waited:.0f} s (start_timeout_s {self._timeout_s:g})"
+            )
         return (
-            f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} s): {whom}; {rule}. "
-            "Start the agents that are missing: the wait then ends by itself. For a node that is gone for good: imap-wal forget-node. "
-            "To start now without them: imap-wal claim --force, after which a cluster that still runs there must be restarted. "
+            f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} "
+            f"s): {whom}; {rule}. "
+            "Start the agents that are missing: the wait then ends by itself. For a node "
+            "that is gone for good: imap-wal forget-node. "
+            "To start now without them: imap-wal claim --force, after which a cluster that "
+            "still runs there must be restarted. "
             'To start without them every time: start_policy = "wait-most" or "partial"'
         )
 
     def statistics(self, claims: ClaimManifest) -> dict[str, Any]:
         """What `stat` answers. `waiting` is "" while no cluster waits here."""
         found: dict[str, Any] = {
-            "policy": str(self._policy), "timeout_s": self._timeout_s,
-            "waiting": "", "cluster_id": "", "waited_s": 0.0, "asked_s_ago": 0.0, "late": False, "nodes": {},
-        }  # fmt: skip
+            "policy": str(self._policy),
+            "timeout_s": self._timeout_s,
+            "waiting": "",
+            "cluster_id": "",
+            "waited_s": 0.0,
+            "asked_s_ago": 0.0,
+            "late": False,
+            "nodes": {},
+        }
         wait, now = self._wait, self._clock.monotonic()
         if wait is None or wait.newest != claims.newest:
             return found
         alive, away = self._watch.sight.alive, self._away(wait.cluster_id) if wait.nodes else {}
         over = "nothing any more: its next request gets the log"
-        why = _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else over
+        why = (
+            _still_alive(claims.cluster_id, alive) if alive else self._text(away) if away else over
+        )
         waited = now - wait.since
         return found | {
-            "waiting": why, "cluster_id": wait.cluster_id, "waited_s": waited, "asked_s_ago": now - wait.asked,
-            "late": waited >= self._timeout_s, "nodes": away,
-        }  # fmt: skip
+            "waiting": why,
+            "cluster_id": wait.cluster_id,
+            "waited_s": waited,
+            "asked_s_ago": now - wait.asked,
+            "late": waited >= self._timeout_s,
+            "nodes": away,
+        }
 
 
 def _why_not(node: Presence, cluster_id: str) -> str:
@@ -214,4 +261,7 @@ def _named(away: Mapping[str, str]) -> str:
 
 
 def _still_alive(former: str, alive: str) -> str:
-    return f"the former cluster {former} is alive: its members are heard by the agent of {alive}; waiting until they are not"
+    return (
+        f"the former cluster {former} is alive: its members are heard by the agent of {alive}; "
+        "waiting until they are not"
+    )

@@ -1,4 +1,5 @@
-"""The agent's socket. The only module that knows ZeroMQ; see `docs/protocol.md` for what travels."""
+"""The agent's socket. The only module that knows ZeroMQ; see `docs/protocol.md` for what
+travels."""
 
 from __future__ import annotations
 
@@ -64,14 +65,23 @@ class Message:
     def memory(self) -> int:
         """About how many bytes it takes while it waits. Of a malformed one, only the reason is
         left."""
-        return 0 if isinstance(self.request, Malformed) else HEADER_MEMORY * self.header_bytes + len(self.payload)
+        return (
+            0
+            if isinstance(self.request, Malformed)
+            else HEADER_MEMORY * self.header_bytes + len(self.payload)
+        )
 
 
 class Router:
     """The ROUTER socket, for the serving thread; other threads answer through `outbox()`."""
 
     def __init__(
-        self, lock: EndpointLock, bounds: Bounds | None = None, rules: Rules | None = None, clock: Clock | None = None, lines: Lines | None = None
+        self,
+        lock: EndpointLock,
+        bounds: Bounds | None = None,
+        rules: Rules | None = None,
+        clock: Clock | None = None,
+        lines: Lines | None = None,
     ) -> None:
         """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
         is not possible. `rules` say who may connect; None: whoever reaches the endpoint."""
@@ -98,7 +108,9 @@ class Router:
             if self.gate is not None:
                 self.gate.close()
             self._context.destroy(linger=0)
-            raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}; another agent may have it") from error
+            raise InvalidSetting(
+                f"endpoint {self.endpoint}: {error.strerror}; another agent may have it"
+            ) from error
         self.door = Door(events, self._place(), bounds.connections, clock, lines)
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
@@ -125,10 +137,16 @@ class Router:
     def _bound(self, bounds: Bounds) -> None:
         """What libzmq itself can limit."""
         for option, value in (
-            (zmq.MAXMSGSIZE, bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1),
+            (
+                zmq.MAXMSGSIZE,
+                bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1,
+            ),
             (zmq.RCVHWM, 4),  # of each connection; then its peer waits
             (zmq.SNDHWM, 2 * REQUESTS_MAX),
-            (zmq.ROUTER_MANDATORY, 1),  # an answer that finds no room is an error, and not dropped silently
+            (
+                zmq.ROUTER_MANDATORY,
+                1,
+            ),  # an answer that finds no room is an error, and not dropped silently
             (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
             (zmq.TCP_KEEPALIVE, 1),
             (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
@@ -150,7 +168,9 @@ class Router:
         """Where it listens, as the door needs it."""
         if self.endpoint.startswith(IPC):
             return self.endpoint.removeprefix(IPC)
-        return int(bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2])
+        return int(
+            bytes(self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").rpartition(b":")[2]
+        )
 
     def outbox(self) -> Outbox:
         """For one other thread, made in that thread."""
@@ -165,7 +185,11 @@ class Router:
             if socket is self._inbox:
                 self._pass_on()
             else:
-                while len(messages) < most and size < RECEIVED_BYTES and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                while (
+                    len(messages) < most
+                    and size < RECEIVED_BYTES
+                    and int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN
+                ):
                     message = self._receive()
                     if message is not None:
                         messages.append(message)
@@ -181,7 +205,11 @@ class Router:
             frame = self._socket.recv(copy=False)
             sender, user = frame.bytes, str(frame.get("User-Id"))
         known = self._unanswered.get(sender)
-        first = self._socket.recv(copy=known is not None) if self._socket.getsockopt(zmq.RCVMORE) else b""
+        first = (
+            self._socket.recv(copy=known is not None)
+            if self._socket.getsockopt(zmq.RCVMORE)
+            else b""
+        )
         header: bytes = first if isinstance(first, bytes) else first.bytes
         payload, others = b"", -1
         while self._socket.getsockopt(zmq.RCVMORE):
@@ -196,7 +224,11 @@ class Router:
         self._unanswered[sender] = known + 1
         if known >= REQUESTS_MAX:
             if known == REQUESTS_MAX:
-                self.door.shut(sender, f"a peer sent more than {REQUESTS_MAX} requests without waiting for their answers")
+                self.door.shut(
+                    sender,
+                    f"a peer sent more than {REQUESTS_MAX} requests without waiting for "
+                    "their answers",
+                )
             return None
         if user and user not in self._now():
             self._end(sender)
@@ -211,7 +243,8 @@ class Router:
         return self._rules.clients() if self._rules is not None else {}
 
     def _end_revoked(self) -> None:
-        """Close the connections of keys that were revoked. One that has sent nothing yet is not known
+        """Close the connections of keys that were revoked. One that has sent nothing yet is not
+        known
         by its key: it is closed when it sends something, and is among the first to make room."""
         now = self._now()
         if now is not self._clients:
@@ -323,7 +356,10 @@ class Outbox:
 
 def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Message:
     if frames != 2:
-        text = f"a message has a header [kind, number, ...] and a payload; this one has {frames} frames"
+        text = (
+            f"a message has a header [kind, number, ...] and a payload; this one has {frames} "
+            "frames"
+        )
         return Message(sender, Malformed("", 0, text), b"")
     request = with_payload(read(header), len(payload))
     return Message(sender, request, b"" if isinstance(request, Malformed) else payload, len(header))
@@ -352,14 +388,18 @@ class Client:
     the connection. `key`: the tool's own, `agent_key`: the agent's public one, both for an endpoint
     with keys."""
 
-    def __init__(self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = "") -> None:
+    def __init__(
+        self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
+    ) -> None:
         self.endpoint, self._timeout_ms = endpoint, timeout_ms
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         if key is not None:
             identify(self._socket, key, agent_key)
-        self._refusals = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+        self._refusals = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._refusals, zmq.POLLIN)
@@ -389,8 +429,14 @@ class Client:
     def _refusal(self) -> NotAllowed:
         event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return NotAllowed(f"the agent at {self.endpoint} does not admit this user or key; its log lines say whom it refused and why")
-        return NotAllowed(f"{self.endpoint} did not accept the handshake: the agent has keys and this client none, or the reverse")
+            return NotAllowed(
+                f"the agent at {self.endpoint} does not admit this user or key; its log "
+                "lines say whom it refused and why"
+            )
+        return NotAllowed(
+            f"{self.endpoint} did not accept the handshake: the agent has keys and this "
+            "client none, or the reverse"
+        )
 
     def close(self) -> None:
         self._socket.disable_monitor()

@@ -1,6 +1,8 @@
-"""The embedded store for asyncio: thousands of operations in flight share commits; reads are memory.
+"""The embedded store for asyncio: thousands of operations in flight share commits; reads are
+memory.
 
-Operations gather while a commit is under way, and the next commit takes them all. The event loop never waits for the disk: one thread commits.
+Operations gather while a commit is under way, and the next commit takes them all. The event loop
+never waits for the disk: one thread commits.
 
 What gathers, and what is being committed, is bounded by `ring_bytes` and `ring_slots`. An operation
 that comes when they are used up is not serialised yet: it waits its turn, and so does whoever
@@ -65,9 +67,18 @@ class AsyncStore:
         self._decides = False
         """There was a decision: from then on, commits are searched for them."""
 
-    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> AsyncMap:
+    def map(
+        self,
+        name: str,
+        *,
+        serializer: Serializer | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+    ) -> AsyncMap:
         """The durable map of that name; see `Store.map`."""
-        return AsyncMap(self, self._store.map(name, serializer=serializer, raw=raw, disable_wal=disable_wal))
+        return AsyncMap(
+            self, self._store.map(name, serializer=serializer, raw=raw, disable_wal=disable_wal)
+        )
 
     def maps(self) -> list[str]:
         return self._store.maps()
@@ -103,7 +114,12 @@ class AsyncStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     def enqueue(self, make: Callable[[], WriteBatch]) -> asyncio.Future[None]:
@@ -195,7 +211,11 @@ class AsyncStore:
             self._many.pop(future, None)
             operations, end, taken = operations + 1, end + count, taken + size
         now, self._waiting = split(runs, end)
-        self._futures, self._bytes, self._room = futures[operations:], self._bytes - taken, self._room - taken
+        self._futures, self._bytes, self._room = (
+            futures[operations:],
+            self._bytes - taken,
+            self._room - taken,
+        )
         return now, futures[:operations]
 
     def _run(self) -> None:
@@ -227,7 +247,9 @@ class AsyncStore:
             if not self._full:
                 self._admit()
         if self._futures:
-            self._loop.call_soon(self._flush)  # behind those just woken: what they do next shares the commit
+            self._loop.call_soon(
+                self._flush
+            )  # behind those just woken: what they do next shares the commit
         else:
             self._idle = True
 
@@ -291,17 +313,23 @@ class AsyncMap(MapReads):
     async def pop(self, key: Any, default: Any = RAISE) -> Any:
         """Delete the key and return its value: only one of several tasks gets it. Without the key,
         return `default`, or raise KeyError if none is given."""
-        decision = await self._store.decided(lambda: decisions.pop(self._state, self._state.serializer.dump_key(key)))
+        decision = await self._store.decided(
+            lambda: decisions.pop(self._state, self._state.serializer.dump_key(key))
+        )
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
         """Delete the key that was added last, and return it with its value. KeyError if the map is
         empty."""
-        return self._inner.popped_item(await self._store.decided(lambda: decisions.pop_last(self._state)))
+        return self._inner.popped_item(
+            await self._store.decided(lambda: decisions.pop_last(self._state))
+        )
 
     async def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return the value of the key; set `default` first if there is none."""
-        decision = await self._store.decided(lambda: decisions.set_default(self._inner.changes([(key, default)])))
+        decision = await self._store.decided(
+            lambda: decisions.set_default(self._inner.changes([(key, default)]))
+        )
         return self._state.serializer.load(decision.answer)
 
     async def clear(self) -> None:
@@ -312,7 +340,14 @@ class AsyncMap(MapReads):
         """Delete the key; an absent one is fine."""
         return self._store.enqueue(lambda: self._inner.deletion(key))
 
-    def update(self, other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, *, ttl: float | None = None, **more: Any) -> asyncio.Future[None]:
+    def update(
+        self,
+        other: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (),
+        /,
+        *,
+        ttl: float | None = None,
+        **more: Any,
+    ) -> asyncio.Future[None]:
         """All of them in one commit, with a lifetime of `ttl` seconds or without limit; see
         `DurableMap.update`."""
         given = [*pairs(other), *more.items()]
@@ -325,15 +360,17 @@ class AsyncMap(MapReads):
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
-    """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with aopen(url) as store:`, or `store = await aopen(url)` and
-    `await store.close()` at the end."""
+    """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with
+    aopen(url) as store:`, or `store = await aopen(url)` and `await store.close()` at the end."""
 
     def __init__(self, url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> None:
         self._url, self._options = url, options
         self._store: AsyncStore | None = None
 
     async def _open(self) -> AsyncStore:
-        store = await asyncio.get_running_loop().run_in_executor(None, lambda: opening.open(self._url, **self._options))
+        store = await asyncio.get_running_loop().run_in_executor(
+            None, lambda: opening.open(self._url, **self._options)
+        )
         return AsyncStore(store)
 
     def __await__(self) -> Generator[Any, None, AsyncStore]:
@@ -343,6 +380,11 @@ class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
         self._store = await self._open()
         return self._store
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._store is not None:
             await self._store.close()

@@ -1,10 +1,12 @@
-"""What an embedded map holds in memory, and changes on their way there: in columns, so that a commit of thousands costs little Python per change."""
+"""What an embedded map holds in memory, and changes on their way there: in columns, so that a
+commit of thousands costs little Python per change."""
 
 from __future__ import annotations
 
 import heapq
 import threading
 from collections.abc import Container, Iterable, Sequence
+from typing import cast
 
 from imap_wal.embedded.serializer import Serializer
 from imap_wal.entry import clear_of, pack, pack_upserts
@@ -70,7 +72,9 @@ class MapState:
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             deadline, key = heapq.heappop(self._deadlines)
             if self.expires.get(key) == deadline:
-                self.values.pop(key, None)  # in this order: `get` never finds the value without its deadline
+                self.values.pop(
+                    key, None
+                )  # in this order: `get` never finds the value without its deadline
                 del self.expires[key]
 
     def size(self, now_ms: int) -> int:
@@ -96,7 +100,10 @@ class MapState:
         """The key that was added last, and its value; none of `besides`."""
         with self._mutex:
             self._purge(now_ms)
-            return next(((key, self.values[key]) for key in reversed(self.values) if key not in besides), None)
+            return next(
+                ((key, self.values[key]) for key in reversed(self.values) if key not in besides),
+                None,
+            )
 
     def apply(self, changes: WriteBatch) -> None:
         """Apply all of them, in order, as one step for `keys` and `pairs`."""
@@ -109,13 +116,20 @@ class MapState:
 
 
 class WriteBatch:
-    """Serialised changes of one map, in order; grown by whoever makes them, then left alone. Value None: a deletion. `expires`: index → expires_at_ms, of those that do."""
+    """Serialised changes of one map, in order; grown by whoever makes them, then left alone. Value
+    None: a deletion. `expires`: index → expires_at_ms, of those that do."""
 
     __slots__ = ("expires", "keys", "state", "values")
     kind = ENTRIES
     """Of the frame that takes them."""
 
-    def __init__(self, state: MapState, keys: list[bytes], values: list[bytes | None], expires: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        state: MapState,
+        keys: list[bytes],
+        values: list[bytes | None],
+        expires: dict[int, int] | None = None,
+    ) -> None:
         self.state, self.keys, self.values = state, keys, values
         self.expires: dict[int, int] = {} if expires is None else expires
 
@@ -137,7 +151,9 @@ class WriteBatch:
 
     def sizes(self) -> list[int]:
         """Bytes of each change's key and value."""
-        return [len(key) + len(value or b"") for key, value in zip(self.keys, self.values, strict=True)]
+        return [
+            len(key) + len(value or b"") for key, value in zip(self.keys, self.values, strict=True)
+        ]
 
     def part(self, start: int, stop: int) -> WriteBatch:
         """Those from `start` to before `stop`."""
@@ -148,11 +164,27 @@ class WriteBatch:
         """As DataEntries, numbered from `request` on: a msgpack stream in pieces."""
         name, label = self.state.name, self.state.serializer.name
         if self.plain:
-            return pack_upserts(name, label, self.keys, self.values, timestamp_ms, incarnation, session, request)  # type: ignore[arg-type]  # no None
+            values = cast("list[bytes]", self.values)  # plain: no tombstone is among them
+            return pack_upserts(
+                name, label, self.keys, values, timestamp_ms, incarnation, session, request
+            )
         order = incarnation, 0, session
         rows = enumerate(zip(self.keys, self.values, strict=True))
         return [
-            pack((name, key, label, value, label, value is None, timestamp_ms, self.expires.get(index, 0), 0, (*order, request + index)))
+            pack(
+                (
+                    name,
+                    key,
+                    label,
+                    value,
+                    label,
+                    value is None,
+                    timestamp_ms,
+                    self.expires.get(index, 0),
+                    0,
+                    (*order, request + index),
+                )
+            )
             for index, (key, value) in rows
         ]
 
@@ -170,7 +202,9 @@ class Clear(WriteBatch):
         return 1
 
     def pack(self, timestamp_ms: int, incarnation: int, session: int, request: int) -> list[bytes]:
-        return [pack(clear_of(self.state.name, 0, 1, timestamp_ms, (incarnation, 0, session, request)))]
+        return [
+            pack(clear_of(self.state.name, 0, 1, timestamp_ms, (incarnation, 0, session, request)))
+        ]
 
 
 def split(runs: Sequence[WriteBatch], count: int) -> tuple[list[WriteBatch], list[WriteBatch]]:

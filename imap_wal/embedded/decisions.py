@@ -134,12 +134,16 @@ def clear(state: MapState, *, known_only: bool = False) -> Decision:
         keys = outlook.keys()
         if not keys:
             return None, None
-        return None, WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(state, keys)
+        return None, WriteBatch(state, keys, [None] * len(keys)) if known_only else Clear(
+            state, keys
+        )
 
     return Decision(state, choose)
 
 
-def made(steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]) -> list[WriteBatch]:
+def made(
+    steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]
+) -> list[WriteBatch]:
     """The steps, with each decision replaced by its changes. It sees all steps before it. Raises
     `Unsettled`."""
     outlooks: dict[MapState, Outlook] = {}

@@ -31,23 +31,31 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self.put(key, value)
 
     def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
-        """Set the key; with `ttl`, for that many seconds (to the millisecond, also across restarts); without, for ever."""
+        """Set the key; with `ttl`, for that many seconds (to the millisecond, also across
+        restarts); without, for ever."""
         self._writer.change([self.changes([(key, value)], ttl)])
 
     def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> WriteBatch:
-        """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`, `InvalidSetting` for a ttl of 0 or less."""
+        """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`,
+        `InvalidSetting` for a ttl of 0 or less."""
         state, limit = self._state, self._writer.max_value_bytes
         dump_key, dump = state.serializer.dump_key, state.serializer.dump
         changes = WriteBatch(state, [], [])
         for key, value in pairs:
             key_data, data = dump_key(key), dump(value)
             if len(key_data) + len(data) > limit:
-                raise TooLarge(f"map {state.name!r}: key and value take {len(key_data) + len(data)} bytes, max_value_bytes is {limit}")
+                raise TooLarge(
+                    f"map {state.name!r}: key and value take {len(key_data) + len(data)} "
+                    f"bytes, max_value_bytes is {limit}"
+                )
             changes.keys.append(key_data)
             changes.values.append(data)
         if ttl is not None:
             if not _is_number(ttl) or not 0 < ttl <= TTL_S_MAX:
-                raise InvalidSetting(f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to {TTL_S_MAX:,}, or None for no limit")
+                raise InvalidSetting(
+                    f"ttl is {ttl!r}; it takes a number of seconds, more than 0 and up to "
+                    f"{TTL_S_MAX:,}, or None for no limit"
+                )
             now = self._writer.now_ms()
             state.purge(now)  # whoever only puts and gets must not keep what expired
             changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
@@ -115,7 +123,9 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return clear(self._state, known_only=not self._writer.knows_all)
 
     def __repr__(self) -> str:
-        return f"<DurableMap {self.name!r} {'closed' if self._writer.closed else f'of {len(self)}'}>"
+        return (
+            f"<DurableMap {self.name!r} {'closed' if self._writer.closed else f'of {len(self)}'}>"
+        )
 
 
 def _is_number(value: object) -> bool:

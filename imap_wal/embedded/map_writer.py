@@ -41,7 +41,8 @@ class MapWriter:
             raise Closed("this store was closed; open it again")
 
     def change(self, runs: Sequence[WriteBatch]) -> None:
-        """Log the changes as one commit, then apply them; returns as the durability says. Those of maps that are not logged are applied with them."""
+        """Log the changes as one commit, then apply them; returns as the durability says. Those of
+        maps that are not logged are applied with them."""
         if self.some_unlogged:
             unlogged = [run for run in runs if not run.state.logged]
             if unlogged:
@@ -57,7 +58,8 @@ class MapWriter:
             self._await(batch)
 
     def submit(self, runs: Sequence[WriteBatch]) -> CommitRequest:
-        """Number, encode and publish the changes as one batch; the caller sees to its commit (`committer.wait`)."""
+        """Number, encode and publish the changes as one batch; the caller sees to its commit
+        (`committer.wait`)."""
         self.check_open()
         with self.order_lock:
             return self._publish(runs)
@@ -101,14 +103,21 @@ class MapWriter:
         if self._early or not state.logged:
             return []
         batches = [batch for batch in self._ring.waiting() if not batch.done]
-        return [run for batch in batches for run in cast("Sequence[WriteBatch]", batch.content) if run.state is state]
+        return [
+            run
+            for batch in batches
+            for run in cast("Sequence[WriteBatch]", batch.content)
+            if run.state is state
+        ]
 
     def _publish(self, runs: Sequence[WriteBatch]) -> CommitRequest:
         if self._early and self._committer.failure is not None:
             raise self._committer.failure
         count = sum(map(len, runs))
         if count > COUNT_MAX:
-            raise TooLarge(f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update")
+            raise TooLarge(
+                f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update"
+            )
         now = self._clock.now_ms()
         request = self._request
         payload: list[bytes] = []
@@ -116,9 +125,19 @@ class MapWriter:
             payload += run.pack(now, self._incarnation, self._session, request + 1)
             request += len(run)
         kind = CLEARS if any(run.kind == CLEARS for run in runs) else ENTRIES
-        batch = CommitRequest(payload, count, lambda: apply(runs), kind, session=self._session, request=request, content=runs)
+        batch = CommitRequest(
+            payload,
+            count,
+            lambda: apply(runs),
+            kind,
+            session=self._session,
+            request=request,
+            content=runs,
+        )
         if batch.size > PAYLOAD_BYTES_MAX:
-            raise TooLarge(f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update")
+            raise TooLarge(
+                f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update"
+            )
         self._request = request
         self._committer.submit(batch)
         if self._early:

@@ -1,6 +1,7 @@
 """Open the durable maps of a folder or URL.
 
-open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ shut out the writers of other nodes ─▶ `Store`
+open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ shut out the writers of other nodes ─▶
+`Store`
 """
 
 from __future__ import annotations
@@ -85,20 +86,32 @@ def open(  # the public name: imap_wal.open
     chosen = choose(settings, OpenOptions.__annotations__)
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = location(url, options=storage_options, file_mode=chosen.file_mode), location(wal_dir, "wal_dir")
+    url, wal_dir = (
+        location(url, options=storage_options, file_mode=chosen.file_mode),
+        location(wal_dir, "wal_dir"),
+    )
     try:
         store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
         all_logs = ClusterLog(store, namespace, cluster, clock, randomness)
         _demand_ours(all_logs, node, chosen.recovery_policy)
         context = LogContext(store, identity, chosen, clock, randomness)
-        log = open_node_log(context, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True)
+        log = open_node_log(
+            context, what=f"imap_wal.open({url!r})", takeover=takeover, embedded=True, maps=True
+        )
         try:
             incarnation = next_incarnation(log)
             if not shared:
                 # After the claim of an incarnation: a store that is opened at the same moment and
                 # claims a later one shuts this one out.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
-            return Store(LogWriter(log, all_logs), all_logs, incarnation, serializer or MsgpackSerializer(), wal_filter, shared)
+            return Store(
+                LogWriter(log, all_logs),
+                all_logs,
+                incarnation,
+                serializer or MsgpackSerializer(),
+                wal_filter,
+                shared,
+            )
         except BaseException:
             log.close(clean=False)
             raise
@@ -107,8 +120,9 @@ def open(  # the public name: imap_wal.open
 
 
 def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
-    """Refuse before anything is written: once a node is registered, all others wait for its log. `InvalidSetting` in a cluster of
-    Hazelcast members; `MissingNode` for a new node where another one's log cannot be read."""
+    """Refuse before anything is written: once a node is registered, all others wait for its log.
+    `InvalidSetting` in a cluster of Hazelcast members; `MissingNode` for a new node where another
+    one's log cannot be read."""
     manifest = logs.manifest()
     claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
     if claims.read()[1].newest:
@@ -119,7 +133,8 @@ def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
 
 def _of_members(cluster: str, namespace: str) -> InvalidSetting:
     return InvalidSetting(
-        f"cluster {cluster!r} in namespace {namespace!r} belongs to Hazelcast members; open another cluster name, or read it with `imap-wal export`"
+        f"cluster {cluster!r} in namespace {namespace!r} belongs to Hazelcast members; open "
+        "another cluster name, or read it with `imap-wal export`"
     )
 
 
@@ -132,6 +147,8 @@ def next_incarnation(log: NodeLog) -> int:
     def claim(manifest: ClusterManifest) -> ClusterManifest:
         if log.claims.read()[1].newest:
             raise _of_members(log.identity.cluster, log.identity.namespace)
-        return replace(manifest, incarnation=manifest.incarnation + 1, embedded=manifest.incarnation + 1)
+        return replace(
+            manifest, incarnation=manifest.incarnation + 1, embedded=manifest.incarnation + 1
+        )
 
     return log.clusters.update(claim).incarnation

@@ -1,4 +1,5 @@
-"""How the embedded map turns keys and values into bytes and back. Never pickle, unless the user passes a serializer that does."""
+"""How the embedded map turns keys and values into bytes and back. Never pickle, unless the user
+passes a serializer that does."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from imap_wal.errors import NotSerializable, not_text
 
 
 class Serializer(Protocol):
-    """Two pairs of functions. `dump_key` must give the same bytes for the same key, always: they are its identity."""
+    """Two pairs of functions. `dump_key` must give the same bytes for the same key, always: they
+    are its identity."""
 
     name: str
     """Written beside keys and values as their class, for people who read the log."""
@@ -30,7 +32,8 @@ class _Packer(threading.local):
 
 
 class MsgpackSerializer:
-    """The default: None, bool, int, float, str, bytes, lists and dicts of these. A key that is a tuple comes back as a tuple, a value as a list."""
+    """The default: None, bool, int, float, str, bytes, lists and dicts of these. A key that is a
+    tuple comes back as a tuple, a value as a list."""
 
     name = "msgpack"
 
@@ -42,10 +45,16 @@ class MsgpackSerializer:
             data: bytes = self._packer.pack(value)
         except UnicodeEncodeError as error:
             self._packer = _Packer()
-            raise NotSerializable(f"cannot write {type(value).__name__} as msgpack: {not_text(error)}; pass bytes, or a serializer") from error
+            raise NotSerializable(
+                f"cannot write {type(value).__name__} as msgpack: {not_text(error)}; pass "
+                "bytes, or a serializer"
+            ) from error
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             self._packer = _Packer()  # a failed pack may leave a half-filled buffer behind
-            raise NotSerializable(f"cannot write {type(value).__name__} as msgpack: {error}; pass another type or a serializer") from error
+            raise NotSerializable(
+                f"cannot write {type(value).__name__} as msgpack: {error}; pass another type "
+                "or a serializer"
+            ) from error
         return data
 
     dump_key = dump

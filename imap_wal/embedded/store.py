@@ -1,9 +1,12 @@
-"""The embedded store: durable maps in one process, on the same ring, committer, segments and restore as a cluster's.
+"""The embedded store: durable maps in one process, on the same ring, committer, segments and
+restore as a cluster's.
 
-    put ─▶ serialise ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory ─▶ return
-    open ─▶ lock, recover the tail ─▶ merge all logs, newest first, once ─▶ memory
+    put ─▶ serialise ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer
+    ─▶ memory ─▶ return open ─▶ lock, recover the tail ─▶ merge all logs, newest first, once ─▶
+    memory
 
-Memory holds serialised values; `get` gives a fresh object each time, the same that a reopen would give.
+Memory holds serialised values; `get` gives a fresh object each time, the same that a reopen would
+give.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class StoreStatistics:
 
 
 class Store:
-    """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many threads."""
+    """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many
+    threads."""
 
     def __init__(
         self,
@@ -77,29 +81,48 @@ class Store:
 
     # ---- maps ----
 
-    def map(self, name: str, *, serializer: Serializer | None = None, raw: bool = False, disable_wal: bool = False) -> DurableMap:
-        """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and values are bytes.
-        A map is read with the serializer it was written with; asking for another raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is
-        gone when the store is closed; InvalidSetting where the log holds one of that name."""
+    def map(
+        self,
+        name: str,
+        *,
+        serializer: Serializer | None = None,
+        raw: bool = False,
+        disable_wal: bool = False,
+    ) -> DurableMap:
+        """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and
+        values are bytes. A map is read with the serializer it was written with; asking for another
+        raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is gone when
+        the store is closed; InvalidSetting where the log holds one of that name."""
         self.changes.check_open()
         layout.check_map_name(name)
         wanted = RawSerializer() if raw else serializer
         with self.changes.order_lock:
             state = self._maps.get(name)
             if state is None:
-                state = self._maps[name] = MapState(name, wanted or self._serializer, logged=not disable_wal)
+                state = self._maps[name] = MapState(
+                    name, wanted or self._serializer, logged=not disable_wal
+                )
                 self.changes.some_unlogged |= disable_wal
         if state.logged is disable_wal:
             now, asked = ("in the log", "without") if state.logged else ("not in the log", "with")
-            raise InvalidSetting(f"map {name!r} is {now}; it cannot be had {asked} it as well (`imap-wal drop` forgets a map)")
+            raise InvalidSetting(
+                f"map {name!r} is {now}; it cannot be had {asked} it as well (`imap-wal "
+                "drop` forgets a map)"
+            )
         if wanted is not None and wanted.name != state.serializer.name:
             if state.values:
-                raise InvalidSetting(f"map {name!r} holds entries written by serializer {state.serializer.name!r}, not {wanted.name!r}")
+                raise InvalidSetting(
+                    f"map {name!r} holds entries written by serializer "
+                    f"{state.serializer.name!r}, not {wanted.name!r}"
+                )
             state.serializer = wanted
         elif wanted is not None:
             state.serializer = wanted
         elif isinstance(state.serializer, _Label):
-            raise InvalidSetting(f"map {name!r} was written by serializer {state.serializer.name!r}; pass it to map()")
+            raise InvalidSetting(
+                f"map {name!r} was written by serializer {state.serializer.name!r}; pass it "
+                "to map()"
+            )
         return DurableMap(self.changes, state)
 
     def maps(self) -> list[str]:
@@ -115,7 +138,8 @@ class Store:
         self.committer.sync()
 
     def flush_wal(self, sync: bool = True) -> None:
-        """With `manual_wal_flush`: bring all that waits into the log; `sync`: and make it safe, whatever the durability. Raises why it could not."""
+        """With `manual_wal_flush`: bring all that waits into the log; `sync`: and make it safe,
+        whatever the durability. Raises why it could not."""
         if sync:
             self.sync()
             return
@@ -125,8 +149,9 @@ class Store:
             raise self.committer.failure
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives; returns how many entries moved. What a snapshot covers goes when
-        `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
+        """Seal the current segment and turn sealed segments into compressed archives; returns how
+        many entries moved. What a snapshot covers goes when `wal_ttl_seconds` and
+        `wal_size_limit_mb` say so."""
         self.changes.check_open()
         moved = self.writer.archive().records
         self.writer.remove_expired()
@@ -135,7 +160,13 @@ class Store:
     @property
     def statistics(self) -> StoreStatistics:
         entries = sum(len(state.values) for state in self._maps.values())
-        return StoreStatistics(self.committer.statistics, self.writer.ring.statistics, self._log.recovery, self._restore_seconds, entries)
+        return StoreStatistics(
+            self.committer.statistics,
+            self.writer.ring.statistics,
+            self._log.recovery,
+            self._restore_seconds,
+            entries,
+        )
 
     def close(self) -> None:
         """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice, also
@@ -151,14 +182,21 @@ class Store:
                 self._ended = True
             except StorageError as error:
                 self._ended = True
-                raise StorageUnavailable(f"closing the log of node {self._log.identity.node!r}: {error}") from error
+                raise StorageUnavailable(
+                    f"closing the log of node {self._log.identity.node!r}: {error}"
+                ) from error
             finally:
                 self._log.store.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # ---- inside ----
@@ -166,15 +204,23 @@ class Store:
     def _load(self, cluster: ClusterLog, wal_filter: WalFilter | None) -> None:
         if wal_filter is not None:
             now = self._clock.now_ms()
-            for name, newest in filtered(cluster, wal_filter, self._log.settings.recovery_policy).items():
+            for name, newest in filtered(
+                cluster, wal_filter, self._log.settings.recovery_policy
+            ).items():
                 self._fill(name, live(list(newest.values()), now))
             return
         progress = Progress(self._clock, f"opening the maps of cluster {cluster.cluster!r}")
-        with closing(MaterializedView(cluster, self._log.settings, lambda done: progress.reached(done.records, done.part))) as view:
+        with closing(
+            MaterializedView(
+                cluster, self._log.settings, lambda done: progress.reached(done.records, done.part)
+            )
+        ) as view:
             view.catch_up()
             progress.over(view.statistics.records, REWRITE_ADVICE)
             for node, why in view.missing.items():
-                _log.warning("the entries that only the log of node %r holds are left out: %s", node, why)
+                _log.warning(
+                    "the entries that only the log of node %r holds are left out: %s", node, why
+                )
             for name in view.maps():
                 for rows in view.rows(name):
                     self._fill(name, rows)
@@ -184,7 +230,9 @@ class Store:
             return
         state = self._maps.get(name)
         if state is None:
-            known: dict[str, Serializer] = {kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)}
+            known: dict[str, Serializer] = {
+                kind.name: kind for kind in (MsgpackSerializer(), RawSerializer(), self._serializer)
+            }
             label = rows[0][KEY_CLASS]
             state = self._maps[name] = MapState(name, known.get(label) or _Label(label))
         for row in rows:

@@ -55,7 +55,9 @@ class MapReads(Mapping[Any, Any]):
 
     def __contains__(self, key: object) -> bool:
         self._home.check_open()
-        return self._state.get(self._state.serializer.dump_key(key), self._home.now_ms()) is not None
+        return (
+            self._state.get(self._state.serializer.dump_key(key), self._home.now_ms()) is not None
+        )
 
     def __iter__(self) -> Iterator[Any]:
         self._home.check_open()

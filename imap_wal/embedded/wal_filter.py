@@ -1,8 +1,11 @@
-"""A function of the user's that sees every entry while a store is opened, before it counts: keep it, skip it, change it, or stop there.
+"""A function of the user's that sees every entry while a store is opened, before it counts: keep
+it, skip it, change it, or stop there.
 
-    snapshots ─▶ each node's log in its order (archives, segments) ─▶ wal_filter ─▶ newest of each key ─▶ memory
+    snapshots ─▶ each node's log in its order (archives, segments) ─▶ wal_filter ─▶ newest of each
+    key ─▶ memory
 
-Nothing on storage is changed: the next open sees the same entries again, unless the store was rewritten meanwhile. RocksDB's `WalFilter`, with its four answers.
+Nothing on storage is changed: the next open sees the same entries again, unless the store was
+    rewritten meanwhile. RocksDB's `WalFilter`, with its four answers.
 """
 
 from __future__ import annotations
@@ -38,8 +41,11 @@ STOP leaves out this entry and all that come after it. The `clear` of a map is o
 is None: it can be kept or skipped."""
 
 
-def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> dict[str, dict[bytes, DataEntry]]:
-    """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much as the maps themselves. `InvalidSetting` for an answer that is none."""
+def filtered(
+    log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy
+) -> dict[str, dict[bytes, DataEntry]]:
+    """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much
+    as the maps themselves. `InvalidSetting` for an answer that is none."""
     newest: dict[str, Table] = {}
     cleared = Cleared()
     for node, entry in _entries(log, policy):
@@ -49,10 +55,14 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
         if answer is STOP:
             break
         if not isinstance(answer, DataEntry):
-            raise InvalidSetting(f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, None or STOP")
+            raise InvalidSetting(
+                f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, "
+                "None or STOP"
+            )
         if is_clear(answer) is not is_clear(entry):
             raise InvalidSetting(
-                "wal_filter changed whether an entry has a key; the entry that clears a map has none, and can only be kept or skipped"
+                "wal_filter changed whether an entry has a key; the entry that clears a map "
+                "has none, and can only be kept or skipped"
             )
         answer = answer._replace(order=entry.order, deleted=answer.value is None)
         if is_clear(answer):
@@ -65,8 +75,13 @@ def filtered(log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy) -> 
         for index in cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys]):
             del table.rows[keys[index]]
             table.rivals.pop(keys[index], None)
-        noted.note(found for key in table.rivals if (found := table.conflict(name, key)) is not None)
-    return {name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()} for name, table in newest.items()}
+        noted.note(
+            found for key in table.rivals if (found := table.conflict(name, key)) is not None
+        )
+    return {
+        name: {key: DataEntry(*table.claim(row)[0]) for key, row in table.rows.items()}
+        for name, table in newest.items()
+    }
 
 
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
@@ -77,7 +92,14 @@ def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, Dat
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):
         covered = state.covered(node)
-        reader = LogReader(log.store.url, namespace=log.namespace, cluster=log.cluster, node=node, storage=log.store, clock=log.clock)
+        reader = LogReader(
+            log.store.url,
+            namespace=log.namespace,
+            cluster=log.cluster,
+            node=node,
+            storage=log.store,
+            clock=log.clock,
+        )
         with closing(reader):
             for position, entry in reader.read():
                 if position > covered.get(entry.map, START):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from imap_wal.errors import SEGMENT_ADVICE, Fenced, ImapWalError, LogError, MissingNode, WriterLocked
+from imap_wal.errors import (
+    SEGMENT_ADVICE,
+    Fenced,
+    ImapWalError,
+    LogError,
+    MissingNode,
+    WriterLocked,
+)
 from imap_wal.manifest.older import MISSING_ADVICE
 
 MISSING = "bring its log back, or leave it out: export, restore and rewrite take --partial"
@@ -12,7 +19,9 @@ def advice(error: ImapWalError) -> str:
     """What to do on the command line; the error's own advice is for Python programs."""
     match error:
         case WriterLocked():
-            return "stop that process and run the command again (an agent can take over: --takeover)"
+            return (
+                "stop that process and run the command again (an agent can take over: --takeover)"
+            )
         case Fenced():
             return "run the command again, while no other process writes this log"
         case MissingNode() if error.advice == MISSING_ADVICE:

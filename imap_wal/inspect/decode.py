@@ -1,7 +1,8 @@
-"""Keys and values as people want to read them: msgpack and raw bytes of embedded maps, Hazelcast's Data bytes through hazelcast-python-client.
+"""Keys and values as people want to read them: msgpack and raw bytes of embedded maps, Hazelcast's
+Data bytes through hazelcast-python-client.
 
-Compact values come back as dicts: their schemas are in the log. What nobody here can read (a Java class of the user's) comes back as `Opaque`, with its
-class and bytes.
+Compact values come back as dicts: their schemas are in the log. What nobody here can read (a Java
+class of the user's) comes back as `Opaque`, with its class and bytes.
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ class Opaque:
 
 
 class Decoder:
-    """`metadata`: what the log has of it (schemas), see `ClusterLog` and `MaterializedView.metadata`. `note`
-    is called with a sentence for each schema that is not used."""
+    """`metadata`: what the log has of it (schemas), see `ClusterLog` and
+    `MaterializedView.metadata`. `note` is called with a sentence for each schema that is not
+    used."""
 
-    def __init__(self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning) -> None:
+    def __init__(
+        self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning
+    ) -> None:
         self._note = note
         self._data: Callable[[bytes], Any] | None = None
         self._metadata: dict[tuple[Any, ...], None] = {}
@@ -92,7 +96,10 @@ class Decoder:
         for what in bad:
             if what not in self._named:
                 self._named.add(what)
-                self._note(f"a schema in the log is not used, so values that need it are shown as bytes: {what}")
+                self._note(
+                    "a schema in the log is not used, so values that need it are shown as "
+                    f"bytes: {what}"
+                )
         return sound.values()
 
 
@@ -111,7 +118,12 @@ def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
     service._registry._id_dict[PYTHON_TYPE_PICKLE] = _Pickle
     compact = service.compact_stream_serializer
     for schema in schemas:
-        compact.register_schema_to_id(ClientSchema(schema.type_name, [FieldDescriptor(name, FieldKind(kind)) for name, kind in schema.fields]))
+        compact.register_schema_to_id(
+            ClientSchema(
+                schema.type_name,
+                [FieldDescriptor(name, FieldKind(kind)) for name, kind in schema.fields],
+            )
+        )
         compact._type_name_to_serializer[schema.type_name] = _AsDict()
 
     def read(data: bytes) -> Any:
@@ -153,14 +165,22 @@ class _AsDict:
     """Reads any Compact value field by field."""
 
     def read(self, reader: Any) -> dict[str, Any]:
-        return {field.name: getattr(reader, f"read_{field.kind.name.lower()}")(field.name) for field in reader._schema.fields}
+        return {
+            field.name: getattr(reader, f"read_{field.kind.name.lower()}")(field.name)
+            for field in reader._schema.fields
+        }
 
 
 class _Pickle(pickle.Unpickler):
-    """What a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay `Opaque`: making one runs code, which whoever could write
-    to the map has chosen."""
+    """What a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay
+    `Opaque`: making one runs code, which whoever could write to the map has chosen."""
 
-    HARMLESS: ClassVar = {("__builtin__", "set"), ("__builtin__", "frozenset"), ("__builtin__", "complex"), ("_codecs", "encode")}
+    HARMLESS: ClassVar = {
+        ("__builtin__", "set"),
+        ("__builtin__", "frozenset"),
+        ("__builtin__", "complex"),
+        ("_codecs", "encode"),
+    }
 
     def __init__(self, source: Any) -> None:
         data = source.read_string().encode()
@@ -204,7 +224,8 @@ def _refuse_shared_keys(data: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can carry: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as {"class", "hex"}; keys of dicts as text."""
+    """What JSON can carry: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as
+    {"class", "hex"}; keys of dicts as text."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -217,7 +238,12 @@ def plain(value: Any) -> Any:
         case Decimal() | UUID():
             return str(value)
         case dict():
-            return {key if isinstance(key, str) else json.dumps(plain(key), ensure_ascii=False): plain(item) for key, item in value.items()}
+            return {
+                key if isinstance(key, str) else json.dumps(plain(key), ensure_ascii=False): plain(
+                    item
+                )
+                for key, item in value.items()
+            }
         case list() | tuple() | set() | frozenset():
             return [plain(item) for item in value]
         case _:

@@ -1,4 +1,5 @@
-"""What stands under a URL, told from listings and manifests alone: quick, and harmless beside a running service."""
+"""What stands under a URL, told from listings and manifests alone: quick, and harmless beside a
+running service."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from functools import cached_property
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.format import Home
-from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests, cluster_manifests
+from imap_wal.manifest.cluster import (
+    ClaimManifest,
+    ClusterManifest,
+    claim_manifests,
+    cluster_manifests,
+)
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
@@ -38,7 +44,9 @@ class NodeView:
     @property
     def of_no_manifest(self) -> bool:
         """Segments or archives are here, and no manifest says what they are."""
-        return not self.manifest_number and bool(self.segments or any(layout.parse_archive_path(file.path) for file in self.files))
+        return not self.manifest_number and bool(
+            self.segments or any(layout.parse_archive_path(file.path) for file in self.files)
+        )
 
     @property
     def segments(self) -> tuple[SegmentFile, ...]:
@@ -91,7 +99,10 @@ class ClusterView:
         return [
             node.name
             for node in self.nodes
-            if node.of_no_manifest or node.manifest.archives or node.manifest.cluster != NOTHING_SEEN or node.manifest.directory in self.opened
+            if node.of_no_manifest
+            or node.manifest.archives
+            or node.manifest.cluster != NOTHING_SEEN
+            or node.manifest.directory in self.opened
         ]
 
     @property
@@ -106,9 +117,14 @@ class ClusterView:
 
     @property
     def missing_nodes(self) -> list[str]:
-        """Nodes that ever wrote, and whose log is not there or another one stands under their name."""
+        """Nodes that ever wrote, and whose log is not there or another one stands under their
+        name."""
         present = {node.name: node.manifest.directory for node in self.nodes}
-        return sorted(name for name, directory in self.manifest.nodes.items() if present.get(name) != directory)
+        return sorted(
+            name
+            for name, directory in self.manifest.nodes.items()
+            if present.get(name) != directory
+        )
 
     @property
     def unreadable_nodes(self) -> list[str]:
@@ -133,7 +149,9 @@ class ClusterView:
         return f"{self.namespace}/{self.cluster}"
 
 
-def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()) -> list[ClusterView]:
+def survey(
+    store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
+) -> list[ClusterView]:
     """All clusters under a root, or those of the given names."""
     found: list[ClusterView] = []
     top = store.folders("")
@@ -151,19 +169,39 @@ def survey(store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tupl
 
 
 def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
-    """The nodes first, the cluster's manifests after them, as `ClusterLog.state` looks at them. Again where something moved in between: a
-    manifest is older than the files beside it only if it still is at the last look."""
+    """The nodes first, the cluster's manifests after them, as `ClusterLog.state` looks at them.
+    Again where something moved in between: a manifest is older than the files beside it only if it
+    still is at the last look."""
     folder = layout.cluster_folder(namespace, cluster)
     clock, randomness = SystemClock(), SystemRandomness()
     for _ in range(ATTEMPTS):
-        found = [_node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes")]
+        found = [
+            _node(store, folder, layout.decode(name)) for name in store.folders(f"{folder}/nodes")
+        ]
         nodes = tuple(node for node in found if not node.forgotten)
         forgotten = tuple(node for node in found if node.forgotten)
         number, manifest = cluster_manifests(store, folder, clock, randomness).read()
         claims = claim_manifests(store, folder, manifest.claims, clock, randomness).read()
-        snapshots = 0 if number else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
-        view = ClusterView(namespace, cluster, folder, number, manifest, nodes, *claims, forgotten, opened_epochs(store, folder), snapshots)
-        fits = claims[1].newest <= manifest.incarnation and (claims[1].names_token or not manifest.token)
+        snapshots = (
+            0
+            if number
+            else sum(file.path.endswith(".parquet") for file in store.list(f"{folder}/snapshot"))
+        )
+        view = ClusterView(
+            namespace,
+            cluster,
+            folder,
+            number,
+            manifest,
+            nodes,
+            *claims,
+            forgotten,
+            opened_epochs(store, folder),
+            snapshots,
+        )
+        fits = claims[1].newest <= manifest.incarnation and (
+            claims[1].names_token or not manifest.token
+        )
         if fits and not any(_moved(node, view) for node in found):
             break
     return view
@@ -173,7 +211,9 @@ def _moved(node: NodeView, view: ClusterView) -> bool:
     """Whether node and cluster cannot have been as they were seen at one moment."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
-    older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(node.manifest, view.opened)
+    older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(
+        node.manifest, view.opened
+    )
     return node.manifest.cluster.newer_than(seen) or bool(older)
 
 
@@ -181,9 +221,17 @@ def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
     manifests = node_manifests(store, folder, SystemClock(), SystemRandomness())
     for _ in range(ATTEMPTS):
-        files = tuple(store.list(folder))  # before the manifest: what is archived in between is then known, and does not seem to be missing
+        files = tuple(
+            store.list(folder)
+            # Before the manifest: what is archived in between is then known, and does not seem to
+            # be missing.
+        )
         number, manifest = manifests.read()
-        wal = sorted_out((file for file in files if file.path.startswith(f"{folder}/wal/")), manifest.archived, manifest.begins)
+        wal = sorted_out(
+            (file for file in files if file.path.startswith(f"{folder}/wal/")),
+            manifest.archived,
+            manifest.begins,
+        )
         last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
         if max(manifest.newest, manifest.checkpoint.segment) <= last:
             break  # else a segment was begun between the two, or is missing

@@ -17,7 +17,12 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore
 
 
-def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest, opened: Mapping[str, int] | None = None) -> Evidence:
+def of_node(
+    node: NodeView,
+    manifest: NodeManifest,
+    cluster: ClusterManifest,
+    opened: Mapping[str, int] | None = None,
+) -> Evidence:
     """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
     node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
@@ -25,13 +30,21 @@ def of_node(node: NodeView, manifest: NodeManifest, cluster: ClusterManifest, op
     there = [each.number for each in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
     opened = opened or {}
-    found = replace(found, epoch=max(found.epoch, opened.get(manifest.directory, 0)), newer=found.newer or older_epoch(manifest, opened))
+    found = replace(
+        found,
+        epoch=max(found.epoch, opened.get(manifest.directory, 0)),
+        newer=found.newer or older_epoch(manifest, opened),
+    )
     for name, snapshot in cluster.snapshots.items():
         mark = snapshot.marks.get(node.name)
         if mark is not None and mark.directory == manifest.directory:
             found = replace(found, epoch=max(found.epoch, mark.position.epoch))
-            if mark.position.epoch > manifest.epoch or (manifest.newest and mark.position.segment > last):
-                newer = f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
+            if mark.position.epoch > manifest.epoch or (
+                manifest.newest and mark.position.segment > last
+            ):
+                newer = (
+                    f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
+                )
                 found = replace(found, newer=found.newer or newer)
     return found
 
@@ -42,12 +55,19 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
     manifest = view.manifest
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:
-        newer = f"incarnation {view.claims.newest} was claimed, the last one given here is {manifest.incarnation}"
+        newer = (
+            f"incarnation {view.claims.newest} was claimed, the last one given here is "
+            f"{manifest.incarnation}"
+        )
     for node in (*view.nodes, *view.forgotten):
         known = node.manifest.cluster
         seen = seen.up_to(known)
         if known.newer_than(manifest.seen(view.manifest_number)):
-            newer = newer or f"node {node.name!r} has seen {known}, here is {manifest.seen(view.manifest_number)}"
+            newer = (
+                newer
+                or f"node {node.name!r} has seen {known}, here is "
+                f"{manifest.seen(view.manifest_number)}"
+            )
     return seen, newer
 
 
@@ -65,17 +85,33 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
     empty texts where it is not. Either its log is registered for another node, or all its segments
     say whose they are."""
     directory = node.manifest.directory
-    owner = next((name for name, each in sorted(view.manifest.nodes.items()) if each == directory and directory), node.name)
+    owner = next(
+        (
+            name
+            for name, each in sorted(view.manifest.nodes.items())
+            if each == directory and directory
+        ),
+        node.name,
+    )
     home = layout.node_folder(view.folder, owner)
     if view.manifest.nodes.get(node.name) == directory or home == node.folder:
         homes = _homes(store, node)
         if len(homes) != 1 or node.folder in homes or len(node.wal.segments) == 1:
             return "", ""
         ((home, owner),) = homes.items()
-    what = f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here or renamed"
+    what = (
+        f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here "
+        "or renamed"
+    )
     known = home.startswith(f"{view.folder}/")  # else of another cluster, which is not looked at
     there = any(other.folder == home for other in view.nodes)
-    advice = f"move it back to {home}" if known and not there else "move this folder away" if known else f"move it away, or back to {home}"
+    advice = (
+        f"move it back to {home}"
+        if known and not there
+        else "move this folder away"
+        if known
+        else f"move it away, or back to {home}"
+    )
     if node.name in view.manifest.nodes and known:
         advice += f", and bring the log of node {node.name!r} back"
     return what, advice

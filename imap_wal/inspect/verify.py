@@ -1,14 +1,14 @@
 """Reads every byte of a log and says, file by file, what is whole and what is not.
 
-    plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each file to read
-    check   reads the units, newest first, until the time is over
+    plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each
+    file to read check   reads the units, newest first, until the time is over
 
 `imap_wal.segment.verdict` has the statuses of a segment. A finding has four:
 
 clean        all there
 torn-tail    a torn tail, or a header that was never whole: a crash, nothing acknowledged is lost
-corrupt      bytes changed, missing or another log's; `first_lost` is the first position that cannot be read
-unsupported  written by a newer version
+corrupt      bytes changed, missing or another log's; `first_lost` is the first position that cannot
+be read unsupported  written by a newer version
 """
 
 from __future__ import annotations
@@ -43,7 +43,12 @@ from imap_wal.segment.salvage import last_lost, scan_segment
 from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
 from storage_backends import NotFound, SegmentStore
 
-CLEAN, TORN, CORRUPT, UNSUPPORTED = verdicts.CLEAN, verdicts.TORN, verdicts.CORRUPT, verdicts.UNSUPPORTED
+CLEAN, TORN, CORRUPT, UNSUPPORTED = (
+    verdicts.CLEAN,
+    verdicts.TORN,
+    verdicts.CORRUPT,
+    verdicts.UNSUPPORTED,
+)
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
 NAMED_MAX = 100
@@ -53,8 +58,10 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`, `last_lost`: positions of the first and last entry that cannot be read;
-    `frames_after`: whole frames behind the damage; `lost_records`: how many entries cannot be read. None where it cannot be told."""
+    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`,
+    `last_lost`: positions of the first and last entry that cannot be read; `frames_after`: whole
+    frames behind the damage; `lost_records`: how many entries cannot be read. None where it cannot
+    be told."""
 
     file: str
     kind: str
@@ -103,9 +110,12 @@ class Deadline:
             raise OutOfTime
 
 
-def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline) -> tuple[list[Finding], list[Unit]]:
-    """Read the units: what was found, and those that there was no time for. Newest first, over all nodes: the newest segments are what the next start scans, and what
-    stands in no archive and no snapshot yet; then archives, then snapshots, which hold what has been safe for longest."""
+def check(
+    units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
+) -> tuple[list[Finding], list[Unit]]:
+    """Read the units: what was found, and those that there was no time for. Newest first, over all
+    nodes: the newest segments are what the next start scans, and what stands in no archive and no
+    snapshot yet; then archives, then snapshots, which hold what has been safe for longest."""
     order = {"segment": 0, ARCHIVE: 1, SNAPSHOT: 2}
     left = sorted(units, key=lambda unit: (order[unit.kind], unit.age))
     findings: list[Finding] = []
@@ -119,18 +129,34 @@ def check(units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
     return findings, left[len(findings) :]
 
 
-def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]) -> tuple[list[Finding], list[Unit]]:
-    """What of a cluster is told without reading its files, and the files to read. A missing node is a finding about its folder."""
+def plan(
+    store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]
+) -> tuple[list[Finding], list[Unit]]:
+    """What of a cluster is told without reading its files, and the files to read. A missing node is
+    a finding about its folder."""
     if view.of_no_manifest:
         whose = "the cluster" if view.logs else "the cluster and no log of a node"
         findings = [_no_manifest(view.folder, whose, view.of_no_manifest)]
     else:
-        findings = [_manifest(f"{view.folder}/manifest/{view.manifest_number:010d}.json", older_manifests.of_cluster(view)[1])]
+        findings = [
+            _manifest(
+                f"{view.folder}/manifest/{view.manifest_number:010d}.json",
+                older_manifests.of_cluster(view)[1],
+            )
+        ]
     wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
         advice_of_keys = "bring back the key that had this id; a new key takes a new id"
-        findings.append(Finding(newest, "manifest", CORRUPT, what=key_checks.what_differs(wrong), advice=advice_of_keys))
+        findings.append(
+            Finding(
+                newest,
+                "manifest",
+                CORRUPT,
+                what=key_checks.what_differs(wrong),
+                advice=advice_of_keys,
+            )
+        )
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
@@ -139,19 +165,43 @@ def plan(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], boo
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
             piece = FileScan(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)
-            units.append(Unit(piece.path, size, SNAPSHOT, 0, partial(_parquet, store, piece, None, int(wanted))))
+            units.append(
+                Unit(
+                    piece.path,
+                    size,
+                    SNAPSHOT,
+                    0,
+                    partial(_parquet, store, piece, None, int(wanted)),
+                )
+            )
     without = {node.name for node in view.nodes if node.of_no_manifest}
-    others = {node.name: other for node in view.nodes if wants_node(node.name) and (other := older_manifests.other_log(store, view, node))[0]}
+    others = {
+        node.name: other
+        for node in view.nodes
+        if wants_node(node.name) and (other := older_manifests.other_log(store, view, node))[0]
+    }
     for node in view.nodes:
         if node.name in others:
             what, way_out = others[node.name]
-            what += f"; its {len(node.wal.segments)} segments and {_archives(node)} archives are not read"
+            what += (
+                f"; its {len(node.wal.segments)} segments and {_archives(node)} archives are not "
+                "read"
+            )
             findings.append(Finding(node.folder, "node", CORRUPT, what=what, advice=way_out))
     renamed = {node.manifest.directory for node in view.nodes if node.name in others}
     for name in view.missing_nodes:
-        if wants_node(name) and name not in without | others.keys() and view.manifest.nodes[name] not in renamed:
-            what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here"
-            findings.append(Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING))
+        if (
+            wants_node(name)
+            and name not in without | others.keys()
+            and view.manifest.nodes[name] not in renamed
+        ):
+            what = (
+                f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, "
+                "which is not here"
+            )
+            findings.append(
+                Finding(f"{view.folder}/nodes/{name}", "node", CORRUPT, what=what, advice=MISSING)
+            )
     for node in view.nodes:
         if wants_node(node.name) and node.name not in others:
             findings += _plan_node(store, view, node, units)
@@ -174,41 +224,100 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
                 or rest.startswith("lost/")
                 or (rest.startswith("manifest/") and rest.endswith(".json"))
             )
-            if not (ours or rest.endswith((".fenced", ".writer", ".log")) or (rest.startswith("archive/") and rest.endswith(".parquet"))):
+            if not (
+                ours
+                or rest.endswith((".fenced", ".writer", ".log"))
+                or (rest.startswith("archive/") and rest.endswith(".parquet"))
+            ):
                 found.append(file.path)
     return found
 
 
-def _plan_node(store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]) -> Iterator[Finding]:
+def _plan_node(
+    store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]
+) -> Iterator[Finding]:
     manifest = node.manifest
     if node.of_no_manifest:
-        yield _no_manifest(node.folder, f"node {node.name!r}", f"{len(node.wal.segments)} segments and {_archives(node)} archives")
+        yield _no_manifest(
+            node.folder,
+            f"node {node.name!r}",
+            f"{len(node.wal.segments)} segments and {_archives(node)} archives",
+        )
     else:
         yield _manifest(
-            f"{node.folder}/manifest/{node.manifest_number:010d}.json", older_manifests.of_node(node, manifest, view.manifest, view.opened).newer
+            f"{node.folder}/manifest/{node.manifest_number:010d}.json",
+            older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
-    for age, archive in enumerate(sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)):
-        piece = FileScan(ARCHIVE, node.name, archive.path, archive.map, manifest.directory, first=archive.first, last=archive.last)
-        units.append(Unit(archive.path, archive.bytes, ARCHIVE, age, partial(_parquet, store, piece, archive.records, archive.checksum)))
+    for age, archive in enumerate(
+        sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)
+    ):
+        piece = FileScan(
+            ARCHIVE,
+            node.name,
+            archive.path,
+            archive.map,
+            manifest.directory,
+            first=archive.first,
+            last=archive.last,
+        )
+        units.append(
+            Unit(
+                archive.path,
+                archive.bytes,
+                ARCHIVE,
+                age,
+                partial(_parquet, store, piece, archive.records, archive.checksum),
+            )
+        )
     misplaced = older_manifests.misplaced_wal(node)
     if misplaced:
         yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING)
         return
     for segment in node.wal.void:
-        yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="begun by a writer that had been replaced: nothing in it counts")
+        yield Finding(
+            segment.path,
+            "segment",
+            CLEAN,
+            segment.bytes,
+            what="begun by a writer that had been replaced: nothing in it counts",
+        )
     for segment in node.wal.copied:
-        yield Finding(segment.path, "segment", CLEAN, segment.bytes, what="a recovery made a copy of it, which counts instead")
+        yield Finding(
+            segment.path,
+            "segment",
+            CLEAN,
+            segment.bytes,
+            what="a recovery made a copy of it, which counts instead",
+        )
     living = node.wal.segments
     # Without a manifest, those before the first one may have been archived.
     expected = living[0].number if node.of_no_manifest and living else manifest.archived[1] + 1
     for index, segment in enumerate(living):
         if segment.number > expected:
-            yield from _missing(node, segment.epoch, range(expected, segment.number), "this segment is missing: the log goes on after it")
+            yield from _missing(
+                node,
+                segment.epoch,
+                range(expected, segment.number),
+                "this segment is missing: the log goes on after it",
+            )
         expected = segment.number + 1
         later = living[index + 1 :]
-        units.append(Unit(segment.path, segment.bytes, "segment", len(later), partial(_segment, store, view, node, segment, later)))
+        units.append(
+            Unit(
+                segment.path,
+                segment.bytes,
+                "segment",
+                len(later),
+                partial(_segment, store, view, node, segment, later),
+            )
+        )
     missing = range(expected, max(manifest.checkpoint.segment, manifest.newest) + 1)
-    yield from _missing(node, manifest.checkpoint.epoch, missing, "this segment is missing: the manifest names what it held")
+    yield from _missing(
+        node,
+        manifest.checkpoint.epoch,
+        missing,
+        "this segment is missing: the manifest names what it held",
+    )
 
 
 def _manifest(path: str, newer: str) -> Finding:
@@ -233,7 +342,9 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
         lost = str(Position(epoch, numbers.start, 0, 0))
         more = f" ({len(numbers)} in a row)" if len(numbers) > 1 else ""
         file = f"{node.folder}/wal/*-{numbers.start:08d}.wal"
-        yield Finding(file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE)
+        yield Finding(
+            file, "segment", CORRUPT, offset=0, first_lost=lost, what=f"{what}{more}", advice=ADVICE
+        )
 
 
 class _Read(NamedTuple):
@@ -246,10 +357,26 @@ class _Read(NamedTuple):
     unread: EncryptionError | None
 
 
-def _read_segment(store: SegmentStore, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline) -> _Read:
+def _read_segment(
+    store: SegmentStore,
+    node: NodeView,
+    segment: SegmentFile,
+    later: Sequence[SegmentFile],
+    deadline: Deadline,
+) -> _Read:
     manifest = node.manifest
-    place = Place(segment.path, manifest.directory, segment.epoch, segment.number, bool(later), manifest.checkpoint, manifest.newest)
-    paths = [each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index]  # none is missing
+    place = Place(
+        segment.path,
+        manifest.directory,
+        segment.epoch,
+        segment.number,
+        bool(later),
+        manifest.checkpoint,
+        manifest.newest,
+    )
+    paths = [
+        each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
+    ]  # none is missing
     records, ended_at = 0, -1
     wrong: list[str] = []
     unread: EncryptionError | None = None
@@ -268,17 +395,32 @@ def _read_segment(store: SegmentStore, node: NodeView, segment: SegmentFile, lat
         records = 0
         wrong.clear()
         try:
-            verdict, _ = judge(store, place, visit, partial(said_by, store, manifest.directory, paths))
+            verdict, _ = judge(
+                store, place, visit, partial(said_by, store, manifest.directory, paths)
+            )
         except EncryptionError as error:
             unread, records = error, 0
-            verdict, _ = judge(store, place, count, partial(said_by, store, manifest.directory, paths), opened=False)
+            verdict, _ = judge(
+                store,
+                place,
+                count,
+                partial(said_by, store, manifest.directory, paths),
+                opened=False,
+            )
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
-        ended_at = verdict.end  # perhaps a commit under way: damage stays where it is, a writer goes on
+        ended_at = (
+            verdict.end
+        )  # perhaps a commit under way: damage stays where it is, a writer goes on
 
 
 def _segment(
-    store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile, later: Sequence[SegmentFile], deadline: Deadline
+    store: SegmentStore,
+    view: ClusterView,
+    node: NodeView,
+    segment: SegmentFile,
+    later: Sequence[SegmentFile],
+    deadline: Deadline,
 ) -> Finding:
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     try:
@@ -289,19 +431,37 @@ def _segment(
     if read.unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
         return _not_opened(found, read.unread, verdict, records)
     if verdict.status == CLEAN and wrong:
-        advice = "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
+        advice = (
+            "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
+        )
         more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
-        return replace(found, status=CORRUPT, records=records, what="; ".join(wrong[:NAMED_MAX] + more), advice=advice)
+        return replace(
+            found,
+            status=CORRUPT,
+            records=records,
+            what="; ".join(wrong[:NAMED_MAX] + more),
+            advice=advice,
+        )
     if verdict.status == CLEAN:
         return replace(found, records=records)
-    found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), what=verdict.what, advice=verdict.advice)
+    found = replace(
+        found,
+        offset=verdict.end,
+        first_lost=str(verdict.lost),
+        what=verdict.what,
+        advice=verdict.advice,
+    )
     if verdict.status == UNSUPPORTED:
         return replace(found, status=UNSUPPORTED)
     if verdict.status == FOREIGN:
         return replace(found, status=CORRUPT)
     if verdict.is_tail:
         found = replace(found, status=TORN, advice=CUT)
-        return found if verdict.status == UNBORN else _lost(found, segment, store, view.home(node, segment))
+        return (
+            found
+            if verdict.status == UNBORN
+            else _lost(found, segment, store, view.home(node, segment))
+        )
     found = replace(found, status=CORRUPT, advice=ADVICE)
     if verdict.status == SHORT and verdict.end:
         named = node.manifest.checkpoint
@@ -315,7 +475,12 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
     and that is said. Another key under its id, or a file that should be encrypted, is a finding."""
     what = error.what
     if verdict.status != CLEAN:
-        found = replace(found, offset=verdict.end, first_lost=str(verdict.lost), frames_after=verdict.frames_after)
+        found = replace(
+            found,
+            offset=verdict.end,
+            first_lost=str(verdict.lost),
+            frames_after=verdict.frames_after,
+        )
         what = f"{verdict.what}; {what}"
     if verdict.is_damage or not error.is_missing:
         return replace(found, status=CORRUPT, records=records, what=what, advice=error.advice)
@@ -331,10 +496,14 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
         decoded(frame.payload, frame.count)
     except ValueError:
         try:
-            _, named = entries_of(segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame)
+            _, named = entries_of(
+                segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame
+            )
         except CorruptLog as error:
             return [error.what]
-        return [f"the entry at {position} has an impossible number: {what}" for position, what in named]
+        return [
+            f"the entry at {position} has an impossible number: {what}" for position, what in named
+        ]
     return []
 
 
@@ -347,7 +516,9 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
     gaps = scan.gaps
     told = all(gap.records is not None for gap in gaps)
     last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
-    after = sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
+    after = (
+        sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
+    )
     return replace(
         found,
         records=scan.records,
@@ -357,11 +528,15 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
     )
 
 
-def _parquet(store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline) -> Finding:
+def _parquet(
+    store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline
+) -> Finding:
     """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
     found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
     if piece.first > START:
-        found = replace(found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records)
+        found = replace(
+            found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records
+        )
     try:
         found = replace(found, bytes=store.size(piece.path))
         crc = 0
@@ -373,7 +548,9 @@ def _parquet(store: SegmentStore, piece: FileScan, records: int | None, wanted: 
             what = "the file does not match the checksum that the manifest has of it"
             return _readable(store, replace(found, offset=0, what=what), piece, records)
         count = 0
-        for batch in read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece):
+        for batch in (
+            read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece)
+        ):
             count += len(batch.rows)
             deadline.check()
     except NotFound:
@@ -384,13 +561,33 @@ def _parquet(store: SegmentStore, piece: FileScan, records: int | None, wanted: 
         return replace(found, offset=0, what=lost.what)
     except EncryptionError as error:
         if wanted and error.is_missing:
-            return Finding(piece.path, piece.kind, CLEAN, found.bytes, records or 0, what=error.what, unopened=True)
+            return Finding(
+                piece.path,
+                piece.kind,
+                CLEAN,
+                found.bytes,
+                records or 0,
+                what=error.what,
+                unopened=True,
+            )
         return replace(found, offset=0, what=error.what, advice=error.advice)
     except LogError as error:
         said = damaged(piece.path, piece.kind, found.bytes, error, None)
-        return _readable(store, replace(found, status=said.status, offset=said.offset, what=said.what, advice=said.advice), piece, records)
+        return _readable(
+            store,
+            replace(
+                found, status=said.status, offset=said.offset, what=said.what, advice=said.advice
+            ),
+            piece,
+            records,
+        )
     if records is not None and count != records:
-        return replace(found, records=count, lost_records=records - count, what=f"{count} records, the manifest says {records}")
+        return replace(
+            found,
+            records=count,
+            lost_records=records - count,
+            what=f"{count} records, the manifest says {records}",
+        )
     return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
 
 
@@ -409,13 +606,21 @@ def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
 def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
     """With what `repair` can read of a damaged file."""
     try:
-        kept = survey_file(store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None)
+        kept = survey_file(
+            store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None
+        )
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
-    return replace(found, records=kept.records, lost_records=kept.lost if records is None else records - kept.records)
+    return replace(
+        found,
+        records=kept.records,
+        lost_records=kept.lost if records is None else records - kept.records,
+    )
 
 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
     """From what a reader raised."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
-    return Finding(file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error))
+    return Finding(
+        file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error)
+    )

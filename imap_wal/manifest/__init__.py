@@ -1,1 +1,2 @@
-"""Manifests: numbered JSON files that say what a log consists of, and how processes agree on them."""
+"""Manifests: numbered JSON files that say what a log consists of, and how processes agree on
+them."""

@@ -1,4 +1,5 @@
-"""The cluster's manifest and claims: incarnations, nodes, snapshots. Whoever wins the compare-and-swap writes it."""
+"""The cluster's manifest and claims: incarnations, nodes, snapshots. Whoever wins the
+compare-and-swap writes it."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ NO_VERSIONS = PartitionVersions()
 
 @dataclass(frozen=True, slots=True)
 class LowWaterMark:
-    """Low-water mark: of the log directory `directory`, positions at or below `position` are covered by a snapshot."""
+    """Low-water mark: of the log directory `directory`, positions at or below `position` are
+    covered by a snapshot."""
 
     directory: str
     position: Position
@@ -66,7 +68,8 @@ class LowWaterMark:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rewrite published for one map: `files` hold the newest change of every key up to `marks`. A map that was dropped has no files."""
+    """What a rewrite published for one map: `files` hold the newest change of every key up to
+    `marks`. A map that was dropped has no files."""
 
     generation: Whole
     files: tuple[str, ...]
@@ -76,11 +79,13 @@ class Snapshot:
     bytes: int
     created_ms: int
     dropped: int = 0
-    """Generation of the last drop of this map; a reader that merged before it must forget what it merged."""
+    """Generation of the last drop of this map; a reader that merged before it must forget what it
+    merged."""
     checksums: tuple[int, ...] = ()
     """CRC-32C of each whole file; empty: not known."""
     until_ms: int = 0
-    """How the map stood at earlier times than this (Unix time) is no longer known: older changes of its keys are gone."""
+    """How the map stood at earlier times than this (Unix time) is no longer known: older changes of
+    its keys are gone."""
     sizes: tuple[int, ...] = ()
     """Bytes of each file; empty: not known."""
     rows: tuple[int, ...] = ()
@@ -96,10 +101,16 @@ class Snapshot:
         return without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None) -> Self:
+    def from_json(
+        cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None
+    ) -> Self:
         """`shared`: marks that several snapshots have, by their number."""
         given = data["marks"]
-        marks = (shared or {})[given] if isinstance(given, str) else checked(given, dict[str, LowWaterMark])
+        marks = (
+            (shared or {})[given]
+            if isinstance(given, str)
+            else checked(given, dict[str, LowWaterMark])
+        )
         return replace(checked({**data, "marks": {}}, cls), marks=marks)
 
 
@@ -112,11 +123,17 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
     100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
     # Those that one manifest or one rewrite gave are mostly one object: compared by content once.
     distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
-    content = {each: tuple(sorted(marks.items(), key=lambda item: item[0])) for each, marks in distinct.items()}
+    content = {
+        each: tuple(sorted(marks.items(), key=lambda item: item[0]))
+        for each, marks in distinct.items()
+    }
     same: dict[tuple[Any, ...], int] = {}
     first = {each: same.setdefault(key, each) for each, key in content.items()}
     users = Counter(first[id(snapshot.marks)] for snapshot in snapshots.values())
-    numbers = {each: str(number) for number, each in enumerate((each for each, count in users.items() if count > 1), 1)}
+    numbers = {
+        each: str(number)
+        for number, each in enumerate((each for each, count in users.items() if count > 1), 1)
+    }
     found = {}
     for name, snapshot in snapshots.items():
         number = numbers.get(first[id(snapshot.marks)])
@@ -127,7 +144,10 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
 def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
     """What `_with_marks_once` gave. ValueError, KeyError."""
     shared = checked(marks, dict[str, dict[str, LowWaterMark]])
-    return {name: Snapshot.from_json(snapshot, shared) for name, snapshot in checked(snapshots, dict[str, dict[str, Any]]).items()}
+    return {
+        name: Snapshot.from_json(snapshot, shared)
+        for name, snapshot in checked(snapshots, dict[str, dict[str, Any]]).items()
+    }
 
 
 def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
@@ -150,7 +170,11 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
     __slots__ = ("_covered",)
 
     def __init__(
-        self, snapshots: Mapping[str, Snapshot] | None, text: str = "", covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None, file: str = ""
+        self,
+        snapshots: Mapping[str, Snapshot] | None,
+        text: str = "",
+        covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None,
+        file: str = "",
     ) -> None:
         """Give the first, or the other three; see `Packed`."""
         super().__init__(snapshots, text, file)
@@ -175,8 +199,8 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended before it. What an older
-    incarnation appended behind its cut is void."""
+    """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended
+    before it. What an older incarnation appended behind its cut is void."""
 
     cluster_id: str
     incarnation: Whole
@@ -228,29 +252,63 @@ class ClusterManifest:
             "versions": versions,
         }
         if isinstance(self.snapshots, SnapshotTable):
-            covered = {node: [fields_of(mark) for mark in marks] for node, marks in self.snapshots.covered.items()}
-            document |= {"format": FORMAT_PACKED, "snapshots": self.snapshots.text, "covered": covered, "marks": {}}
+            covered = {
+                node: [fields_of(mark) for mark in marks]
+                for node, marks in self.snapshots.covered.items()
+            }
+            document |= {
+                "format": FORMAT_PACKED,
+                "snapshots": self.snapshots.text,
+                "covered": covered,
+                "marks": {},
+            }
         else:
             document["snapshots"], document["marks"] = _with_marks_once(self.snapshots)
         if self.clears:
             document["format"] = FORMAT_CLEARS
-        return without_defaults(document, ("marks", "orphan_floor", "versions", "forgotten", "embedded", "clears", "keys", "token"))
+        return without_defaults(
+            document,
+            (
+                "marks",
+                "orphan_floor",
+                "versions",
+                "forgotten",
+                "embedded",
+                "clears",
+                "keys",
+                "token",
+            ),
+        )
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         require(data, "incarnation", "claims", "lifetimes", "nodes", "snapshots", "generation")
         snapshots: Mapping[str, Snapshot]
         if isinstance(data["snapshots"], str):
-            snapshots = SnapshotTable(None, data["snapshots"], checked(data["covered"], dict[str, tuple[LowWaterMark, ...]]), file)
+            snapshots = SnapshotTable(
+                None,
+                data["snapshots"],
+                checked(data["covered"], dict[str, tuple[LowWaterMark, ...]]),
+                file,
+            )
         else:
             snapshots = _from_json_with_marks(data["snapshots"], data.get("marks", {}))
-        versions = {number: PartitionVersions.decode(text) for number, text in checked(data.get("versions", {}), dict[int, str]).items()}
-        return replace(checked({**data, "snapshots": {}, "versions": {}}, cls), snapshots=snapshots, versions=versions)
+        versions = {
+            number: PartitionVersions.decode(text)
+            for number, text in checked(data.get("versions", {}), dict[int, str]).items()
+        }
+        return replace(
+            checked({**data, "snapshots": {}, "versions": {}}, cls),
+            snapshots=snapshots,
+            versions=versions,
+        )
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:
         """For each log directory that the node had, the farthest mark of any snapshot."""
         table = self.snapshots
-        return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(node, ())
+        return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(
+            node, ()
+        )
 
     def seen(self, number: int) -> Seen:
         """What a reader of this as manifest `number` has seen."""
@@ -262,12 +320,19 @@ class ClusterManifest:
         return self.versions.get(snapshot.versions, NO_VERSIONS) if snapshot else NO_VERSIONS
 
     def with_snapshot(self, name: str, snapshot: Snapshot) -> ClusterManifest:
-        return replace(self, snapshots={**self.snapshots, name: snapshot}, generation=max(self.generation, snapshot.generation))
+        return replace(
+            self,
+            snapshots={**self.snapshots, name: snapshot},
+            generation=max(self.generation, snapshot.generation),
+        )
 
     def without_unused_tables(self) -> ClusterManifest:
         """Without tables of partitions that no snapshot names."""
         used = {snapshot.versions for snapshot in self.snapshots.values()}
-        return replace(self, versions={number: table for number, table in self.versions.items() if number in used})
+        return replace(
+            self,
+            versions={number: table for number, table in self.versions.items() if number in used},
+        )
 
 
 MEMBERS_MAX = 1000
@@ -276,7 +341,9 @@ CLAIMS_KEPT = 1000
 """Clusters that are remembered as followed by another one."""
 
 
-CLOSED_ADVICE = "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for whoever may connect"
+CLOSED_ADVICE = (
+    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for whoever may connect"
+)
 """For closed claims."""
 
 
@@ -296,8 +363,8 @@ class ClaimManifest:
     members: tuple[str, ...] = ()
     """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
     lost: tuple[str, ...] = ()
-    """Members that were lost before the newest claim, or before their first hello. They may not write
-    in it."""
+    """Members that were lost before the newest claim, or before their first hello. They may not
+    write in it."""
     forced: bool = False
     """The newest claim is an operator's (`imap-wal claim --force`). The next cluster waits for no
     node."""
@@ -305,8 +372,8 @@ class ClaimManifest:
     """SHA-256 of each token of this cluster. Agents claim only for who has one of them; (): for all
     who may connect."""
     closed: bool = False
-    """A repair found that these claims were lost, and with them perhaps a token: agents claim for no
-    cluster until an operator decides (`imap-wal claim`)."""
+    """A repair found that these claims were lost, and with them perhaps a token: agents claim for
+    no cluster until an operator decides (`imap-wal claim`)."""
 
     @property
     def newest(self) -> int:
@@ -318,20 +385,43 @@ class ClaimManifest:
         """Of the newest claim; "" if there is none."""
         return max(self.claims, key=lambda each: self.claims[each], default="")
 
-    def with_claim(self, cluster_id: str, incarnation: int, members: tuple[str, ...] = (), lost: tuple[str, ...] = ()) -> ClaimManifest:
-        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[-CLAIMS_KEPT:]
-        return ClaimManifest(dict(kept), self.permits or incarnation, members, lost, tokens=self.tokens, closed=self.closed)
+    def with_claim(
+        self,
+        cluster_id: str,
+        incarnation: int,
+        members: tuple[str, ...] = (),
+        lost: tuple[str, ...] = (),
+    ) -> ClaimManifest:
+        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[
+            -CLAIMS_KEPT:
+        ]
+        return ClaimManifest(
+            dict(kept),
+            self.permits or incarnation,
+            members,
+            lost,
+            tokens=self.tokens,
+            closed=self.closed,
+        )
 
     def admits(self, member: str, view: int) -> bool:
-        """Whether this member of the newest claim's cluster may write, if its hello names this view."""
-        return not self.members or member in self.members or (view == self.newest and member not in self.lost)
+        """Whether this member of the newest claim's cluster may write, if its hello names this
+        view."""
+        return (
+            not self.members
+            or member in self.members
+            or (view == self.newest and member not in self.lost)
+        )
 
     def with_member(self, member: str) -> ClaimManifest:
         """The same with this member in the list. `TooLarge` if the list is full."""
         if not self.members or member in self.members:
             return self
         if len(self.members) >= MEMBERS_MAX:
-            raise TooLarge(f"view {self.newest} has {len(self.members)} members, which is the most; member {member} is not one of them")
+            raise TooLarge(
+                f"view {self.newest} has {len(self.members)} members, which is the most; "
+                f"member {member} is not one of them"
+            )
         return replace(self, members=(*self.members, member))
 
     def barring(self, lost: Collection[str]) -> ClaimManifest | None:
@@ -351,7 +441,9 @@ class ClaimManifest:
         return 0 < self.permits <= self.newest
 
     def to_json(self) -> dict[str, Any]:
-        return without_defaults(fields_of(self), ("permits", "members", "lost", "forced", "tokens", "closed"))
+        return without_defaults(
+            fields_of(self), ("permits", "members", "lost", "forced", "tokens", "closed")
+        )
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
@@ -360,11 +452,19 @@ class ClaimManifest:
 
 
 def claim_manifests(
-    store: SegmentStore, cluster_folder: str, former: Mapping[str, int], clock: Clock, randomness: Randomness
+    store: SegmentStore,
+    cluster_folder: str,
+    former: Mapping[str, int],
+    clock: Clock,
+    randomness: Randomness,
 ) -> ManifestLog[ClaimManifest]:
     """`former`: the claims that the cluster's own manifest has, of a log of version 1."""
-    return ManifestLog(store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness)
+    return ManifestLog(
+        store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness
+    )
 
 
-def cluster_manifests(store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[ClusterManifest]:
+def cluster_manifests(
+    store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
+) -> ManifestLog[ClusterManifest]:
     return ManifestLog(store, cluster_folder, ClusterManifest, ClusterManifest(), clock, randomness)

@@ -16,7 +16,9 @@ from msgspec import Meta
 from imap_wal.errors import CorruptLog
 
 INDENTED_BYTES_MAX = 16 * 1024
-MANIFEST_ADVICE = "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+MANIFEST_ADVICE = (
+    "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+)
 
 
 Whole: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -30,7 +32,12 @@ def whole(file: str) -> Iterator[None]:
         yield
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
         said = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-        raise CorruptLog(file, 0, f"this manifest matches its checksum, but its fields are not what they must be: {said}", MANIFEST_ADVICE) from error
+        raise CorruptLog(
+            file,
+            0,
+            f"this manifest matches its checksum, but its fields are not what they must be: {said}",
+            MANIFEST_ADVICE,
+        ) from error
 
 
 def checked(data: Any, kind: type[V]) -> V:
@@ -59,7 +66,9 @@ def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str
 
 def packed(document: Any) -> str:
     """JSON, deflated, in base64."""
-    return b64encode(zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)).decode()
+    return b64encode(
+        zlib.compress(json.dumps(document, separators=(",", ":")).encode(), 1)
+    ).decode()
 
 
 def unpacked(text: str) -> Any:
@@ -70,8 +79,9 @@ C = TypeVar("C", bound=Collection[Any])
 
 
 class Packed(Generic[C]):
-    """A large collection, stored in a manifest as one string: base64 of deflated JSON. A manifest is
-    copied without parsing it, so that takes the same time whatever the size. Safe in any thread."""
+    """A large collection, stored in a manifest as one string: base64 of deflated JSON. A manifest
+    is copied without parsing it, so that takes the same time whatever the size. Safe in any
+    thread."""
 
     __slots__ = ("_file", "_text", "_whole")
 
@@ -142,5 +152,17 @@ def checksum_of_rest(text: bytes) -> str:
     return f"{google_crc32c.extend(google_crc32c.value(b'{'), text[_BEFORE_REST:]):08x}"
 
 
-NOT_OF_VERSION_1 = ("kind", "removed", "wal_id", "newest", "begins", "permit", "forgotten", "embedded", "former", "cluster", "clears")
+NOT_OF_VERSION_1 = (
+    "kind",
+    "removed",
+    "wal_id",
+    "newest",
+    "begins",
+    "permit",
+    "forgotten",
+    "embedded",
+    "former",
+    "cluster",
+    "clears",
+)
 """Written only when they are set."""

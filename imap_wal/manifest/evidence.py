@@ -28,7 +28,9 @@ class Evidence:
     newer: str = ""
 
 
-def of_files(files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]) -> Evidence:
+def of_files(
+    files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]
+) -> Evidence:
     """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not
     archived."""
     highest, newer = 0, ""

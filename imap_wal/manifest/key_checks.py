@@ -30,7 +30,9 @@ def demand_same(ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
     wrong = differing(ring, known)
     if wrong:
         advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
-        raise EncryptionError(folder, wrong[0], what_differs(wrong), f"{advice}; nothing was changed")
+        raise EncryptionError(
+            folder, wrong[0], what_differs(wrong), f"{advice}; nothing was changed"
+        )
 
 
 def what_differs(ids: list[str]) -> str:

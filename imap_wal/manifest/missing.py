@@ -18,7 +18,9 @@ def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:
     for each in manifest.archives:
         if each.path == path:
             what = f"entries of map {each.map!r} from {each.first} to {each.last}"
-            return ShortLog(path, 0, f"this archive of node {node!r} is missing, and with it {what}", ADVICE)
+            return ShortLog(
+                path, 0, f"this archive of node {node!r} is missing, and with it {what}", ADVICE
+            )
     return None
 
 
@@ -31,5 +33,7 @@ def snapshot_file(path: str, manifest: ClusterManifest) -> ShortLog | None:
             marks = sorted(snapshot.marks.items())
             up_to = ", ".join(f"to {mark.position} of node {node!r}" for node, mark in marks)
             what = f"{rows} of map {name!r} as of the entries from the beginning {up_to}".rstrip()
-            return ShortLog(path, 0, f"this file of a snapshot is missing, and with it {what}", ADVICE)
+            return ShortLog(
+                path, 0, f"this file of a snapshot is missing, and with it {what}", ADVICE
+            )
     return None

@@ -13,7 +13,7 @@ from imap_wal.manifest.document import NOT_OF_VERSION_1, Packed, Whole, checked,
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
 
-# ---- a node's manifest ---------------------------------------------------------------------------------------------
+# ---- a node's manifest ---------------------------------------------------------------------------
 
 LOG = "log"
 SESSIONS_KEPT = 64
@@ -30,11 +30,17 @@ class Seen:
     incarnation: Whole = 0
 
     def __str__(self) -> str:
-        return f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
+        return (
+            f"manifest {self.number} (generation {self.generation}, incarnation {self.incarnation})"
+        )
 
     def up_to(self, other: Seen) -> Seen:
         """The newer of both, field by field."""
-        return Seen(max(self.number, other.number), max(self.generation, other.generation), max(self.incarnation, other.incarnation))
+        return Seen(
+            max(self.number, other.number),
+            max(self.generation, other.generation),
+            max(self.incarnation, other.incarnation),
+        )
 
     def newer_than(self, other: Seen) -> bool:
         """Whether this was seen of a cluster that `other` does not know yet."""
@@ -46,7 +52,8 @@ NOTHING_SEEN = Seen()
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One Parquet file made of sealed segments: the entries of one map from position `first` to `last`."""
+    """One Parquet file made of sealed segments: the entries of one map from position `first` to
+    `last`."""
 
     map: str
     path: str
@@ -63,7 +70,8 @@ class Archive:
 
 
 class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
-    """A long list of archives. An open, a new session and a new segment copy it without parsing it."""
+    """A long list of archives. An open, a new session and a new segment copy it without parsing
+    it."""
 
     __slots__ = ()
 
@@ -83,8 +91,9 @@ class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
 
 @dataclass(frozen=True, slots=True)
 class NodeManifest:
-    """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those at or below `archived` apart, whose
-    entries are in `archives` and whose files are about to go."""
+    """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those
+    at or below `archived` apart, whose entries are in `archives` and whose files are about to
+    go."""
 
     formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
@@ -109,7 +118,8 @@ class NodeManifest:
     kind: str = ""
     """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
     removed: Position = START
-    """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some. Reading in order is whole only above it."""
+    """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some.
+    Reading in order is whole only above it."""
     wal_id: str = ""
     """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
     log of version 1 until its next open."""
@@ -124,8 +134,8 @@ class NodeManifest:
     permit: str = ""
     """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
     forgotten: bool = False
-    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`: it
-    has ended, and a new log under the node's name continues after `epoch` and `archived`."""
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`:
+    it has ended, and a new log under the node's name continues after `epoch` and `archived`."""
     embedded: bool = False
     """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
     claims this log shuts the program out."""
@@ -155,7 +165,11 @@ class NodeManifest:
         """Those of sessions that can still send something again: of the last plug-in starts, and of
         the last writers."""
         known = set(self.plugins.values())
-        return {session: request for session, request in requests.items() if session in known or session > self.session - SESSIONS_KEPT}
+        return {
+            session: request
+            for session, request in requests.items()
+            if session in known or session > self.session - SESSIONS_KEPT
+        }
 
     def to_json(self) -> dict[str, Any]:
         document = fields_of(self)
@@ -175,11 +189,25 @@ class NodeManifest:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        require(data, "directory", "epoch", "session", "plugins", "requests", "checkpoint", "clean", "archived", "archives", "metadata")
+        require(
+            data,
+            "directory",
+            "epoch",
+            "session",
+            "plugins",
+            "requests",
+            "checkpoint",
+            "clean",
+            "archived",
+            "archives",
+            "metadata",
+        )
         archives = data["archives"]
         packed = isinstance(archives, str)
         # The list is a tuple in memory.
-        given = ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
+        given = (
+            ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
+        )
         found = replace(checked({**data, "archives": ()}, cls), archives=given)
         for item in found.metadata:
             match item:
@@ -195,7 +223,7 @@ class NodeManifest:
 _NO_NODE = NodeManifest()
 
 
-# ---- the cluster's manifest ----------------------------------------------------------------------------------------
+# ---- the cluster's manifest ----------------------------------------------------------------------
 
 Pair: TypeAlias = tuple[int, int]
 """(incarnation, partition version): the front of an entry's order."""
@@ -208,5 +236,7 @@ def without_turn(pair: Pair) -> Pair:
     return incarnation, version - version % TURNS if version >= TURNS else version
 
 
-def node_manifests(store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness) -> ManifestLog[NodeManifest]:
+def node_manifests(
+    store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
+) -> ManifestLog[NodeManifest]:
     return ManifestLog(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)

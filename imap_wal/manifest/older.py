@@ -12,16 +12,19 @@ from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from storage_backends import SegmentStore
 
-# ---- manifests and what is beside them --------------------------------------------------------------------------------
+# ---- manifests and what is beside them -----------------------------------------------------------
 
-MISSING_ADVICE = "bring the log back, or continue without what only it holds: recovery_policy='partial'"
+MISSING_ADVICE = (
+    "bring the log back, or continue without what only it holds: recovery_policy='partial'"
+)
 
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
     """The error text where the segments beside a node's manifest are not those it names."""
     there = f"those of {', '.join(sorted(found))}" if found else f"no file {manifest.wal_id}.log"
     return (
-        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but has {there}: its disk is not mounted here or was "
+        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but has {there}: "
+        "its disk is not mounted here or was "
         "replaced, or wal_dir is on another machine"
     )
 
@@ -29,18 +32,26 @@ def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> 
 def older_manifest(path: str, evidence: str) -> CorruptLog:
     """The error for a manifest that was put back from an older copy."""
     what = f"the manifests here are older than the files beside them ({evidence})"
-    advice = "bring the newer manifests back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+    advice = (
+        "bring the newer manifests back from a copy, or write a repaired copy of the log with "
+        "`imap-wal repair`"
+    )
     return CorruptLog(path, 0, what, advice)
 
 
-def mark_beyond(node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest) -> str:
+def mark_beyond(
+    node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest
+) -> str:
     """The error text where a snapshot covers positions after `last`, the last segment of a node's
     log: the node's folder was put back from an older copy, and later entries would be taken for
     covered. "" where no snapshot does."""
     end = max(last, manifest.archived)
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
-            return f"a snapshot covers node {node!r} up to {mark.position}, its log ends with segment {end[0]}-{end[1]}"
+            return (
+                f"a snapshot covers node {node!r} up to {mark.position}, its log ends with "
+                f"segment {end[0]}-{end[1]}"
+            )
     return ""
 
 
@@ -58,17 +69,31 @@ def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
     """Why this manifest of a node was put back from an older copy; "" where no later open is
     known."""
     epoch = opened.get(manifest.directory, 0)
-    return f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}" if epoch > manifest.epoch else ""
+    return (
+        f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}"
+        if epoch > manifest.epoch
+        else ""
+    )
 
 
 def current_cluster(
-    store: SegmentStore, cluster_folder: str, clusters: ManifestLog[ClusterManifest], clock: Clock, randomness: Randomness
+    store: SegmentStore,
+    cluster_folder: str,
+    clusters: ManifestLog[ClusterManifest],
+    clock: Clock,
+    randomness: Randomness,
 ) -> ClusterManifest:
     """The cluster's manifest. `CorruptLog` where a node has seen a newer one: this manifest was put
     back from an older copy, and would give generations and incarnations a second time."""
     nodes = {}
-    for folder in store.folders(f"{cluster_folder}/nodes"):  # read before the cluster's, which is then at least as new as what they have seen
-        nodes[folder] = node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness).read()[1].cluster
+    for folder in store.folders(
+        f"{cluster_folder}/nodes"
+    ):  # read before the cluster's, which is then at least as new as what they have seen
+        nodes[folder] = (
+            node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness)
+            .read()[1]
+            .cluster
+        )
     number, cluster = clusters.read()
     if not number and store.folders(f"{cluster_folder}/snapshot"):
         # Another process may have begun this cluster, and rewritten it, since the first look.
@@ -80,8 +105,13 @@ def current_cluster(
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
         if segments and not node_manifests(store, path, clock, randomness).read()[0]:
-            raise older_manifest(f"{path}/manifest", f"there are segments in {path}/wal, and no manifest")
+            raise older_manifest(
+                f"{path}/manifest", f"there are segments in {path}/wal, and no manifest"
+            )
     for folder, seen in nodes.items():
         if seen.newer_than(cluster.seen(number)):
-            raise older_manifest(clusters.folder, f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}")
+            raise older_manifest(
+                clusters.folder,
+                f"node folder {folder} has seen {seen}, here is {cluster.seen(number)}",
+            )
     return cluster

@@ -1,10 +1,14 @@
-"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive create of the next one.
+"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive
+create of the next one.
 
-Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins the compare-and-swap, and a node's (epoch, sessions,
-archives), written by the node's owner and by `prune`.
+Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins
+the compare-and-swap, and a node's (epoch, sessions, archives), written by the node's owner and by
+`prune`.
 
-A writer that slept may find its number free again because old ones were cleaned; so after every create it looks at the newest manifest. Cleaning stays
-below a floor that the newest one names: below it, the writer lost; above it, its number was free in its turn, and the newest was built on it.
+A writer that slept may find its number free again because old ones were cleaned; so after every
+create it looks at the newest manifest. Cleaning stays below a floor that the newest one names:
+below it, the writer lost; above it, its number was free in its turn, and the newest was built on
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,16 @@ import msgspec
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
-from imap_wal.manifest.document import MANIFEST_ADVICE, Whole, _checksum, canonical_json, checked, checksum_of_rest, whole, with_checksum
+from imap_wal.manifest.document import (
+    MANIFEST_ADVICE,
+    Whole,
+    _checksum,
+    canonical_json,
+    checked,
+    checksum_of_rest,
+    whole,
+    with_checksum,
+)
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
 
 FORMAT = 1
@@ -49,9 +62,23 @@ class ManifestLog(Generic[C]):
     """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only
     the manifest it read last, and that is asked for again when the listing shows another file."""
 
-    def __init__(self, store: SegmentStore, folder: str, kind: type[C], empty: C, clock: Clock, randomness: Randomness) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        folder: str,
+        kind: type[C],
+        empty: C,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
         self.folder = f"{folder}/manifest"
-        self._store, self._kind, self._empty, self._clock, self._randomness = store, kind, empty, clock, randomness
+        self._store, self._kind, self._empty, self._clock, self._randomness = (
+            store,
+            kind,
+            empty,
+            clock,
+            randomness,
+        )
         self._known: tuple[StoredFile, C] | None = None
         self._floor = 1
         """Of the manifest that was read last."""
@@ -74,11 +101,17 @@ class ManifestLog(Generic[C]):
             if files[number].modified_ms:  # else two files of one name cannot be told apart
                 self._known = files[number], content
             return number, content
-        raise NotFound("the newest manifest is listed here, but cannot be read; try again", self.folder)
+        raise NotFound(
+            "the newest manifest is listed here, but cannot be read; try again", self.folder
+        )
 
-    def update(self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False) -> C:
-        """Publish `change(newest)` as the next manifest, again with the newer one whenever another writer was first. `change` may run several times; it returns
-        None (or an equal value) to leave things as they are, and raises to give up. `LostRace` after `attempts`. `alone`: see `publish`."""
+    def update(
+        self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False
+    ) -> C:
+        """Publish `change(newest)` as the next manifest, again with the newer one whenever another
+        writer was first. `change` may run several times; it returns None (or an equal value) to
+        leave things as they are, and raises to give up. `LostRace` after `attempts`. `alone`: see
+        `publish`."""
         for _ in range(attempts):
             number, current = self.read()
             wanted = change(current)
@@ -86,7 +119,10 @@ class ManifestLog(Generic[C]):
                 return current
             if self.publish(number, wanted, alone=alone):
                 return wanted
-        raise LostRace(f"{self.folder}: other writers published first {attempts} times in a row; try again when they are done")
+        raise LostRace(
+            f"{self.folder}: other writers published first {attempts} times in a row; try "
+            "again when they are done"
+        )
 
     def publish(self, after: int, content: C, *, alone: bool = False) -> bool:
         """Publish `content` as the successor of manifest `after`; False when another one has come
@@ -97,7 +133,14 @@ class ManifestLog(Generic[C]):
         nonce = self._randomness.token().hex()
         # Never lower than before: else a number that was cleaned would count as free in its turn.
         floor = number if alone else max(1, number - KEEP, min(self._floor, number))
-        body = {"format": FORMAT, "number": number, "nonce": nonce, "created_ms": self._clock.now_ms(), "floor": floor, **content.to_json()}
+        body = {
+            "format": FORMAT,
+            "number": number,
+            "nonce": nonce,
+            "created_ms": self._clock.now_ms(),
+            "floor": floor,
+            **content.to_json(),
+        }
         text = with_checksum(body)
         try:
             self._store.create(self._path(number), text)
@@ -153,7 +196,9 @@ class ManifestLog(Generic[C]):
             if not isinstance(data, dict):
                 raise ValueError("not an object")
         except (ValueError, RecursionError) as error:
-            raise CorruptLog(path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE) from error
+            raise CorruptLog(
+                path, 0, f"this manifest is not JSON ({error})", MANIFEST_ADVICE
+            ) from error
         checksum = data.pop("checksum", None)
         if checksum != checksum_of_rest(text) and checksum != _checksum(canonical_json(data)):
             raise CorruptLog(path, 0, "this manifest does not match its checksum", MANIFEST_ADVICE)

@@ -22,7 +22,9 @@ CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 8 * 1024 * 1024
 """A remote file up to this size is held in memory while it is read; a larger one in a scratch
 file."""
-ADVICE = "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+ADVICE = (
+    "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
+)
 
 
 @contextmanager

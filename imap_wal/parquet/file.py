@@ -15,7 +15,17 @@ import google_crc32c
 
 from imap_wal.encryption import archive_key, archive_keys, keys_of
 from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
-from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, PARTITION_COUNT, TIMESTAMP_MS, Row, clear_of
+from imap_wal.entry import (
+    DELETED,
+    KEY,
+    MAP,
+    ORDER,
+    PARTITION,
+    PARTITION_COUNT,
+    TIMESTAMP_MS,
+    Row,
+    clear_of,
+)
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet.contents import open_checked
@@ -42,7 +52,9 @@ _ENTRY_FIELDS = [
     pa.field("request", pa.int64(), nullable=False),
     pa.field("node", pa.string(), nullable=False),
 ]
-_POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")]
+_POSITION_FIELDS = [
+    pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")
+]
 
 SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
 ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
@@ -61,11 +73,14 @@ PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
 
-# ---- rows and columns ----------------------------------------------------------------------------------------------
+# ---- rows and columns ----------------------------------------------------------------------------
 
 
-def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequence[Position] | None = None) -> Any:
-    """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in SNAPSHOT_SCHEMA."""
+def to_batch(
+    rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequence[Position] | None = None
+) -> Any:
+    """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in
+    SNAPSHOT_SCHEMA."""
     schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
     fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
     columns: list[Sequence[Any]] = [*fields[:9]]
@@ -76,7 +91,10 @@ def to_batch(rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequenc
     columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
     if positions is not None:
         columns += list(zip(*positions, strict=True)) if positions else [()] * 4
-    return pa.record_batch([pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)],
+        schema=schema,
+    )
 
 
 def to_rows(batch: Any) -> list[Row]:
@@ -85,7 +103,13 @@ def to_rows(batch: Any) -> list[Row]:
     tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
-    orders = zip(*(_integers(column[name]) for name in ("incarnation", "partition_version", "session", "request")), strict=True)
+    orders = zip(
+        *(
+            _integers(column[name])
+            for name in ("incarnation", "partition_version", "session", "request")
+        ),
+        strict=True,
+    )
     keys = _bytes(column["key"])
     rows = list(
         zip(
@@ -104,7 +128,10 @@ def to_rows(batch: Any) -> list[Row]:
     )
     if b"" not in keys:
         return rows
-    return [_as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row for row in rows]
+    return [
+        _as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row
+        for row in rows
+    ]
 
 
 def _as_clear(row: Row) -> Row:
@@ -113,7 +140,15 @@ def _as_clear(row: Row) -> Row:
 
 def to_positions(batch: Any) -> list[Position]:
     """The positions of a record batch in ARCHIVE_SCHEMA."""
-    return list(map(Position, *(_integers(batch.column(batch.schema.get_field_index(name))) for name in ("epoch", "segment", "frame", "index"))))
+    return list(
+        map(
+            Position,
+            *(
+                _integers(batch.column(batch.schema.get_field_index(name)))
+                for name in ("epoch", "segment", "frame", "index")
+            ),
+        )
+    )
 
 
 def nodes_of(batch: Any) -> list[str]:
@@ -121,7 +156,8 @@ def nodes_of(batch: Any) -> list[str]:
     return _strings(batch.column(batch.schema.get_field_index("node")))
 
 
-# Arrow's own to_pylist makes a scalar object per value first; reading its buffers is several times as fast.
+# Arrow's own to_pylist makes a scalar object per value first; reading its buffers is several times
+# as fast.
 
 
 def _integers(array: Any) -> list[int]:
@@ -155,7 +191,7 @@ def _strings(array: Any) -> list[str]:
     return [names[index] for index in array.indices.to_pylist()]
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def batches(
@@ -172,28 +208,59 @@ def batches(
     whole file and `records` are what the manifest says of it; 0: it says nothing. `log`: see
     `open_parquet`.
 
-    Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty: so it says twice how many rows there are."""
+    Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty:
+    so it says twice how many rows there are."""
     with open_checked(store, path, checksum) as source:
         try:
             file = open_parquet(source, path, keys_of(store), log)
             if file.schema not in stored_schemas():
-                raise CorruptLog(path, 0, f"this Parquet file has columns {file.schema.names}, or types, that are not ours", "restore it from a copy")
+                raise CorruptLog(
+                    path,
+                    0,
+                    f"this Parquet file has columns {file.schema.names}, or types, that are "
+                    "not ours",
+                    "restore it from a copy",
+                )
             promised = (file.metadata.metadata or {}).get(ROWS)
             found = 0
-            for group in range(file.num_row_groups):  # one after the other: a pass over all of them keeps in memory what it has read of the file
+            for group in range(
+                file.num_row_groups
+                # One after the other: a pass over all of them keeps in memory what it has read of
+                # the file.
+            ):
                 described = file.metadata.row_group(group)
-                rows = max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, described.total_byte_size)))
+                rows = max(
+                    1,
+                    min(
+                        rows_max,
+                        BATCH_BYTES * described.num_rows // max(1, described.total_byte_size),
+                    ),
+                )
                 for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
                     validate(batch)
                     found += len(batch)
                     yield batch
         except ImapWalError:
             raise  # some of them are ValueErrors
-        except (pa.ArrowException, OSError, EOFError, ValueError, LookupError, TypeError) as error:  # what pyarrow makes of a damaged footer
-            raise CorruptLog(path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy") from error
+        except (
+            pa.ArrowException,
+            OSError,
+            EOFError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ) as error:  # what pyarrow makes of a damaged footer
+            raise CorruptLog(
+                path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy"
+            ) from error
         if promised != b"%d" % found:
             told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
-            raise CorruptLog(path, 0, f"this Parquet file promises {told} and holds {found} rows", "restore it from a copy")
+            raise CorruptLog(
+                path,
+                0,
+                f"this Parquet file promises {told} and holds {found} rows",
+                "restore it from a copy",
+            )
         if records and found != records:
             what = f"this Parquet file holds {found} rows, the manifest says {records}"
             raise CorruptLog(path, 0, what, "restore it from a copy")
@@ -228,7 +295,11 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
         return pq.ParquetFile(source, **options), PLAIN
     for name, key in archive_keys(keys).items():
         try:
-            file = pq.ParquetFile(source, decryption_properties=_encryption().create_decryption_properties(key), **options)
+            file = pq.ParquetFile(
+                source,
+                decryption_properties=_encryption().create_decryption_properties(key),
+                **options,
+            )
         except OSError:  # another key, or a damaged footer: it does not tell
             source.seek(0)
             continue
@@ -236,13 +307,23 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
         written_as = said.get(PATH)
         if written_as != path.encode():
             shown = "" if written_as is None else written_as.decode(errors="replace")
-            raise Forged(path, 0, f"this file was written as {shown!r}: it was moved or exchanged", "bring the right file back from a copy")
+            raise Forged(
+                path,
+                0,
+                f"this file was written as {shown!r}: it was moved or exchanged",
+                "bring the right file back from a copy",
+            )
         if log and said.get(LOG) != log.encode():
             shown = said.get(LOG, b"").decode(errors="replace")
-            what = f"this file is of log directory {shown!r}, and this log has the directory {log!r}: it was moved here"
+            what = (
+                f"this file is of log directory {shown!r}, and this log has the directory "
+                f"{log!r}: it was moved here"
+            )
             raise Forged(path, 0, what, "bring the right file back from a copy")
         return file, name
-    raise EncryptionError(path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True)
+    raise EncryptionError(
+        path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True
+    )
 
 
 def _encryption() -> Any:
@@ -252,7 +333,9 @@ def _encryption() -> Any:
 
         found.create_encryption_properties  # noqa: B018
     except (ImportError, AttributeError) as error:
-        raise InvalidSetting("encrypted archives need another pyarrow: pip install 'imap-wal[encryption]'") from error
+        raise InvalidSetting(
+            "encrypted archives need another pyarrow: pip install 'imap-wal[encryption]'"
+        ) from error
     return found
 
 
@@ -276,7 +359,7 @@ def stored_schemas() -> tuple[Any, ...]:
     return tuple(found)
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
 
 
 class Published(NamedTuple):
@@ -295,7 +378,8 @@ def checksum(file: BinaryIO) -> int:
 
 
 class ParquetFile:
-    """A Parquet file being written on this machine, a row group at a time, and then published whole."""
+    """A Parquet file being written on this machine, a row group at a time, and then published
+    whole."""
 
     def __init__(self, folder: Path, schema: Any, keys: Keys, log: str = "") -> None:
         """`keys`: those of the store that it is for (`keys_of`). `log`: directory of the log whose
@@ -336,14 +420,18 @@ class ParquetFile:
     def flush(self) -> None:
         """End the row group."""
         if self._batches:
-            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema), row_group_size=GROUP_ROWS_MAX)
+            self._writer.write_table(
+                pa.Table.from_batches(self._batches, self._schema), row_group_size=GROUP_ROWS_MAX
+            )
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
         """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
         another file has it."""
         if self._encrypted and self._writer.is_open:
-            self._writer.add_key_value_metadata({PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})})
+            self._writer.add_key_value_metadata(
+                {PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})}
+            )
         self._close()
         try:
             store.create_from(path, str(self.local))
@@ -373,4 +461,8 @@ class ParquetFile:
 
 def plain(batch: Any) -> Any:
     """A record batch as it is written: without the dictionaries that reading keeps."""
-    return pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0] if len(batch) else batch
+    return (
+        pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0]
+        if len(batch)
+        else batch
+    )

@@ -1,4 +1,5 @@
-"""What of a damaged Parquet file of ours can still be read. Its pages carry checksums: of each row group the rows before its first damaged page are whole."""
+"""What of a damaged Parquet file of ours can still be read. Its pages carry checksums: of each row
+group the rows before its first damaged page are whole."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ _BATCH_ROWS = 1024
 
 
 class Damage(NamedTuple):
-    """A place where rows are lost. `rows`: how many, None where the file's own index cannot be read."""
+    """A place where rows are lost. `rows`: how many, None where the file's own index cannot be
+    read."""
 
     rows: int | None
     what: str
@@ -81,14 +83,22 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             try:
                 for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group]):
                     validate(batch)
-                    found = Rows(to_rows(batch), nodes_of(batch), None if log is None else to_positions(batch))
+                    found = Rows(
+                        to_rows(batch),
+                        nodes_of(batch),
+                        None if log is None else to_positions(batch),
+                    )
                     done += len(found.rows)
                     yield found
             except Exception as error:  # noqa: BLE001  # as above
                 yield Damage(sizes[group] - done, f"row group {group + 1} of {groups}: {error}")
                 continue
             if done != sizes[group]:
-                yield Damage(max(sizes[group] - done, 0), f"row group {group + 1} of {groups}: it has {done} rows, its index says {sizes[group]}")
+                yield Damage(
+                    max(sizes[group] - done, 0),
+                    f"row group {group + 1} of {groups}: it has {done} rows, its index says "
+                    f"{sizes[group]}",
+                )
 
 
 class Salvaged(NamedTuple):
@@ -102,10 +112,13 @@ class Salvaged(NamedTuple):
     """Rows that cannot be read; None: not told."""
     what: str
     end: Position | None
-    """Of an archive with damage: entries of this frame and later ones may be lost (None: from the file's first on)."""
+    """Of an archive with damage: entries of this frame and later ones may be lost (None: from the
+    file's first on)."""
 
 
-def survey_file(store: SegmentStore, path: str, *, log: str | None, below: Position | None = None) -> Salvaged:
+def survey_file(
+    store: SegmentStore, path: str, *, log: str | None, below: Position | None = None
+) -> Salvaged:
     """Count what can be kept. `below`: only entries at lower positions."""
     records = tombstones = 0
     lost: int | None = 0
@@ -134,28 +147,52 @@ def rows_of(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row]
             yield from part.rows
 
 
-def map_of(store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None) -> str:
+def map_of(
+    store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None
+) -> str:
     """The map of a Parquet file, by its folder or its content; "" if neither tells."""
     if layout.is_hashed(component):
-        return layout.map_of(component, known) or next((row[MAP] for row in rows_of(store, path, log=log)), "")
+        return layout.map_of(component, known) or next(
+            (row[MAP] for row in rows_of(store, path, log=log)), ""
+        )
     return layout.decode(component)
 
 
-def rewrite_file(store: SegmentStore, path: str, target: SegmentStore, name: str, *, log: str | None, below: Position | None = None) -> Published:
+def rewrite_file(
+    store: SegmentStore,
+    path: str,
+    target: SegmentStore,
+    name: str,
+    *,
+    log: str | None,
+    below: Position | None = None,
+) -> Published:
     """Write what can be kept to `target` as `name`."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-repair-") as folder:
-        file = ParquetFile(Path(folder), SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA, keys_of(target), log or "")
+        file = ParquetFile(
+            Path(folder),
+            SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,
+            keys_of(target),
+            log or "",
+        )
         for part in readable(store, path, log=log):
             if isinstance(part, Damage):
                 continue
             kept = _below(part, below)
             if kept.rows:
-                file.write(to_batch(kept.rows, kept.nodes, kept.places), sum(row[DELETED] for row in kept.rows))
+                file.write(
+                    to_batch(kept.rows, kept.nodes, kept.places),
+                    sum(row[DELETED] for row in kept.rows),
+                )
         return file.publish(target, name)
 
 
 def copy_file(
-    store: SegmentStore, path: str, target: SegmentStore, chunk_bytes: int = 8 * 1024 * 1024, tell: Callable[[int], None] = lambda _: None
+    store: SegmentStore,
+    path: str,
+    target: SegmentStore,
+    chunk_bytes: int = 8 * 1024 * 1024,
+    tell: Callable[[int], None] = lambda _: None,
 ) -> None:
     """The same bytes under the same name, whole or not at all."""
     size = store.size(path)
@@ -176,4 +213,8 @@ def _below(part: Rows, below: Position | None) -> Rows:
     if below is None or part.places is None or not part.places or part.places[-1] < below:
         return part
     kept = [index for index, place in enumerate(part.places) if place < below]
-    return Rows([part.rows[index] for index in kept], [part.nodes[index] for index in kept], [part.places[index] for index in kept])
+    return Rows(
+        [part.rows[index] for index in kept],
+        [part.nodes[index] for index in kept],
+        [part.places[index] for index in kept],
+    )

@@ -1,1 +1,2 @@
-"""How a log is read: file by file, node by node, all nodes of a cluster, and the newest change of each key."""
+"""How a log is read: file by file, node by node, all nodes of a cluster, and the newest change of
+each key."""

@@ -41,15 +41,20 @@ class Floors:
     def add(self, row: Row, node: str) -> None:
         if not 0 <= row[PARTITION] < row[PARTITION_COUNT]:  # no version of this program wrote that
             raise ImapWalError(
-                f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for partition {row[PARTITION]} of {row[PARTITION_COUNT]}; there is no "
-                "such partition, so it is not known what it deletes. `imap-wal verify` names its file; replace that file by a copy"
+                f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for "
+                f"partition {row[PARTITION]} of {row[PARTITION_COUNT]}; there is no "
+                "such partition, so it is not known what it deletes. `imap-wal verify` names "
+                "its file; replace that file by a copy"
             )
         newest = self._newest.get(row[PARTITION_COUNT])
         if newest is None:
             if len(self._newest) == COUNTS_MAX:
                 raise ImapWalError(
-                    f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for one of {row[PARTITION_COUNT]} partitions, and the clears of this map "
-                    f"have {COUNTS_MAX} other numbers of partitions already; no cluster writes that. Look at them with `imap-wal dump`, and restore the log from a "
+                    f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for "
+                    f"one of {row[PARTITION_COUNT]} partitions, and the clears of this map "
+                    f"have {COUNTS_MAX} other numbers of partitions already; no cluster "
+                    "writes that. Look at them with `imap-wal dump`, and restore the log "
+                    "from a "
                     "copy that was made before them"
                 )
             newest = self._newest[row[PARTITION_COUNT]] = {}
@@ -60,7 +65,11 @@ class Floors:
 
     def claims(self) -> list[Claim]:
         """Those clears, and who wrote them."""
-        return [newest[partition] for _, newest in sorted(self._newest.items()) for partition in sorted(newest)]
+        return [
+            newest[partition]
+            for _, newest in sorted(self._newest.items())
+            for partition in sorted(newest)
+        ]
 
     def hidden(self, keys: Sequence[bytes], orders: Sequence[Order]) -> set[int]:
         """Which of these changes are hidden, by index."""
@@ -102,7 +111,9 @@ class Cleared:
         floors = self._maps.get(name)
         return [] if floors is None else floors.claims()
 
-    def hidden(self, name: str, keys: Sequence[bytes], orders: Sequence[Order]) -> set[int] | frozenset[int]:
+    def hidden(
+        self, name: str, keys: Sequence[bytes], orders: Sequence[Order]
+    ) -> set[int] | frozenset[int]:
         """Which of these changes of a map are hidden, by index."""
         floors = self._maps.get(name)
         return NONE if floors is None else floors.hidden(keys, orders)

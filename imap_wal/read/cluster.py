@@ -1,10 +1,11 @@
 """What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
 
-    ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that reads a log goes through it
-    MaterializedView     merges them once into a NewestIndex, then only what was appended since; serves keys and rows
+    ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that
+    reads a log goes through it MaterializedView     merges them once into a NewestIndex, then only
+    what was appended since; serves keys and rows
 
-A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are read again and that pass begins anew; merging twice what was
-merged before changes nothing.
+A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are
+read again and that pass begins anew; merging twice what was merged before changes nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,25 @@ from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, Snapshot, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
-from imap_wal.manifest.older import MISSING_ADVICE, current_cluster, foreign_wal, mark_beyond, older_epoch, older_manifest, opened_epochs
-from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, EntryBatch, FileScan, Metadata, Overtaken
+from imap_wal.manifest.older import (
+    MISSING_ADVICE,
+    current_cluster,
+    foreign_wal,
+    mark_beyond,
+    older_epoch,
+    older_manifest,
+    opened_epochs,
+)
+from imap_wal.read.file_scan import (
+    ARCHIVE,
+    END,
+    SEGMENT,
+    SNAPSHOT,
+    EntryBatch,
+    FileScan,
+    Metadata,
+    Overtaken,
+)
 from imap_wal.read.scan import read_piece
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -54,7 +72,8 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All logs of a cluster as they stood. `missing`: registered nodes whose log is not there, with why."""
+    """All logs of a cluster as they stood. `missing`: registered nodes whose log is not there, with
+    why."""
 
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
@@ -68,15 +87,25 @@ class ClusterState:
         return self.manifest.seen(self.number)
 
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
-        """(incarnation, position) of each cluster lifetime: what an older incarnation has behind the position is void. A node that a lifetime does not
-        name had no log when it began."""
-        return tuple((lifetime.incarnation, lifetime.cuts.get(node, START)) for lifetime in self.manifest.lifetimes)
+        """(incarnation, position) of each cluster lifetime: what an older incarnation has behind
+        the position is void. A node that a lifetime does not name had no log when it began."""
+        return tuple(
+            (lifetime.incarnation, lifetime.cuts.get(node, START))
+            for lifetime in self.manifest.lifetimes
+        )
 
     def covered(self, node: str) -> dict[str, Position]:
-        """Map → position at or below which a snapshot holds what this node wrote to it. Marks of another log directory do not count."""
+        """Map → position at or below which a snapshot holds what this node wrote to it. Marks of
+        another log directory do not count."""
         directory = self.nodes[node].manifest.directory
-        marks = {name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()}
-        return {name: mark.position for name, mark in marks.items() if mark is not None and mark.directory == directory}
+        marks = {
+            name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()
+        }
+        return {
+            name: mark.position
+            for name, mark in marks.items()
+            if mark is not None and mark.directory == directory
+        }
 
     def overtaken(self) -> Overtaken:
         """Map → partition → pair: what holds above the marks of that map's snapshot."""
@@ -86,13 +115,24 @@ class ClusterState:
     def demand(self, policy: RecoveryPolicy) -> None:
         """`MissingNode` unless all registered nodes are there, or the policy does without them."""
         if self.missing and policy is RecoveryPolicy.FULL:
-            raise MissingNode("; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()), MISSING_ADVICE)
+            raise MissingNode(
+                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),
+                MISSING_ADVICE,
+            )
 
 
 class ClusterLog:
-    """All logs of one cluster, for reading. Holds no state but where to look; safe for many threads as far as the store is."""
+    """All logs of one cluster, for reading. Holds no state but where to look; safe for many threads
+    as far as the store is."""
 
-    def __init__(self, store: SegmentStore, namespace: str, cluster: str, clock: Clock | None = None, randomness: Randomness | None = None) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        namespace: str,
+        cluster: str,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
         self.store, self.namespace, self.cluster = store, namespace, cluster
         self.clock, self.randomness = clock or SystemClock(), randomness or SystemRandomness()
         self.folder = layout.cluster_folder(namespace, cluster)
@@ -126,38 +166,66 @@ class ClusterLog:
                 registered = manifest.nodes
                 continue
             if not number:  # a log that is just being made, or one whose manifest is gone
-                current_cluster(self.store, self.folder, self.manifests, self.clock, self.randomness)
+                current_cluster(
+                    self.store, self.folder, self.manifests, self.clock, self.randomness
+                )
             seen = manifest.seen(number)
             ahead = [name for name, node in found.items() if node.manifest.cluster.newer_than(seen)]
             if ahead:
-                evidence = f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
+                evidence = (
+                    f"node {ahead[0]!r} has seen {found[ahead[0]].manifest.cluster}, here is {seen}"
+                )
                 where = self.manifests.folder
                 continue
             opened = opened_epochs(self.store, self.folder)
-            older = {node.folder: why for name, node in found.items() if (why := self._older(name, node, manifest, opened))}
+            older = {
+                node.folder: why
+                for name, node in found.items()
+                if (why := self._older(name, node, manifest, opened))
+            }
             if older:
                 folder, evidence = next(iter(older.items()))
                 where = f"{folder}/manifest"
-                continue  # or a rewrite has covered what was appended since the node was looked at, or an open has ended
-            missing = {name: why for name, directory in sorted(registered.items()) if (why := self._missing(found[name], directory))}
-            return ClusterState(manifest, {name: node for name, node in found.items() if name not in missing}, missing, number)
+                # Or a rewrite has covered what was appended since the node was looked at, or an
+                # open has ended.
+                continue
+            missing = {
+                name: why
+                for name, directory in sorted(registered.items())
+                if (why := self._missing(found[name], directory))
+            }
+            return ClusterState(
+                manifest,
+                {name: node for name, node in found.items() if name not in missing},
+                missing,
+                number,
+            )
         if evidence:
             raise older_manifest(where, evidence)
-        raise NotFound("nodes joined or left this cluster each time it was looked at; try again", self.folder)
+        raise NotFound(
+            "nodes joined or left this cluster each time it was looked at; try again", self.folder
+        )
 
     @staticmethod
-    def _older(name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]) -> str:
+    def _older(
+        name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]
+    ) -> str:
         """Why a node's folder was put back from an older copy; "" where it was not."""
         if node.missing or not node.manifest.directory:
             return ""
-        return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(node.manifest, opened)
+        return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(
+            node.manifest, opened
+        )
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
         if not found.manifest.directory:
             return found.missing or f"there is no log in {found.folder}"
         if found.manifest.directory != directory:
-            return f"in {found.folder} is log directory {found.manifest.directory}, registered was {directory}"
+            return (
+                f"in {found.folder} is log directory {found.manifest.directory}, registered was "
+                f"{directory}"
+            )
         return found.missing
 
     def node(self, name: str) -> NodeState:
@@ -166,15 +234,21 @@ class ClusterLog:
         manifests = node_manifests(self.store, folder, self.clock, self.randomness)
         gap = ""
         for _ in range(ATTEMPTS):
-            # Listing first: what is archived in between is then known to the manifest, and never seems to be missing.
+            # Listing first: what is archived in between is then known to the manifest, and never
+            # seems to be missing.
             listed = self.store.list(f"{folder}/wal")
             number, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
             if not number and wal.segments:
-                why = f"there are segments in {folder}/wal, and no manifest in {folder}/manifest (`imap-wal repair` makes one)"
+                why = (
+                    f"there are segments in {folder}/wal, and no manifest in {folder}/manifest "
+                    "(`imap-wal repair` makes one)"
+                )
                 return NodeState(name, folder, manifest, (), why)
             if not manifest.lives_in(wal.logs):
-                return NodeState(name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs))
+                return NodeState(
+                    name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs)
+                )
             gap = self._gap(folder, manifest, wal.segments)
             if not gap:
                 return NodeState(name, folder, manifest, wal.segments)
@@ -195,7 +269,9 @@ class ClusterLog:
         """What to raise where a file was not found and looking again did not help: `ShortLog` where
         the manifests, read again, still name it; else the error itself."""
         for name in self.nodes():
-            manifest = node_manifests(self.store, self.node_folder(name), self.clock, self.randomness).read()[1]
+            manifest = node_manifests(
+                self.store, self.node_folder(name), self.clock, self.randomness
+            ).read()[1]
             found = missing.archive(error.path, name, manifest)
             if found is not None:
                 return found
@@ -212,7 +288,8 @@ class ClusterLog:
         snapshots: bool = True,
         covered: bool = False,
     ) -> list[FileScan]:
-        """The files to read, snapshots first, then node by node in log order. `covered=True` reads also what a snapshot covers, if it is still there."""
+        """The files to read, snapshots first, then node by node in log order. `covered=True` reads
+        also what a snapshot covers, if it is still there."""
         found: list[FileScan] = []
         if snapshots:
             for name, snapshot in sorted(state.manifest.snapshots.items()):
@@ -221,7 +298,12 @@ class ClusterLog:
         for node in sorted(state.nodes):
             if nodes is None or node in nodes:
                 found += self.node_pieces(
-                    state, node, since=(since or {}).get(node), until=None if until is None else until.get(node, START), maps=maps, covered=covered
+                    state,
+                    node,
+                    since=(since or {}).get(node),
+                    until=None if until is None else until.get(node, START),
+                    maps=maps,
+                    covered=covered,
                 )
         return found
 
@@ -243,17 +325,40 @@ class ClusterLog:
         cuts = state.cuts(node)
         overtaken = {} if covered else state.overtaken()
         found: list[FileScan] = []
-        for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
+        for archive in sorted(
+            log.manifest.archives, key=lambda archive: (archive.first, archive.map)
+        ):
             below = max(since or START, marks.get(archive.map, START))
-            if archive.last <= below or (until is not None and archive.first > until) or (maps is not None and archive.map not in maps):
+            if (
+                archive.last <= below
+                or (until is not None and archive.first > until)
+                or (maps is not None and archive.map not in maps)
+            ):
                 continue
             found.append(
                 FileScan(
-                    ARCHIVE, node, archive.path, archive.map, log.manifest.directory, first=archive.first, last=archive.last, since=since, until=until, covered=marks, cuts=cuts,
-                    bytes=archive.bytes, records=archive.records, checksum=archive.checksum, overtaken=overtaken,
+                    ARCHIVE,
+                    node,
+                    archive.path,
+                    archive.map,
+                    log.manifest.directory,
+                    first=archive.first,
+                    last=archive.last,
+                    since=since,
+                    until=until,
+                    covered=marks,
+                    cuts=cuts,
+                    bytes=archive.bytes,
+                    records=archive.records,
+                    checksum=archive.checksum,
+                    overtaken=overtaken,
                 )
-            )  # fmt: skip
-        all_covered = min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
+            )
+        all_covered = (
+            min((marks.get(name, START) for name in maps), default=END)
+            if maps is not None
+            else START
+        )
         below = max(since or START, all_covered)
         for index, segment in enumerate(log.segments):
             here = (segment.epoch, segment.number)
@@ -262,11 +367,24 @@ class ClusterLog:
             following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
             found.append(
                 FileScan(
-                    SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since, until=until,
-                    covered=marks, cuts=cuts, bytes=segment.bytes, checkpoint=log.manifest.checkpoint,
-                    newest=log.manifest.newest, overtaken=overtaken,
+                    SEGMENT,
+                    node,
+                    segment.path,
+                    "",
+                    log.manifest.directory,
+                    segment.epoch,
+                    segment.number,
+                    next_path=following,
+                    since=since,
+                    until=until,
+                    covered=marks,
+                    cuts=cuts,
+                    bytes=segment.bytes,
+                    checkpoint=log.manifest.checkpoint,
+                    newest=log.manifest.newest,
+                    overtaken=overtaken,
                 )
-            )  # fmt: skip
+            )
         return found
 
     def changes(
@@ -298,9 +416,20 @@ class ClusterLog:
                     raise self.lost(error) from error
         for node in sorted(state.nodes):
             if nodes is None or node in nodes:
-                place, limit = (since or {}).get(node), None if until is None else until.get(node, START)
-                pieces = partial(self.node_pieces, node=node, until=limit, maps=maps, covered=covered)
-                yield from self._node_changes(state, node, place, pieces, partial(read_piece, self.store, maps=maps, positions=positions))
+                place, limit = (
+                    (since or {}).get(node),
+                    None if until is None else until.get(node, START),
+                )
+                pieces = partial(
+                    self.node_pieces, node=node, until=limit, maps=maps, covered=covered
+                )
+                yield from self._node_changes(
+                    state,
+                    node,
+                    place,
+                    pieces,
+                    partial(read_piece, self.store, maps=maps, positions=positions),
+                )
 
     def _node_changes(
         self,
@@ -316,7 +445,9 @@ class ClusterLog:
             if attempt:
                 now = self.state()
                 if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
-                    raise NotFound("the log was rewritten while it was read; begin again", self.folder)
+                    raise NotFound(
+                        "the log was rewritten while it was read; begin again", self.folder
+                    )
             segment = False
             try:
                 for piece in pieces(now, since=place):
@@ -330,7 +461,9 @@ class ClusterLog:
                 if not segment or attempt == ATTEMPTS - 1:
                     raise self.lost(error) from error
 
-    def read_on(self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS) -> Iterator[EntryBatch]:
+    def read_on(
+        self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
+    ) -> Iterator[EntryBatch]:
         """`read_piece`, also during an archive run: when the file is deleted while it is read, the
         rest is read from what replaced it. Entries may come twice and in any order; reading cannot
         continue from `last` of such a batch. `NotFound` when they were removed because a newer
@@ -349,7 +482,9 @@ class ClusterLog:
         for following in self._replaced(piece, place, maps):
             yield from self.read_on(following, maps, attempts - 1)
 
-    def _replaced(self, piece: FileScan, place: Position | None, maps: Collection[str] | None) -> list[FileScan]:
+    def _replaced(
+        self, piece: FileScan, place: Position | None, maps: Collection[str] | None
+    ) -> list[FileScan]:
         """Where the entries of a piece above `place` are now, under the same rules."""
         here = (piece.epoch, piece.number)
         end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
@@ -369,7 +504,9 @@ class ClusterLog:
         state = ClusterState(manifest, {piece.node: node}, {})
         found = []
         names = (piece.map,) if piece.map else maps
-        for each in self.node_pieces(state, piece.node, since=start, until=until, maps=names, covered=True):
+        for each in self.node_pieces(
+            state, piece.node, since=start, until=until, maps=names, covered=True
+        ):
             same = each.kind == SEGMENT and (each.epoch, each.number) == here
             if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
                 continue
@@ -382,24 +519,49 @@ class ClusterLog:
         return found
 
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
-        """Position of the last entry of every node's log now. `since`: an earlier answer, to read less."""
-        return {node: self._end(node, (since or {}).get(node, START)) for node in sorted(self.state().nodes)}
+        """Position of the last entry of every node's log now. `since`: an earlier answer, to read
+        less."""
+        return {
+            node: self._end(node, (since or {}).get(node, START))
+            for node in sorted(self.state().nodes)
+        }
 
     def _end(self, node: str, known: Position) -> Position:
         for _ in range(ATTEMPTS):
             log = self.node(node)
-            end = max([known, log.manifest.checkpoint, *(archive.last for archive in log.manifest.archives)])
+            end = max(
+                [
+                    known,
+                    log.manifest.checkpoint,
+                    *(archive.last for archive in log.manifest.archives),
+                ]
+            )
             try:
-                for index in range(len(log.segments) - 1, -1, -1):  # the newest may hold no whole frame yet
+                for index in range(
+                    len(log.segments) - 1, -1, -1
+                ):  # the newest may hold no whole frame yet
                     segment = log.segments[index]
                     if (segment.epoch, segment.number) < end[:2]:
                         break
-                    following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+                    following = (
+                        log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+                    )
                     since = end if end[:2] == (segment.epoch, segment.number) else None
                     piece = FileScan(
-                        SEGMENT, node, segment.path, "", log.manifest.directory, segment.epoch, segment.number, next_path=following, since=since
+                        SEGMENT,
+                        node,
+                        segment.path,
+                        "",
+                        log.manifest.directory,
+                        segment.epoch,
+                        segment.number,
+                        next_path=following,
+                        since=since,
                     )
-                    last = max((changes.last for changes in read_piece(self.store, piece, ())), default=START)
+                    last = max(
+                        (changes.last for changes in read_piece(self.store, piece, ())),
+                        default=START,
+                    )
                     if last > end:
                         return last
                 return end
@@ -408,11 +570,16 @@ class ClusterLog:
         raise NotFound("the log changes too fast to find its end", self.node_folder(node))
 
     def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
-        """Every entry of one key that counts, with node and position (START: in a snapshot). Reads the whole log."""
+        """Every entry of one key that counts, with node and position (START: in a snapshot). Reads
+        the whole log."""
         found: list[tuple[str, Position, Row]] = []
         for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
             places = changes.positions or [START] * len(changes.rows)
-            found += [(changes.node, place, row) for row, place in zip(changes.rows, places, strict=True) if row[KEY] == key]
+            found += [
+                (changes.node, place, row)
+                for row, place in zip(changes.rows, places, strict=True)
+                if row[KEY] == key
+            ]
         return found
 
 
@@ -423,17 +590,23 @@ def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
     rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
     return [
         FileScan(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
-        for path, size, records, checksum in zip(snapshot.files, sizes, rows, checksums, strict=True)
+        for path, size, records, checksum in zip(
+            snapshot.files, sizes, rows, checksums, strict=True
+        )
     ]
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:
-    """Where every node's log ends now; entries at or below that position are in. A registered node whose log is missing is cut behind everything: what it holds
-    counts if it comes back."""
+    """Where every node's log ends now; entries at or below that position are in. A registered node
+    whose log is missing is cut behind everything: what it holds counts if it comes back."""
     state = log.state()
     return {**log.ends(), **dict.fromkeys(state.missing, END)}
 
 
 def from_manifest(item: Metadata) -> Metadata:
     """Metadata as a frame has it: a node's manifest keeps a schema's bytes in hex."""
-    return ("schema", item[1], bytes.fromhex(item[2])) if item[0] == "schema" and isinstance(item[2], str) else tuple(item)
+    return (
+        ("schema", item[1], bytes.fromhex(item[2]))
+        if item[0] == "schema" and isinstance(item[2], str)
+        else tuple(item)
+    )

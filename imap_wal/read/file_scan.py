@@ -1,5 +1,6 @@
-"""What is read of a log, as plain values that can be sent to another process: a `FileScan` is one segment, archive
-or snapshot part and which of its entries count; `EntryBatch` are entries that were read."""
+"""What is read of a log, as plain values that can be sent to another process: a `FileScan` is one
+segment, archive or snapshot part and which of its entries count; `EntryBatch` are entries that were
+read."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class EntryBatch:
     """A batch of entries of one node, in log order, from position `first` to `last` (entries that
     do not count included; START of a snapshot). `bytes` is what they took on storage, unpacked.
     `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment
-    continues. `clears`: some of the rows may be clears, which have no key (`imap_wal.read.clears`)."""
+    continues. `clears`: some of the rows may be clears, which have no key
+    (`imap_wal.read.clears`)."""
 
     node: str
     rows: list[Row]

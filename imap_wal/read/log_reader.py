@@ -1,15 +1,20 @@
-"""Reading one node's log in position order, while it is written: archives, then segments, then what comes.
+"""Reading one node's log in position order, while it is written: archives, then segments, then what
+comes.
 
     look      the node's manifest and its listing: where does `wanted` stand, was it removed?
     archives  a file a map, side by side in position ─▶ merged
     segments  one window of a file at a time ─▶ records
-    at the end: is there a frame behind the last one? is there a segment behind this one? both are found without a manifest
+    at the end: is there a frame behind the last one? is there a segment behind this one? both are
+        found without a manifest
 
-A file may be archived or removed between two reads: then the reader looks again from its position, and finds the rest in the archive, or `PositionGone`.
-Readers take no lock and leave no trace; there may be any number of them.
+A file may be archived or removed between two reads: then the reader looks again from its position,
+and finds the rest in the archive, or `PositionGone`. Readers take no lock and leave no trace; there
+may be any number of them.
 
-A reader in another process takes every whole frame it finds for a part of the log. The newest one may be an instant from being acknowledged: it is lost if the power fails
-in that instant, or another writer takes over. A reader that a `Log` gave out (`Log.read`, `Log.tail`) sees acknowledged entries only.
+A reader in another process takes every whole frame it finds for a part of the log. The newest one
+may be an instant from being acknowledged: it is lost if the power fails in that instant, or another
+writer takes over. A reader that a `Log` gave out (`Log.read`, `Log.tail`) sees acknowledged entries
+only.
 """
 
 from __future__ import annotations
@@ -41,13 +46,15 @@ from imap_wal.settings import check_seconds, check_source, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
-"""Archives that are merged at once; each holds a batch of rows in memory. More are merged in rounds, over temporary files."""
+"""Archives that are merged at once; each holds a batch of rows in memory. More are merged in
+rounds, over temporary files."""
 
 _Placed: TypeAlias = tuple[Position, Row]
 
 
 class Record(NamedTuple):
-    """One entry and where it stands. `position.after()` is where to read on once it was taken care of."""
+    """One entry and where it stands. `position.after()` is where to read on once it was taken care
+    of."""
 
     position: Position
     entry: DataEntry
@@ -55,7 +62,8 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a reader stands: all below `wanted` was yielded. `segment` is the one being read, from byte `offset` on (0: its front)."""
+    """Where a reader stands: all below `wanted` was yielded. `segment` is the one being read, from
+    byte `offset` on (0: its front)."""
 
     wanted: Position
     directory: str = ""
@@ -82,8 +90,9 @@ class Bound:
 
 
 class LogReader:
-    """Reads one log in order: one that `imap_wal.log.create` made, the log of embedded maps (cluster "embedded" and its node), or of an agent. Opens nothing until it
-    reads; safe for many threads; `close` lets go of connections."""
+    """Reads one log in order: one that `imap_wal.log.create` made, the log of embedded maps
+    (cluster "embedded" and its node), or of an agent. Opens nothing until it reads; safe for many
+    threads; `close` lets go of connections."""
 
     def __init__(
         self,
@@ -100,10 +109,18 @@ class LogReader:
         randomness: Randomness | None = None,
         bound: Bound | None = None,
     ) -> None:
-        self.url, self.namespace, self.cluster, self.node = location(url, options=storage_options), namespace, cluster, node
+        self.url, self.namespace, self.cluster, self.node = (
+            location(url, options=storage_options),
+            namespace,
+            cluster,
+            node,
+        )
         with storage_errors(self.url):
             check_source(encryption_keys)
-            self._store = with_keys(storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir")), encryption_keys)
+            self._store = with_keys(
+                storage or open_store(self.url, wal_dir=location(wal_dir, "wal_dir")),
+                encryption_keys,
+            )
         self._owns_store = storage is None
         self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
         self._bound = bound or Bound()
@@ -116,14 +133,21 @@ class LogReader:
         return removed.after() if removed > START else START
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
-        """All records at or above `start` (None: the oldest that is left) up to the log's end, in position order. `PositionGone`, `NoSuchLog`,
-        `LogError`, `StorageUnavailable`."""
+        """All records at or above `start` (None: the oldest that is left) up to the log's end, in
+        position order. `PositionGone`, `NoSuchLog`, `LogError`, `StorageUnavailable`."""
         with storage_errors(self.url):
             yield from self._catch_up(_Place(self._start(start)))
 
-    def tail(self, start: Position | str | None = None, poll_s: float = 0.1, stop: threading.Event | None = None) -> Iterator[Record]:
-        """`read`, and then what is appended, for ever or until `stop` is set: over rotations, archives, and writers that take over. Looks every `poll_s` seconds; the tail of
-        a `Log` in this process is woken by every commit. After an error, `tail(position of the last record.after())` goes on."""
+    def tail(
+        self,
+        start: Position | str | None = None,
+        poll_s: float = 0.1,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Record]:
+        """`read`, and then what is appended, for ever or until `stop` is set: over rotations,
+        archives, and writers that take over. Looks every `poll_s` seconds; the tail of a `Log` in
+        this process is woken by every commit. After an error, `tail(position of the last
+        record.after())` goes on."""
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))
@@ -160,10 +184,15 @@ class LogReader:
                 if segments is None:
                     state = self._look(place)
                     yield from self._archived(place, state.manifest.archives)
-                    segments = [each for each in state.segments if (each.epoch, each.number) >= place.wanted[:2]]
+                    segments = [
+                        each
+                        for each in state.segments
+                        if (each.epoch, each.number) >= place.wanted[:2]
+                    ]
                 for index, segment in enumerate(segments):
                     if limit is not None and limit[:2] < (segment.epoch, segment.number):
-                        return  # nothing acknowledged is in it; and not all of the one before may be
+                        # Nothing acknowledged is in it; and not all of the one before may be.
+                        return
                     following = segments[index + 1].path if index + 1 < len(segments) else ""
                     yield from self._segment(place, segment, following, limit)
                 return
@@ -175,54 +204,95 @@ class LogReader:
                     raise self._log.lost(error) from error
 
     def _following(self, place: _Place) -> list[SegmentFile] | None:
-        """The segment being read and those behind it, by their listing alone; None when the manifest must say where to read on."""
+        """The segment being read and those behind it, by their listing alone; None when the
+        manifest must say where to read on."""
         current = place.segment
         if current is None:
             return None
         wal = wal_folder(self._store, self._log.node_folder(self.node), begins=place.begins)
         found = [each for each in wal.segments if each.number >= current.number]
-        if not found or [each.number for each in found] != list(range(current.number, current.number + len(found))):
+        if not found or [each.number for each in found] != list(
+            range(current.number, current.number + len(found))
+        ):
             return None
-        return found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
+        return (
+            found if (found[0].epoch, found[0].number) == (current.epoch, current.number) else None
+        )
 
     def _look(self, place: _Place) -> NodeState:
         state = self._log.node(self.node)
         manifest = self._known(state.manifest)
         if place.directory and manifest.directory != place.directory:
             raise MissingNode(
-                f"in {state.folder} stands log directory {manifest.directory} by now, {place.directory} was being read: its log was replaced"
+                f"in {state.folder} stands log directory {manifest.directory} by now, "
+                f"{place.directory} was being read: its log was replaced"
             )
         place.directory, place.begins = manifest.directory, manifest.begins
         if state.missing:
             raise MissingNode(state.missing, MISSING_ADVICE)
         if START < manifest.removed >= place.wanted:
             raise PositionGone(str(place.wanted), str(manifest.removed.after()))
-        if manifest.kind != LOG:  # a log that is only a log has no cluster lifetimes, and can do without the cluster's manifest
+        if (
+            manifest.kind != LOG
+            # A log that is only a log has no cluster lifetimes, and can do without the cluster's
+            # manifest.
+        ):
             lifetimes = self._log.manifest().lifetimes
-            place.cuts = tuple((lifetime.incarnation, lifetime.cuts.get(self.node, START)) for lifetime in lifetimes)
+            place.cuts = tuple(
+                (lifetime.incarnation, lifetime.cuts.get(self.node, START))
+                for lifetime in lifetimes
+            )
         return state
 
     def _known(self, manifest: NodeManifest) -> NodeManifest:
         if manifest.empty:
             raise NoSuchLog(
-                f"{self.url} has no log of node {self.node!r} in cluster {self.cluster!r}, namespace {self.namespace!r}; `imap-wal ls` shows what is there"
+                f"{self.url} has no log of node {self.node!r} in cluster {self.cluster!r}, "
+                f"namespace {self.namespace!r}; `imap-wal ls` shows what is there"
             )
         return manifest
 
     # ---- segments ----
 
-    def _segment(self, place: _Place, segment: SegmentFile, following: str, limit: Position | None) -> Iterator[Record]:
+    def _segment(
+        self, place: _Place, segment: SegmentFile, following: str, limit: Position | None
+    ) -> Iterator[Record]:
         here = (segment.epoch, segment.number)
         known = place.segment is not None and (place.segment.epoch, place.segment.number) == here
-        start = place.offset if known else self._offset(segment.path, place.wanted) if place.wanted[:2] == here else 0
+        start = (
+            place.offset
+            if known
+            else self._offset(segment.path, place.wanted)
+            if place.wanted[:2] == here
+            else 0
+        )
         place.segment, place.offset = segment, start
-        if known and start and (not self._appends or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")):
+        if (
+            known
+            and start
+            and (
+                not self._appends
+                or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")
+            )
+        ):
             return  # nothing behind what was read
-        until = None if limit is None else limit._replace(index=2**62)  # a frame is acknowledged whole
+        until = (
+            None if limit is None else limit._replace(index=2**62)
+        )  # a frame is acknowledged whole
         piece = FileScan(
-            SEGMENT, self.node, segment.path, "", place.directory, segment.epoch, segment.number, next_path=following, start=start, until=until,
-            cuts=place.cuts, bytes=segment.bytes,
-        )  # fmt: skip
+            SEGMENT,
+            self.node,
+            segment.path,
+            "",
+            place.directory,
+            segment.epoch,
+            segment.number,
+            next_path=following,
+            start=start,
+            until=until,
+            cuts=place.cuts,
+            bytes=segment.bytes,
+        )
         for changes in read_piece(self._store, piece, positions=True):
             for placed in zip(changes.positions or (), changes.rows, strict=True):
                 if placed[0] >= place.wanted:
@@ -231,16 +301,22 @@ class LogReader:
             place.offset = changes.next_offset
 
     def _offset(self, path: str, wanted: Position) -> int:
-        """Where to begin in a segment: at the frame that `wanted` names, or at the front if no frame stands there."""
+        """Where to begin in a segment: at the frame that `wanted` names, or at the front if no
+        frame stands there."""
         if wanted.frame:
-            for frame in SegmentReader(self._store, path).whole_frames(wanted.frame, wanted.frame + 1):
+            for frame in SegmentReader(self._store, path).whole_frames(
+                wanted.frame, wanted.frame + 1
+            ):
                 return frame.offset
         return 0
 
     # ---- archives ----
 
     def _archived(self, place: _Place, archives: Sequence[Archive]) -> Iterator[Record]:
-        waiting = sorted((archive for archive in archives if archive.last >= place.wanted), key=lambda archive: archive.first)
+        waiting = sorted(
+            (archive for archive in archives if archive.last >= place.wanted),
+            key=lambda archive: archive.first,
+        )
         while waiting:
             group = [waiting.pop(0)]
             last = group[0].last
@@ -253,20 +329,39 @@ class LogReader:
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
         piece = FileScan(
-            ARCHIVE, self.node, archive.path, archive.map, place.directory, first=archive.first, last=archive.last, cuts=place.cuts,
-            bytes=archive.bytes, records=archive.records, checksum=archive.checksum,
-        )  # fmt: skip
+            ARCHIVE,
+            self.node,
+            archive.path,
+            archive.map,
+            place.directory,
+            first=archive.first,
+            last=archive.last,
+            cuts=place.cuts,
+            bytes=archive.bytes,
+            records=archive.records,
+            checksum=archive.checksum,
+        )
         wanted = place.wanted
         for changes in read_piece(self._store, piece, positions=True):
             if changes.last >= wanted:
-                yield from (placed for placed in zip(changes.positions or (), changes.rows, strict=True) if placed[0] >= wanted)
+                yield from (
+                    placed
+                    for placed in zip(changes.positions or (), changes.rows, strict=True)
+                    if placed[0] >= wanted
+                )
 
     def _merged(self, sources: Sequence[Iterator[_Placed]]) -> Iterator[_Placed]:
         """In position order. Positions are distinct: rows are never compared."""
         with ExitStack() as stack:
             while len(sources) > MERGE_FILES_MAX:
-                parts = [sources[at : at + MERGE_FILES_MAX] for at in range(0, len(sources), MERGE_FILES_MAX)]
-                sources = [_spilled(stack.enter_context(tempfile.TemporaryFile()), heapq.merge(*part)) for part in parts]
+                parts = [
+                    sources[at : at + MERGE_FILES_MAX]
+                    for at in range(0, len(sources), MERGE_FILES_MAX)
+                ]
+                sources = [
+                    _spilled(stack.enter_context(tempfile.TemporaryFile()), heapq.merge(*part))
+                    for part in parts
+                ]
             yield from heapq.merge(*sources)
 
 
@@ -274,7 +369,10 @@ def _spilled(file: BinaryIO, placed: Iterator[_Placed]) -> Iterator[_Placed]:
     pack = msgpack.Packer(use_bin_type=True).pack
     file.writelines(map(pack, placed))
     file.seek(0)
-    return ((Position(*place), row) for place, row in msgpack.Unpacker(file, use_list=False, raw=False, max_buffer_size=0))
+    return (
+        (Position(*place), row)
+        for place, row in msgpack.Unpacker(file, use_list=False, raw=False, max_buffer_size=0)
+    )
 
 
 def _record(placed: _Placed) -> Record:

@@ -1,9 +1,11 @@
 """The newest change of every key, in bounded memory.
 
-    add ─▶ one dict a map: key → newest row                 the fast path: a lookup and a tuple compare
+    add ─▶ one dict a map: key → newest row                 the fast path: a lookup and a tuple
+    compare
              │ more than `memory_bytes`
              ▼
-           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too many runs: merged
+           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too
+           many runs: merged
 
 A row names its node at its end, unless it is the first node of the map. When several nodes claim
 the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
@@ -33,7 +35,8 @@ KeyState: TypeAlias = tuple[bytes, bool, int]
 """(key, deleted, expires_at_ms) of a newest row."""
 
 ROW_BYTES = 700
-"""What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its own, its place in the dict."""
+"""What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its
+own, its place in the dict."""
 SHARED_ROW_BYTES = 500
 """The same, once equal strings are one."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
@@ -45,7 +48,9 @@ class NewestIndex:
     even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
     not lost then."""
 
-    def __init__(self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True) -> None:
+    def __init__(
+        self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True
+    ) -> None:
         self._memory_bytes, self._spill = memory_bytes, spill
         self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)
         """Keys and values of a page together; a single larger one is a page of its own."""
@@ -61,7 +66,14 @@ class NewestIndex:
         self._version = 0
         self._met: list[Callable[[], Conflict | None]] = []
 
-    def add(self, node: str, rows: Sequence[Row], payload_bytes: int | None = None, *, clears: bool = False) -> None:
+    def add(
+        self,
+        node: str,
+        rows: Sequence[Row],
+        payload_bytes: int | None = None,
+        *,
+        clears: bool = False,
+    ) -> None:
         """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the
         caller knows it. `clears`: there may be clears among them."""
         if clears:
@@ -95,32 +107,46 @@ class NewestIndex:
             payload_bytes = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
         new += len(known_rows) + len(table.rivals)
         self._version += 1
-        self._grown += payload_bytes + ROW_BYTES * new  # an upper bound: what replaced rows took is not given back
+        self._grown += (
+            payload_bytes + ROW_BYTES * new
+        )  # an upper bound: what replaced rows took is not given back
         if self._grown > self._room:
             self._tighten()
 
     def maps(self) -> list[str]:
         """Names of all maps that have a row, tombstones and clears too."""
         in_memory = {name for name, table in self._tables.items() if table.rows}
-        return sorted(in_memory.union(self._cleared.maps(), *(run.sections for run in self._stored.runs.values())))
+        return sorted(
+            in_memory.union(
+                self._cleared.maps(), *(run.sections for run in self._stored.runs.values())
+            )
+        )
 
     def __contains__(self, name: str) -> bool:
         """Whether a map has a row or a clear."""
         table = self._tables.get(name)
-        return bool(table and table.rows) or name in self._cleared or any(name in run.sections for run in self._stored.runs.values())
+        return (
+            bool(table and table.rows)
+            or name in self._cleared
+            or any(name in run.sections for run in self._stored.runs.values())
+        )
 
     def clears(self, name: str) -> list[Claim]:
         """The newest clear of each partition of a map, and who wrote it."""
         return self._cleared.claims(name)
 
-    def get(self, name: str, keys: Sequence[bytes], bytes_max: int | None = None) -> list[Row | None]:
+    def get(
+        self, name: str, keys: Sequence[bytes], bytes_max: int | None = None
+    ) -> list[Row | None]:
         """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
         of the first keys, as many as fit, at least of one. It is the size of keys and values."""
         found: list[Row | None] = []
         size = 0
         if not self._stored.runs:
             table = self._tables.get(name)
-            for each in self._rows_of(name, table, keys) if table is not None else [None] * len(keys):
+            for each in (
+                self._rows_of(name, table, keys) if table is not None else [None] * len(keys)
+            ):
                 if bytes_max is not None:
                     size += len(each[KEY]) + len(each[VALUE] or b"") if each is not None else 0
                     if size > bytes_max and found:
@@ -137,23 +163,39 @@ class NewestIndex:
                     break
                 wanted.append(entries[key])
             taken += 1
-        rows = {row[KEY]: row for row in self._stored.loaded(name, wanted, Values(self._stored.runs, 0))[0]}
+        rows = {
+            row[KEY]: row
+            for row in self._stored.loaded(name, wanted, Values(self._stored.runs, 0))[0]
+        }
         return [rows.get(key) for key in keys[:taken]]
 
-    def keys(self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[KeyState]]:
+    def keys(
+        self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None
+    ) -> Iterator[list[KeyState]]:
         """Key, deleted flag and expiry of every newest row, without reading values. `partitions`:
         only of keys in these. In memory that takes as long as there are such keys; on scratch all
         keys are read. Otherwise as `batches`."""
         if partitions is not None and partitions.all:
             partitions = None
         if not self._stored.runs:
-            for _, some in self._pages_of_memory(name, rows_max, ordered=False, partitions=partitions):
+            for _, some in self._pages_of_memory(
+                name, rows_max, ordered=False, partitions=partitions
+            ):
                 states = [(row[KEY], row[DELETED], row[EXPIRES_AT_MS]) for row in some]
                 yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
             return
-        for entries, _ in self._stored_pages(name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries]):
-            states = [(entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS]) for entry in entries]
-            yield states if partitions is None else list(compress(states, partitions.have([state[0] for state in states])))
+        for entries, _ in self._stored_pages(
+            name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries]
+        ):
+            states = [
+                (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
+                for entry in entries
+            ]
+            yield (
+                states
+                if partitions is None
+                else list(compress(states, partitions.have([state[0] for state in states])))
+            )
 
     def hash_keys(self, count: int) -> None:
         """Hash the keys in memory, for `keys` of some of `count` partitions."""
@@ -167,22 +209,32 @@ class NewestIndex:
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
-    def batches_with_nodes(self, name: str, rows_max: int = 10_000, *, ordered: bool = False) -> Iterator[tuple[list[Row], list[str]]]:
+    def batches_with_nodes(
+        self, name: str, rows_max: int = 10_000, *, ordered: bool = False
+    ) -> Iterator[tuple[list[Row], list[str]]]:
         """`batches`, and of each row the node that wrote it; `ordered` by key."""
         if self._stored.runs:
             yield from self._stored_rows(name, rows_max)
             return
         for table, some in self._pages_of_memory(name, rows_max, ordered):
-            for page in in_pages(some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes):
+            for page in in_pages(
+                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
+            ):
                 yield table.split(page)
 
-    def batches_with_rivals(self, name: str) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
+    def batches_with_rivals(
+        self, name: str
+    ) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
         """`batches_with_nodes` in order of keys, and of each page the keys in conflict."""
         self._met = []
         pending: dict[bytes, Conflict] = {}
         for rows, nodes in self.batches_with_nodes(name, ordered=True):
             pending.update((each.key, each) for each in self.conflicts())
-            here = {row[KEY]: pending.pop(row[KEY]) for row in rows if row[KEY] in pending} if pending else {}
+            here = (
+                {row[KEY]: pending.pop(row[KEY]) for row in rows if row[KEY] in pending}
+                if pending
+                else {}
+            )
             yield rows, nodes, here
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -195,24 +247,36 @@ class NewestIndex:
         """What a merge elsewhere must know: all contenders of every key."""
         if self._stored.runs:
             for entries in self._stored.contenders(name, self._sources(name)):
-                yield from self._stored.pages_of(name, entries, self._page(rows_max), dict(self._stored.runs))
+                yield from self._stored.pages_of(
+                    name, entries, self._page(rows_max), dict(self._stored.runs)
+                )
             return
         table = self._tables.get(name)
-        found = [] if table is None else [*table.rows.values(), *chain.from_iterable(table.rivals.values())]
+        found = (
+            []
+            if table is None
+            else [*table.rows.values(), *chain.from_iterable(table.rivals.values())]
+        )
         for start in range(0, len(found), rows_max):
             some = found[start : start + rows_max]
-            for page in in_pages(some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes):
+            for page in in_pages(
+                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
+            ):
                 yield cast(Table, table).split(page)
 
     def count(self, name: str) -> int:
         """How many keys of a map have a row, tombstones too."""
-        sections = [run.sections[name] for run in self._stored.runs.values() if name in run.sections]
+        sections = [
+            run.sections[name] for run in self._stored.runs.values() if name in run.sections
+        ]
         table = self._tables.get(name)
         if not sections:
             return len(table.rows) if table is not None else 0
         if len(sections) == 1 and (table is None or not table.rows):
             return sections[0].keys
-        return sum(len(set(map(runs.key_of, entries))) for entries in runs.merged(self._sources(name)))
+        return sum(
+            len(set(map(runs.key_of, entries))) for entries in runs.merged(self._sources(name))
+        )
 
     def counts(self) -> dict[str, int]:
         return {name: self.count(name) for name in self.maps()}
@@ -242,9 +306,12 @@ class NewestIndex:
 
     # ---- in memory ----
 
-    def _pages_of_memory(self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None) -> Iterator[tuple[Table, list[Owned]]]:
+    def _pages_of_memory(
+        self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None
+    ) -> Iterator[tuple[Table, list[Owned]]]:
         """The rows of a map that was all in memory when this began, or of some partitions, with the
-        table that says whose they are. Rows that were moved to scratch since are found there; each names its node."""
+        table that says whose they are. Rows that were moved to scratch since are found there; each
+        names its node."""
         table = self._tables.get(name)
         if table is None:
             return
@@ -254,7 +321,9 @@ class NewestIndex:
         for start in range(0, len(keys), rows_max):
             some = keys[start : start + rows_max]
             if self._stored.runs:
-                for rows, nodes in self._stored.pages_of(name, self._find(name, some), self._page(rows_max), dict(self._stored.runs)):
+                for rows, nodes in self._stored.pages_of(
+                    name, self._find(name, some), self._page(rows_max), dict(self._stored.runs)
+                ):
                     yield table, [(*row, node) for row, node in zip(rows, nodes, strict=True)]
                 continue
             now = self._tables.get(name)
@@ -272,7 +341,9 @@ class NewestIndex:
         found = list(map(table.rows.get, keys))
         if name in self._cleared:
             there = [(index, row) for index, row in enumerate(found) if row is not None]
-            for each in self._cleared.hidden(name, [row[KEY] for _, row in there], [row[ORDER] for _, row in there]):
+            for each in self._cleared.hidden(
+                name, [row[KEY] for _, row in there], [row[ORDER] for _, row in there]
+            ):
                 index, row = there[each]
                 found[index] = next(iter(self._contenders_of(name, table, row[KEY])), None)
         return found
@@ -286,7 +357,11 @@ class NewestIndex:
     def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
         if table.rivals:
             found = [self._contenders_of(name, table, key) for key in keys if key in table.rivals]
-            self._met += [partial(conflict, name, rows[0][KEY], list(map(table.claim, rows))) for rows in found if rows]
+            self._met += [
+                partial(conflict, name, rows[0][KEY], list(map(table.claim, rows)))
+                for rows in found
+                if rows
+            ]
 
     def _tighten(self) -> None:
         """Drop what was cleared, and count exactly. When little room is left, make equal strings
@@ -300,7 +375,9 @@ class NewestIndex:
         used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
         if self._stored.runs:
             least = used  # it will not fit, so nothing is gained by what comes next
-        elif used > self._memory_bytes // 2 and (least <= self._memory_bytes * 3 // 4 or not self._spill):
+        elif used > self._memory_bytes // 2 and (
+            least <= self._memory_bytes * 3 // 4 or not self._spill
+        ):
             for table in tables:
                 table.share_strings()
             used = least
@@ -317,7 +394,9 @@ class NewestIndex:
         for name, table in self._tables.items():
             keys = list(table.rows) if name in self._cleared else []
             hidden = self._cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys])
-            gone = [keys[index] for index in hidden if not self._contenders_of(name, table, keys[index])]
+            gone = [
+                keys[index] for index in hidden if not self._contenders_of(name, table, keys[index])
+            ]
             if gone:
                 table.remove(gone)
 
@@ -347,11 +426,21 @@ class NewestIndex:
         self._meet_stored(name, winners, rivals, dict(self._stored.runs))
         return winners
 
-    def _meet_stored(self, name: str, winners: Iterable[Entry], rivals: dict[bytes, list[Entry]], here: dict[int, Run]) -> None:
+    def _meet_stored(
+        self,
+        name: str,
+        winners: Iterable[Entry],
+        rivals: dict[bytes, list[Entry]],
+        here: dict[int, Run],
+    ) -> None:
         """`rivals` loses those of these winners."""
         for entry in winners if rivals else ():
             if entry[runs.KEY] in rivals:
-                self._met.append(partial(self._stored.conflict, name, [entry, *rivals.pop(entry[runs.KEY])], here))
+                self._met.append(
+                    partial(
+                        self._stored.conflict, name, [entry, *rivals.pop(entry[runs.KEY])], here
+                    )
+                )
 
     def _stored_pages(
         self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
@@ -366,10 +455,16 @@ class NewestIndex:
             rivals: dict[bytes, list[Entry]] = {}
             size = 0
 
-            def weighed(entries: list[Entry], rivals: dict[bytes, list[Entry]] = rivals) -> list[int]:
+            def weighed(
+                entries: list[Entry], rivals: dict[bytes, list[Entry]] = rivals
+            ) -> list[int]:
                 if not rivals:
                     return sizes(entries)
-                found = zip(sizes(entries), (rivals.get(entry[runs.KEY], []) for entry in entries), strict=True)
+                found = zip(
+                    sizes(entries),
+                    (rivals.get(entry[runs.KEY], []) for entry in entries),
+                    strict=True,
+                )
                 return [own + sum(sizes(others)) for own, others in found]
 
             for entries in self._ended(runs.merged(self._sources(name, after))):

@@ -7,21 +7,48 @@ from operator import itemgetter
 
 from imap_wal.entry import KEY, ORDER, Row
 from imap_wal.format import START
-from imap_wal.parquet.file import ARCHIVE_SCHEMA, SNAPSHOT_SCHEMA, batches, nodes_of, stored_schemas, to_positions, to_rows
+from imap_wal.parquet.file import (
+    ARCHIVE_SCHEMA,
+    SNAPSHOT_SCHEMA,
+    batches,
+    nodes_of,
+    stored_schemas,
+    to_positions,
+    to_rows,
+)
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.selection import void_below, without_overtaken
 from storage_backends import SegmentStore
 
 
-def read_archive(store: SegmentStore, piece: FileScan, *, positions: bool = False) -> Iterator[EntryBatch]:
-    """What counts of an archive, in log order. `first` and `last` of the batches are those of the archive unless positions are read."""
+def read_archive(
+    store: SegmentStore, piece: FileScan, *, positions: bool = False
+) -> Iterator[EntryBatch]:
+    """What counts of an archive, in log order. `first` and `last` of the batches are those of the
+    archive unless positions are read."""
     below = max(piece.since or START, piece.covered.get(piece.map, START))
     if piece.last <= below or (piece.until is not None and piece.first > piece.until):
         return
     void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
-    placed = positions or below >= piece.first or (piece.until is not None and piece.until < piece.last) or void[0] != void[1]
-    columns = [field.name for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA) if field.name != "node"]
-    for batch in batches(store, piece.path, columns, checksum=piece.checksum, records=piece.records, log=piece.directory):
+    placed = (
+        positions
+        or below >= piece.first
+        or (piece.until is not None and piece.until < piece.last)
+        or void[0] != void[1]
+    )
+    columns = [
+        field.name
+        for field in (ARCHIVE_SCHEMA if placed else SNAPSHOT_SCHEMA)
+        if field.name != "node"
+    ]
+    for batch in batches(
+        store,
+        piece.path,
+        columns,
+        checksum=piece.checksum,
+        records=piece.records,
+        log=piece.directory,
+    ):
         rows = to_rows(batch)
         clears = _has_clears(rows)
         places = to_positions(batch) if placed else None
@@ -31,13 +58,23 @@ def read_archive(store: SegmentStore, piece: FileScan, *, positions: bool = Fals
             kept = [
                 (row, place)
                 for row, place in zip(rows, places, strict=True)
-                if place > below and (piece.until is None or place <= piece.until) and row[ORDER][0] >= void_below(piece.cuts, place)
+                if place > below
+                and (piece.until is None or place <= piece.until)
+                and row[ORDER][0] >= void_below(piece.cuts, place)
             ]
             rows, places = [row for row, _ in kept], [place for _, place in kept]
         elif void[0]:
             rows = [row for row in rows if row[ORDER][0] >= void[0]]
         rows, places = without_overtaken(rows, places, piece.overtaken)
-        yield EntryBatch(piece.node, rows, first, last, batch.nbytes, places if positions else None, clears=clears)
+        yield EntryBatch(
+            piece.node,
+            rows,
+            first,
+            last,
+            batch.nbytes,
+            places if positions else None,
+            clears=clears,
+        )
 
 
 def read_snapshot(store: SegmentStore, piece: FileScan) -> Iterator[EntryBatch]:
@@ -49,7 +86,9 @@ def read_snapshot(store: SegmentStore, piece: FileScan) -> Iterator[EntryBatch]:
         for row, node in zip(rows, nodes, strict=True):
             found.setdefault(node, []).append(row)
         for node, own in found.items():
-            yield EntryBatch(node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears)
+            yield EntryBatch(
+                node, own, START, START, batch.nbytes * len(own) // len(rows), clears=clears
+            )
 
 
 def _has_clears(rows: Sequence[Row]) -> bool:

@@ -33,7 +33,10 @@ class Partitions:
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 0 < self.count < 2**31:
-            raise ValueError(f"the connection's hello has partition_count {self.count!r}; it takes a number from 1")
+            raise ValueError(
+                f"the connection's hello has partition_count {self.count!r}; it takes a "
+                "number from 1"
+            )
         for each in self.wanted:
             if type(each) is not int or not 0 <= each < self.count:
                 raise ValueError(f"there is no partition {each!r} of {self.count}")
@@ -67,7 +70,9 @@ class PartitionedKeys:
                 self._of_partition[partition].append(key)
             self._known += len(some)
         groups = self._of_partition
-        return list(chain.from_iterable(groups[each] for each in partitions.wanted if each in groups))
+        return list(
+            chain.from_iterable(groups[each] for each in partitions.wanted if each in groups)
+        )
 
 
 def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:

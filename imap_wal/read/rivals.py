@@ -1,13 +1,13 @@
 """Which change counts if two nodes hold changes of one key with the same (incarnation, partition
 version), and no change is newer.
 
-    contenders   those with the greatest (incarnation, partition version): the newest change of each node
-    winner       a value before a tombstone, then the node whose name sorts first
-    conflict     contenders that differ
+    contenders   those with the greatest (incarnation, partition version): the newest change of each
+    node winner       a value before a tombstone, then the node whose name sorts first conflict
+    contenders that differ
 
 Versions without views left such keys after a split network; a copied folder of a node has the same
-effect. No clock decides, nor the order in which files are read: a merge keeps all contenders of a key
-together, so every merge of the same rows has the same winner. See
+effect. No clock decides, nor the order in which files are read: a merge keeps all contenders of a
+key together, so every merge of the same rows has the same winner. See
 docs/decisions/0024-two-claims-one-winner.md.
 """
 
@@ -27,12 +27,17 @@ Claim: TypeAlias = tuple[Row, str]
 NAMED_MAX = 100
 """How many keys in conflict each reader names."""
 KEY_BYTES_SHOWN = 200
-ADVICE = "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with `imap-wal repair --prefer NAME`"
+ADVICE = (
+    "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with "
+    "`imap-wal repair --prefer NAME`"
+)
 
 T = TypeVar("T")
 
 
-def joined(contenders: Sequence[T], new: T, about: Callable[[T], tuple[Order, str, bool]]) -> list[T]:
+def joined(
+    contenders: Sequence[T], new: T, about: Callable[[T], tuple[Order, str, bool]]
+) -> list[T]:
     """The contenders of a key after one more change with the same (incarnation, partition version);
     the winner first. `about` gives order, node and deleted flag."""
     order, node, _ = about(new)
@@ -68,7 +73,8 @@ class Conflict:
         incarnation, version = self.pair
         key = repr(self.key[:KEY_BYTES_SHOWN]) + ("…" if len(self.key) > KEY_BYTES_SHOWN else "")
         return (
-            f"map {self.map!r}, key {key}: {' and '.join(said)} hold a change of incarnation {incarnation}, "
+            f"map {self.map!r}, key {key}: {' and '.join(said)} hold a change of incarnation "
+            f"{incarnation}, "
             f"partition version {version}; that of node {self.claims[0][1]!r} counts"
         )
 
@@ -92,7 +98,14 @@ class Noted:
                 continue
             if len(self._named) == NAMED_MAX:
                 self._full = True
-                _log.warning("more than %d keys are in conflict; `imap-wal verify` counts them", NAMED_MAX)
+                _log.warning(
+                    "more than %d keys are in conflict; `imap-wal verify` counts them", NAMED_MAX
+                )
                 continue
             self._named.add((each.map, each.key))
-            _log.warning("conflict of order: %s. The others are kept. `imap-wal verify` names files and positions; %s", each.text(), ADVICE)
+            _log.warning(
+                "conflict of order: %s. The others are kept. `imap-wal verify` names files "
+                "and positions; %s",
+                each.text(),
+                ADVICE,
+            )

@@ -1,7 +1,8 @@
 """Sorted runs on scratch: where an index puts what does not fit in memory.
 
-    run      two files without a name: entries sorted by map and key, in blocks; and their values, in the same order
-    merge    any number of sorted sources ─▶ one, by windows; the values of entries that lost are not read
+    run      two files without a name: entries sorted by map and key, in blocks; and their values,
+    in the same order merge    any number of sorted sources ─▶ one, by windows; the values of
+    entries that lost are not read
 
 In memory a run has the first key and the place of every block. An entry names the run that has its
 value, so a listing of keys reads no values. No other process reads these files: no sync, no
@@ -66,8 +67,14 @@ class _Scratch:
 
     def __init__(self, folder: Path | None) -> None:
         self._file: Any = None
-        self._file = tempfile.TemporaryFile(prefix="imap-wal-index-", dir=folder, buffering=BUFFER_BYTES)
-        self.write, self.writelines, self.flush = self._file.write, self._file.writelines, self._file.flush
+        self._file = tempfile.TemporaryFile(
+            prefix="imap-wal-index-", dir=folder, buffering=BUFFER_BYTES
+        )
+        self.write, self.writelines, self.flush = (
+            self._file.write,
+            self._file.writelines,
+            self._file.flush,
+        )
 
     def read(self, offset: int, length: int) -> bytes:
         """So many bytes, fewer at the end."""
@@ -82,7 +89,9 @@ class _Scratch:
 class Run:
     """Sorted entries of some maps. Made by a `RunWriter`; its files go with it."""
 
-    def __init__(self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]) -> None:
+    def __init__(
+        self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]
+    ) -> None:
         self.number, self.sections = number, sections
         self._entries, self._values = entries, values
         self._written = self.size
@@ -132,7 +141,10 @@ class Run:
             if block < 0:
                 continue
             if block != here:
-                here, entries = block, unpack(self._read(offsets[block], offsets[block + 1]), use_list=False)
+                here, entries = (
+                    block,
+                    unpack(self._read(offsets[block], offsets[block + 1]), use_list=False),
+                )
             index = bisect_left(entries, key, key=key_of)
             while index < len(entries) and entries[index][KEY] == key:
                 found.append(entries[index])
@@ -155,7 +167,9 @@ class RunWriter:
         """`entries` is how many will be written at most; in memory their blocks take about
         `index_bytes`."""
         self._number = number
-        self._block_entries = max(BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes))
+        self._block_entries = max(
+            BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes)
+        )
         self._entries, self._values = _Scratch(scratch), _Scratch(scratch)
         self._end = self._values_end = 0
         self._sections: dict[str, Section] = {}
@@ -172,7 +186,9 @@ class RunWriter:
             keys: Sequence[bytes] = heads[KEY]
             ends = list(accumulate(map(max, lengths, repeat(0)), initial=self._values_end))
             entries = list(zip(*heads, repeat(self._number), ends, lengths, strict=False))
-            most = min(self._block_entries, 1 + BLOCK_BYTES_MAX * len(keys) // (1 + sum(map(len, keys))))
+            most = min(
+                self._block_entries, 1 + BLOCK_BYTES_MAX * len(keys) // (1 + sum(map(len, keys)))
+            )
             start = 0
             while start < len(entries):
                 stop = start + most
@@ -260,7 +276,9 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
         yield found
 
 
-def newest(entries: list[Entry], labels: Sequence[tuple[str, str, str]]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+def newest(
+    entries: list[Entry], labels: Sequence[tuple[str, str, str]]
+) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
     """From entries sorted by key: the newest entry of each key, and, for keys that several nodes
     claim, the other contenders (`imap_wal.read.rivals`)."""
     if len(set(map(key_of, entries))) == len(entries):

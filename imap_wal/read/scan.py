@@ -1,12 +1,14 @@
-"""What is read of a log, file by file: a `FileScan` is one segment, archive or snapshot part and which of its entries count; `read_piece` yields them as `EntryBatch`.
+"""What is read of a log, file by file: a `FileScan` is one segment, archive or snapshot part and
+which of its entries count; `read_piece` yields them as `EntryBatch`.
 
 Pieces are plain values that can be sent to another process: Spark reads each in a task of its own.
 
 Which entries count:
   since, until   positions at or below `since`, or above `until`, are left out
-  covered        map → position: entries of that map at or below it are in a snapshot, and must not be read beside it
-  cuts           (incarnation, position): what an older incarnation appended behind the position is void
-  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, its
+  covered        map → position: entries of that map at or below it are in a snapshot, and must not
+  be read beside it cuts           (incarnation, position): what an older incarnation appended
+  behind the position is void overtaken      map → partition → (incarnation, version): an entry of a
+  lower pair is void, its
                  owner had been replaced. Only entries above `covered` are judged by it.
 """
 
@@ -23,7 +25,14 @@ from imap_wal import entry, format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
-from imap_wal.read.file_scan import ARCHIVE, PAYLOAD_BYTES_MAX, SEGMENT, EntryBatch, FileScan, Metadata
+from imap_wal.read.file_scan import (
+    ARCHIVE,
+    PAYLOAD_BYTES_MAX,
+    SEGMENT,
+    EntryBatch,
+    FileScan,
+    Metadata,
+)
 from imap_wal.read.selection import select, void_below, without_overtaken
 from imap_wal.segment.reader import Held, SegmentReader
 from imap_wal.segment.verdict import Place, Verdict, at_end, begin, said_by
@@ -37,7 +46,10 @@ LOOKS_MAX = 3
 
 NAMED_MAX = 10
 """How many entries of a frame a warning names."""
-NUMBERS_ADVICE = "`imap-wal verify` names all of them; `imap-wal repair --drop-entry POSITION` writes a copy of the log without one"
+NUMBERS_ADVICE = (
+    "`imap-wal verify` names all of them; `imap-wal repair --drop-entry POSITION` writes a copy "
+    "of the log without one"
+)
 
 
 class CutBack(CorruptLog):
@@ -45,25 +57,51 @@ class CutBack(CorruptLog):
     read, or the file is damaged. Reading the file from its start shows which."""
 
 
-def read_piece(store: SegmentStore, piece: FileScan, maps: Collection[str] | None = None, *, positions: bool = False) -> Iterator[EntryBatch]:
-    """The entries of a piece that count, in log order. `NotFound` when the file went since the piece was made (archived or pruned); `LogError`."""
+def read_piece(
+    store: SegmentStore,
+    piece: FileScan,
+    maps: Collection[str] | None = None,
+    *,
+    positions: bool = False,
+) -> Iterator[EntryBatch]:
+    """The entries of a piece that count, in log order. `NotFound` when the file went since the
+    piece was made (archived or pruned); `LogError`."""
     if piece.kind == SEGMENT:
         return _SegmentPass(store, piece, maps, positions).read()
-    from imap_wal.read.parquet_scan import read_archive, read_snapshot  # pyarrow is loaded by those who meet a Parquet file
+    from imap_wal.read.parquet_scan import (
+        read_archive,
+        read_snapshot,
+    )  # pyarrow is loaded by those who meet a Parquet file
 
     if maps is not None and piece.map not in maps:
         return iter(())
-    return read_archive(store, piece, positions=positions) if piece.kind == ARCHIVE else read_snapshot(store, piece)
+    return (
+        read_archive(store, piece, positions=positions)
+        if piece.kind == ARCHIVE
+        else read_snapshot(store, piece)
+    )
 
 
 class _SegmentPass:
     """One reading of a segment: groups frames into batches, each under one rule."""
 
-    def __init__(self, store: SegmentStore, piece: FileScan, maps: Collection[str] | None, positions: bool) -> None:
+    def __init__(
+        self, store: SegmentStore, piece: FileScan, maps: Collection[str] | None, positions: bool
+    ) -> None:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
-            self._store = cast(SegmentStore, Held(store, piece.path))  # one commit each, and every read is a request: read it whole
-        self._place = Place(piece.path, piece.directory, piece.epoch, piece.number, bool(piece.next_path), piece.checkpoint, piece.newest)
+            self._store = cast(
+                SegmentStore, Held(store, piece.path)
+            )  # one commit each, and every read is a request: read it whole
+        self._place = Place(
+            piece.path,
+            piece.directory,
+            piece.epoch,
+            piece.number,
+            bool(piece.next_path),
+            piece.checkpoint,
+            piece.newest,
+        )
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
@@ -97,7 +135,9 @@ class _SegmentPass:
                     yield from self._flush()
                     position = self._position(frame)
                     items = self._metadata(frame)
-                    yield EntryBatch(piece.node, [], position, position, metadata=items, next_offset=frame.end)
+                    yield EntryBatch(
+                        piece.node, [], position, position, metadata=items, next_offset=frame.end
+                    )
                 else:
                     yield from self._flush()
                     position = self._position(frame)
@@ -106,8 +146,8 @@ class _SegmentPass:
             if stop is not None:
                 return
             if not piece.next_path and (end := self._appended(reader)):
-                # Its writer continues, so there is no tail to judge. Read on a few times: a busy writer
-                # would keep this reading busy for as long as it writes.
+                # Its writer continues, so there is no tail to judge. Read on a few times: a busy
+                # writer would keep this reading busy for as long as it writes.
                 looks += 1
                 if looks > LOOKS_MAX:
                     return
@@ -116,7 +156,8 @@ class _SegmentPass:
             damage = self._check_tail(reader)
             if damage is None:
                 return
-            # The segment may be being written this very moment: a frame that was half there when it was read is whole by now.
+            # The segment may be being written this very moment: a frame that was half there when it
+            # was read is whole by now.
             if reader.end != stuck_at:
                 stuck_at, tries = reader.end, 0
             tries += 1
@@ -128,7 +169,9 @@ class _SegmentPass:
     def _open(self) -> SegmentReader | None:
         reader = begin(self._store, self._place)
         if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
-            reader = begin(self._store, self._place)  # its header may have been written between two looks
+            reader = begin(
+                self._store, self._place
+            )  # its header may have been written between two looks
         if isinstance(reader, SegmentReader):
             reader.check_keys()
             return reader
@@ -154,7 +197,9 @@ class _SegmentPass:
         return sorted({place.frame for place in places if place[:2] == here}, reverse=True)
 
     def _position(self, frame: Frame) -> Position:
-        return Position(self._piece.epoch, self._piece.number, frame.offset, max(frame.count - 1, 0))
+        return Position(
+            self._piece.epoch, self._piece.number, frame.offset, max(frame.count - 1, 0)
+        )
 
     def _metadata(self, frame: Frame) -> tuple[Metadata, ...]:
         try:
@@ -163,12 +208,21 @@ class _SegmentPass:
             what = f"the checksum of this frame is right, but its content is no msgpack ({error})"
             raise CorruptLog(self._piece.path, frame.offset, what) from error
         if not all(map(_is_metadata, items)):
-            raise CorruptLog(self._piece.path, frame.offset, "the checksum of this frame is right, but its content is not metadata")
+            raise CorruptLog(
+                self._piece.path,
+                frame.offset,
+                "the checksum of this frame is right, but its content is not metadata",
+            )
         return tuple(items)
 
     def _entries(self, frames: list[Frame]) -> list[Row]:
         try:
-            return entry.decoded(frames[0].payload if len(frames) == 1 else b"".join([frame.payload for frame in frames]), self._records)
+            return entry.decoded(
+                frames[0].payload
+                if len(frames) == 1
+                else b"".join([frame.payload for frame in frames]),
+                self._records,
+            )
         except ValueError:
             return [row for frame in frames for row in self._mended(frame)]
 
@@ -176,11 +230,19 @@ class _SegmentPass:
         """The entries of a frame in which some may be invalid. They were acknowledged, so all that
         can be read is taken."""
         piece = self._piece
-        rows, named = entries_of(piece.path, Position(piece.epoch, piece.number, frame.offset, 0), frame)
+        rows, named = entries_of(
+            piece.path, Position(piece.epoch, piece.number, frame.offset, 0), frame
+        )
         if named:
             more = f", and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
             what = "; ".join(f"{position}: {wrong}" for position, wrong in named[:NAMED_MAX])
-            _log.warning("%s has entries with impossible numbers: %s%s. %s", piece.path, what, more, NUMBERS_ADVICE)
+            _log.warning(
+                "%s has entries with impossible numbers: %s%s. %s",
+                piece.path,
+                what,
+                more,
+                NUMBERS_ADVICE,
+            )
         return rows
 
     def _flush(self) -> Iterator[EntryBatch]:
@@ -195,11 +257,23 @@ class _SegmentPass:
         places: list[Position] | None = None
         if self._positions and rows:
             epoch, number = piece.epoch, piece.number
-            places = [Position(epoch, number, frame.offset, index) for frame in frames for index in range(frame.count)]
-        rows, places = select(rows, places, self._maps, {name for name, mark in piece.covered.items() if last <= mark}, void_below(piece.cuts, last))
+            places = [
+                Position(epoch, number, frame.offset, index)
+                for frame in frames
+                for index in range(frame.count)
+            ]
+        rows, places = select(
+            rows,
+            places,
+            self._maps,
+            {name for name, mark in piece.covered.items() if last <= mark},
+            void_below(piece.cuts, last),
+        )
         rows, places = without_overtaken(rows, places, piece.overtaken)
         clears = format.CLEARS in {frame.kind for frame in frames}
-        changes = EntryBatch(piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears)
+        changes = EntryBatch(
+            piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears
+        )
         self._frames = []
         self._bytes = self._records = 0
         yield changes
@@ -214,14 +288,23 @@ class _SegmentPass:
     def _check_tail(self, reader: SegmentReader) -> LogError | None:
         piece = self._piece
         if not piece.next_path:
-            probe = self._store.read(piece.path, reader.end, FRAME_HEADER_BYTES) if piece.start else b"?"
+            probe = (
+                self._store.read(piece.path, reader.end, FRAME_HEADER_BYTES)
+                if piece.start
+                else b"?"
+            )
             if not probe.strip(b"\0"):
                 return None  # read up to here before: nothing was appended since
         objects = not self._store.capabilities.durable_append  # an object is never cut short
-        found = at_end(reader, self._place, lambda: 0 if objects else said_by(self._store, piece.directory, [piece.next_path]))
+        found = at_end(
+            reader,
+            self._place,
+            lambda: 0 if objects else said_by(self._store, piece.directory, [piece.next_path]),
+        )
         if found.is_tail and found.frames_after:
             _log.warning(
-                "%s at byte %d: a torn commit with %d whole frames after it, none of which was synced; they are not "
+                "%s at byte %d: a torn commit with %d whole frames after it, none of which "
+                    "was synced; they are not "
                 "read, and the next open of node %s cuts them off and puts them aside",
                 piece.path, found.end, found.frames_after, piece.node,
             )  # fmt: skip
@@ -239,16 +322,24 @@ def _is_metadata(item: Any) -> bool:
             return False
 
 
-def entries_of(path: str, first: Position, frame: Frame) -> tuple[list[Row], list[tuple[Position, str]]]:
+def entries_of(
+    path: str, first: Position, frame: Frame
+) -> tuple[list[Row], list[tuple[Position, str]]]:
     """The entries of a frame as a reader takes them, and the positions of those with impossible
     numbers. `first`: the position of the first entry. `CorruptLog` names the position of an entry
     that cannot be used."""
     try:
         found = list(entry.rows(frame.payload))
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
-        raise CorruptLog(path, frame.offset, f"the checksum of this frame is right, but its content is no msgpack ({error})") from error
+        raise CorruptLog(
+            path,
+            frame.offset,
+            f"the checksum of this frame is right, but its content is no msgpack ({error})",
+        ) from error
     if len(found) != frame.count:
-        raise CorruptLog(path, frame.offset, f"this frame promises {frame.count} entries and holds {len(found)}")
+        raise CorruptLog(
+            path, frame.offset, f"this frame promises {frame.count} entries and holds {len(found)}"
+        )
     rows: list[Row] = []
     named: list[tuple[Position, str]] = []
     for index, row in enumerate(found):
@@ -256,7 +347,12 @@ def entries_of(path: str, first: Position, frame: Frame) -> tuple[list[Row], lis
         try:
             taken, wrong = entry.mended(row)
         except ValueError as error:
-            raise CorruptLog(path, frame.offset, f"the entry at {position} cannot be used: {error}", drop_advice(position)) from error
+            raise CorruptLog(
+                path,
+                frame.offset,
+                f"the entry at {position} cannot be used: {error}",
+                drop_advice(position),
+            ) from error
         rows.append(taken)
         if wrong:
             named.append((position, wrong))

@@ -16,14 +16,20 @@ def void_below(cuts: tuple[tuple[int, Position], ...], position: Position) -> in
 
 
 def select(
-    rows: list[Row], places: list[Position] | None, maps: Collection[str] | None, covered: Collection[str], incarnation: int
+    rows: list[Row],
+    places: list[Position] | None,
+    maps: Collection[str] | None,
+    covered: Collection[str],
+    incarnation: int,
 ) -> tuple[list[Row], list[Position] | None]:
     """Without rows of other maps, of covered maps, of incarnations below `incarnation`."""
     if places is not None and (maps is not None or covered or incarnation):
         pairs = [
             (row, place)
             for row, place in zip(rows, places, strict=True)
-            if (maps is None or row[MAP] in maps) and row[MAP] not in covered and row[ORDER][0] >= incarnation
+            if (maps is None or row[MAP] in maps)
+            and row[MAP] not in covered
+            and row[ORDER][0] >= incarnation
         ]
         return [row for row, _ in pairs], [place for _, place in pairs]
     if maps is not None:
@@ -35,7 +41,9 @@ def select(
     return rows, places
 
 
-def without_overtaken(rows: list[Row], places: list[Position] | None, overtaken: Overtaken) -> tuple[list[Row], list[Position] | None]:
+def without_overtaken(
+    rows: list[Row], places: list[Position] | None, overtaken: Overtaken
+) -> tuple[list[Row], list[Position] | None]:
     """Without entries of owners that had been replaced before a snapshot was made."""
     if not overtaken or not rows:
         return rows, places

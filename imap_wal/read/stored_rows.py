@@ -9,7 +9,18 @@ from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, KEY_CLASS, ORDER, PARTITION, TIMESTAMP_MS, VALUE, VALUE_CLASS, Row
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    KEY_CLASS,
+    ORDER,
+    PARTITION,
+    TIMESTAMP_MS,
+    VALUE,
+    VALUE_CLASS,
+    Row,
+)
 from imap_wal.errors import StorageUnavailable
 from imap_wal.read import runs
 from imap_wal.read.clears import Cleared
@@ -55,7 +66,9 @@ class StoredRows:
 
     def add(self, tables: Mapping[str, Table]) -> None:
         """Write the tables as one run."""
-        entries = sum(len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values())
+        entries = sum(
+            len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values()
+        )
         with self._needing_room():
             writer = self._writer(entries)
             for name, table in sorted(tables.items()):
@@ -90,68 +103,117 @@ class StoredRows:
             return
         by_number = {run.number: run for run in merging}
         with self._needing_room():
-            writer = self._writer(sum(section.entries for run in merging for section in run.sections.values()))
+            writer = self._writer(
+                sum(section.entries for run in merging for section in run.sections.values())
+            )
             for name in sorted(set().union(*(run.sections for run in merging))):
                 values = Values(by_number, self.window_bytes)
                 sources = [run.windows(name, None, self.window_bytes) for run in merging]
                 contenders = self.contenders(name, sources)
                 columns = ((list(zip(*entries, strict=True)), entries) for entries in contenders)
-                writer.write(name, ((some[: runs.RUN], some[runs.LENGTH], values.each(entries)) for some, entries in columns))
+                writer.write(
+                    name,
+                    (
+                        (some[: runs.RUN], some[runs.LENGTH], values.each(entries))
+                        for some, entries in columns
+                    ),
+                )
             run = writer.finish()
         self.runs = {number: each for number, each in self.runs.items() if number not in by_number}
         self.runs[run.number] = run
         self.version += 1
 
-    def find(self, name: str, table: Table | None, keys: Iterable[bytes]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+    def find(
+        self, name: str, table: Table | None, keys: Iterable[bytes]
+    ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
         """`newest` of those keys, in order of keys."""
         with suppress(StorageUnavailable):  # a disk that is full makes lookups slower, no more
             self.settle(1)
         wanted = sorted(set(keys))
         found = [entry for run in self.runs.values() for entry in run.find(name, wanted)]
         if table is not None and table.rows:
-            found += [self._entry(table, row) for key in wanted if key in table.rows for row in table.of(key)]
+            found += [
+                self._entry(table, row)
+                for key in wanted
+                if key in table.rows
+                for row in table.of(key)
+            ]
         found.sort(key=runs.key_of)
         return self.newest(name, found)
 
-    def sources(self, name: str, table: Table | None, after: bytes | None) -> list[Iterator[list[Entry]]]:
+    def sources(
+        self, name: str, table: Table | None, after: bytes | None
+    ) -> list[Iterator[list[Entry]]]:
         """Everything there is of a map, above a key."""
-        found = [run.windows(name, after, self.window_bytes) for run in self.runs.values() if name in run.sections]
+        found = [
+            run.windows(name, after, self.window_bytes)
+            for run in self.runs.values()
+            if name in run.sections
+        ]
         if table is not None and table.rows:
             found.append(self._memory_windows(table, after))
         return found
 
-    def contenders(self, name: str, sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+    def contenders(
+        self, name: str, sources: Sequence[Iterator[list[Entry]]]
+    ) -> Iterator[list[Entry]]:
         """All contenders of each key, the winner first."""
         for entries in runs.merged(sources):
             winners, rivals = self.newest(name, entries)
             if rivals:
-                winners = [each for entry in winners for each in (entry, *rivals.get(entry[runs.KEY], ()))]
+                winners = [
+                    each for entry in winners for each in (entry, *rivals.get(entry[runs.KEY], ()))
+                ]
             if winners:
                 yield winners
 
-    def newest(self, name: str, entries: list[Entry]) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+    def newest(
+        self, name: str, entries: list[Entry]
+    ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
         """`runs.newest` of what was not cleared."""
         if name in self._cleared:
-            hidden = self._cleared.hidden(name, [entry[runs.KEY] for entry in entries], [entry[runs.ORDER] for entry in entries])
+            hidden = self._cleared.hidden(
+                name,
+                [entry[runs.KEY] for entry in entries],
+                [entry[runs.ORDER] for entry in entries],
+            )
             entries = [entry for index, entry in enumerate(entries) if index not in hidden]
         return runs.newest(entries, self._labels.words)
 
-    def pages_of(self, name: str, entries: list[Entry], page: Page, here: dict[int, Run]) -> Iterator[tuple[list[Row], list[str]]]:
-        """The rows of those entries and the node of each, in pages. `here`: the runs that have their
-        values."""
+    def pages_of(
+        self, name: str, entries: list[Entry], page: Page, here: dict[int, Run]
+    ) -> Iterator[tuple[list[Row], list[str]]]:
+        """The rows of those entries and the node of each, in pages. `here`: the runs that have
+        their values."""
         values = Values(here, self.window_bytes)
         for start in range(0, len(entries), page.rows):
             some = entries[start : start + page.rows]
             for part in in_pages(some, runs.sizes(some), page.bytes):
                 yield self.loaded(name, part, values)
 
-    def loaded(self, name: str, entries: Sequence[Entry], values: Values) -> tuple[list[Row], list[str]]:
+    def loaded(
+        self, name: str, entries: Sequence[Entry], values: Values
+    ) -> tuple[list[Row], list[str]]:
         """The rows of those entries, and the node of each."""
         if not entries:
             return [], []
-        keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(*entries, strict=True)
-        key_classes, value_classes, nodes = zip(*map(self._labels.words.__getitem__, labels), strict=True)
-        columns = (keys, key_classes, values.each(entries), value_classes, deleted, timestamps, expires, partitions, orders)
+        keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(
+            *entries, strict=True
+        )
+        key_classes, value_classes, nodes = zip(
+            *map(self._labels.words.__getitem__, labels), strict=True
+        )
+        columns = (
+            keys,
+            key_classes,
+            values.each(entries),
+            value_classes,
+            deleted,
+            timestamps,
+            expires,
+            partitions,
+            orders,
+        )
         return list(zip(repeat(name), *columns, strict=False)), list(nodes)
 
     def conflict(self, name: str, contenders: list[Entry], here: dict[int, Run]) -> Conflict | None:
@@ -163,10 +225,32 @@ class StoredRows:
         """What a table has, sorted, as a run takes it. Columns: no Python a row."""
         own, node = OWN_FIELDS, table.node
         for rows in table.windows(None):
-            _, keys, key_classes, values, value_classes, deleted, timestamps, expires, partitions, orders, *_ = zip(*rows, strict=False)
-            nodes = repeat(node) if table.alone else [row[own] if len(row) > own else node for row in rows]
-            labels = list(map(self._labels.__getitem__, zip(key_classes, value_classes, nodes, strict=False)))
-            lengths = list(map(len, values)) if None not in values else [-1 if value is None else len(value) for value in values]
+            (
+                _,
+                keys,
+                key_classes,
+                values,
+                value_classes,
+                deleted,
+                timestamps,
+                expires,
+                partitions,
+                orders,
+                *_,
+            ) = zip(*rows, strict=False)
+            nodes = (
+                repeat(node)
+                if table.alone
+                else [row[own] if len(row) > own else node for row in rows]
+            )
+            labels = list(
+                map(self._labels.__getitem__, zip(key_classes, value_classes, nodes, strict=False))
+            )
+            lengths = (
+                list(map(len, values))
+                if None not in values
+                else [-1 if value is None else len(value) for value in values]
+            )
             yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
 
     def _memory_windows(self, table: Table, after: bytes | None) -> Iterator[list[Entry]]:
@@ -198,4 +282,7 @@ class StoredRows:
             yield
         except OSError as error:
             room = self._scratch or tempfile.gettempdir()
-            raise StorageUnavailable(f"a merge that is larger than memory needs room in {room}: {error}; the log was not changed") from error
+            raise StorageUnavailable(
+                f"a merge that is larger than memory needs room in {room}: {error}; the log "
+                "was not changed"
+            ) from error

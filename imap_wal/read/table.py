@@ -78,7 +78,9 @@ class Table:
 
     def conflict(self, name: str, key: bytes) -> Conflict | None:
         """The conflict of a key, if it is in one."""
-        return conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
+        return (
+            conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
+        )
 
     def _about(self, row: Owned) -> tuple[Order, str, bool]:
         return row[ORDER], self.owner(row), row[DELETED]
@@ -86,22 +88,45 @@ class Table:
     def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
         """Rows, and the node of each."""
         own, node = OWN_FIELDS, self.node
-        return [cast(Row, row[:own]) for row in page], [row[own] if len(row) > own else node for row in page]
+        return [cast(Row, row[:own]) for row in page], [
+            row[own] if len(row) > own else node for row in page
+        ]
 
     def windows(self, after: bytes | None) -> Iterator[list[Owned]]:
         """All contenders of the keys above `after`, in order of keys, some at a time."""
         keys = sorted(self.rows if after is None else (key for key in self.rows if key > after))
         for start in range(0, len(keys), WINDOW_ROWS):
             some = keys[start : start + WINDOW_ROWS]
-            yield [row for key in some for row in self.of(key)] if self.rivals else [self.rows[key] for key in some]
+            yield (
+                [row for key in some for row in self.of(key)]
+                if self.rivals
+                else [self.rows[key] for key in some]
+            )
 
     def share_strings(self) -> None:
         """Make equal strings one."""
         intern, rows = sys.intern, self.rows
         for key, row in rows.items():
-            rows[key] = (intern(row[MAP]), row[KEY], intern(row[KEY_CLASS]), row[VALUE], intern(row[VALUE_CLASS]), *row[DELETED:])
+            rows[key] = (
+                intern(row[MAP]),
+                row[KEY],
+                intern(row[KEY_CLASS]),
+                row[VALUE],
+                intern(row[VALUE_CLASS]),
+                *row[DELETED:],
+            )
         for rivals in self.rivals.values():
-            rivals[:] = [(intern(row[MAP]), row[KEY], intern(row[KEY_CLASS]), row[VALUE], intern(row[VALUE_CLASS]), *row[DELETED:]) for row in rivals]
+            rivals[:] = [
+                (
+                    intern(row[MAP]),
+                    row[KEY],
+                    intern(row[KEY_CLASS]),
+                    row[VALUE],
+                    intern(row[VALUE_CLASS]),
+                    *row[DELETED:],
+                )
+                for row in rivals
+            ]
 
 
 def in_pages(found: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:

@@ -38,13 +38,16 @@ class MergeProgress:
         return self.bytes / self.bytes_total if self.bytes_total else 1.0
 
     def __str__(self) -> str:
-        return f"{self.part:.0%}, {self.files} of {self.files_total} files, {self.records:,} records"
+        return (
+            f"{self.part:.0%}, {self.files} of {self.files_total} files, {self.records:,} records"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
     """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
-    keys now, `conflicts` those that several nodes claim with the same order (`imap_wal.read.rivals`)."""
+    keys now, `conflicts` those that several nodes claim with the same order
+    (`imap_wal.read.rivals`)."""
 
     records: int
     bytes: int
@@ -66,9 +69,15 @@ class _Cursor:
 
 
 class MaterializedView:
-    """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first `catch_up`."""
+    """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first
+    `catch_up`."""
 
-    def __init__(self, log: ClusterLog, settings: Settings, progress: Callable[[MergeProgress], None] | None = None) -> None:
+    def __init__(
+        self,
+        log: ClusterLog,
+        settings: Settings,
+        progress: Callable[[MergeProgress], None] | None = None,
+    ) -> None:
         self._log, self._settings, self._progress = log, settings, progress
         self._lock = threading.RLock()
         self._index = self._new_index()
@@ -88,7 +97,8 @@ class MaterializedView:
         since before that misses keys."""
 
     def catch_up(self) -> None:
-        """Merge everything once; later, what was appended since. Cheap when nothing was. `MissingNode`, `LogError`, `StorageError`."""
+        """Merge everything once; later, what was appended since. Cheap when nothing was.
+        `MissingNode`, `LogError`, `StorageError`."""
         with self._lock:
             self._check_open()
             news = None if self._state is None else self._news(self._state)
@@ -125,7 +135,9 @@ class MaterializedView:
     def maps(self) -> list[str]:
         """Names of all maps that have a live key."""
         with self._lock:
-            return [name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None]
+            return [
+                name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None
+            ]
 
     def hash_keys(self, count: int) -> None:
         """Hash keys for listings of some of `count` partitions. A later call hashes only new
@@ -140,12 +152,16 @@ class MaterializedView:
             self._check_open()
             return [name for name in names if name in self._index]
 
-    def keys(self, name: str, batch: int = 10_000, partitions: Partitions | None = None) -> Iterator[list[bytes]]:
+    def keys(
+        self, name: str, batch: int = 10_000, partitions: Partitions | None = None
+    ) -> Iterator[list[bytes]]:
         """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only those
         in these partitions. No value is read."""
         for states in self._each(self._index.keys(name, batch, partitions)):
             now = self._log.clock.now_ms()
-            keys = [key for key, deleted, expires in states if not deleted and not 0 < expires <= now]
+            keys = [
+                key for key, deleted, expires in states if not deleted and not 0 < expires <= now
+            ]
             if keys:
                 yield keys
 
@@ -173,7 +189,9 @@ class MaterializedView:
         """The live rows of those keys; absent, deleted and expired ones are left out."""
         return self.load_some(name, keys, None)[0]
 
-    def load_some(self, name: str, keys: Sequence[bytes], bytes_max: int | None) -> tuple[list[Row], int]:
+    def load_some(
+        self, name: str, keys: Sequence[bytes], bytes_max: int | None
+    ) -> tuple[list[Row], int]:
         """`load` of the first keys, of as many as fit into `bytes_max`, at least one; and how many
         keys that were."""
         with self._lock:
@@ -205,11 +223,21 @@ class MaterializedView:
             living = conflicts = 0
             for name in self._index.maps():
                 for states in self._index.keys(name):
-                    living += sum(not deleted and not 0 < expires <= now for _, deleted, expires in states)
+                    living += sum(
+                        not deleted and not 0 < expires <= now for _, deleted, expires in states
+                    )
                     for each in self._index.conflicts():
                         conflicts += 1
                         self._noted.note((each,))
-            return RestoreStatistics(self._records, self._bytes, living, total - living, self._seconds, self._missing, conflicts)
+            return RestoreStatistics(
+                self._records,
+                self._bytes,
+                living,
+                total - living,
+                self._seconds,
+                self._missing,
+                conflicts,
+            )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -241,12 +269,18 @@ class MaterializedView:
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
             # Where no segment was known, one may have been written and archived since.
-            same = known.segments and [each.path for each in wal.segments] == [each.path for each in known.segments]
+            same = known.segments and [each.path for each in wal.segments] == [
+                each.path for each in known.segments
+            ]
             if not same or not manifest.lives_in(wal.logs):
                 found = log.node(name)
                 if found == known:
                     continue
-                if found.missing or found.manifest.directory != manifest.directory or found.manifest.cluster.newer_than(state.seen):
+                if (
+                    found.missing
+                    or found.manifest.directory != manifest.directory
+                    or found.manifest.cluster.newer_than(state.seen)
+                ):
                     return None
                 if mark_beyond(name, found.manifest, found.last, state.manifest):
                     return None
@@ -274,7 +308,9 @@ class MaterializedView:
         if not self._log.store.capabilities.durable_append:
             return False  # an object never grows
         try:
-            return bool(self._log.store.read(newest, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0"))
+            return bool(
+                self._log.store.read(newest, cursor.next_offset, FRAME_HEADER_BYTES).strip(b"\0")
+            )
         except NotFound:
             return True
 
@@ -299,16 +335,21 @@ class MaterializedView:
                 cursor = self._cursors[node] = _Cursor(log.manifest.directory)
             for item in log.manifest.metadata:
                 self._metadata.setdefault(from_manifest(item))
-            for piece in self._log.node_pieces(state, node, since=cursor.position if cursor.position > START else None):
+            for piece in self._log.node_pieces(
+                state, node, since=cursor.position if cursor.position > START else None
+            ):
                 start = cursor.next_offset if piece.path == cursor.path else 0
                 pieces.append((replace(piece, start=start) if start else piece, True))
         self._read(pieces, again)
         for node, log in logs.items():
-            # Only when all of a node's archives are merged: they are a file a map, side by side in position.
+            # Only when all of a node's archives are merged: they are a file a map, side by side in
+            # position.
             end = max((archive.last for archive in log.manifest.archives), default=START)
             if end > self._cursors[node].position:
                 self._cursors[node] = replace(self._cursors[node], position=end)
-        self._generations = {name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()}
+        self._generations = {
+            name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()
+        }
 
     def _read(self, pieces: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
         total = sum(piece.bytes for piece, _ in pieces)
@@ -319,20 +360,28 @@ class MaterializedView:
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
-                    self._index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
+                    self._index.add(
+                        changes.node, changes.rows, changes.bytes, clears=changes.clears
+                    )
                     self._records += len(changes.rows)
                 for item in changes.metadata:
                     self._metadata.setdefault(item)
                 if forward and piece.kind == SEGMENT:
                     cursor = self._cursors[piece.node]
-                    self._cursors[piece.node] = _Cursor(cursor.directory, changes.last, piece.path, changes.next_offset)
+                    self._cursors[piece.node] = _Cursor(
+                        cursor.directory, changes.last, piece.path, changes.next_offset
+                    )
                     self._bytes += changes.bytes
                 if self._progress is not None:
                     of_piece = min(of_piece + changes.bytes, piece.bytes)
-                    self._progress(MergeProgress(count, len(pieces), done + of_piece, total, self._records))
+                    self._progress(
+                        MergeProgress(count, len(pieces), done + of_piece, total, self._records)
+                    )
             if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
                 # no frame in it yet: remember to look there
-                self._cursors[piece.node] = replace(self._cursors[piece.node], path=piece.path, next_offset=0)
+                self._cursors[piece.node] = replace(
+                    self._cursors[piece.node], path=piece.path, next_offset=0
+                )
             if piece.kind != SEGMENT:
                 self._bytes += piece.bytes
             done += piece.bytes
@@ -340,10 +389,15 @@ class MaterializedView:
                 self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
-        """A lifetime that began since may void what is already merged (its bytes came after the cut, before its manifest): then begin anew."""
+        """A lifetime that began since may void what is already merged (its bytes came after the
+        cut, before its manifest): then begin anew."""
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
-        if any(cursor.position > lifetime.cuts.get(node, START) for lifetime in new for node, cursor in self._cursors.items()):
+        if any(
+            cursor.position > lifetime.cuts.get(node, START)
+            for lifetime in new
+            for node, cursor in self._cursors.items()
+        ):
             self._begin_anew()
         self._lifetimes = lifetimes
 
@@ -357,7 +411,8 @@ class MaterializedView:
             self._index.forget()
 
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
-        """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was not yet merged and may be pruned."""
+        """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was
+        not yet merged and may be pruned."""
         found = []
         for name, snapshot in state.manifest.snapshots.items():
             known = self._generations.get(name, 0)
@@ -366,7 +421,8 @@ class MaterializedView:
             ahead = any(
                 mark.position > cursor.position
                 for node, mark in snapshot.marks.items()
-                if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory == mark.directory
+                if (cursor := self._cursors.get(node, _Cursor(mark.directory))).directory
+                == mark.directory
             )
             if known == 0 or snapshot.dropped > known or ahead:
                 found.append(name)

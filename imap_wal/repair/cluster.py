@@ -1,10 +1,12 @@
 """A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
 
     plan    every byte is read; the items say what is kept and what is given up
-    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims ─▶ cluster's manifest ─▶ markers go
-    prefer  keys that a node and others claim are decided for it: a rewrite of their maps in the copy, before the markers go
+    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims ─▶ cluster's
+    manifest ─▶ markers go prefer  keys that a node and others claim are decided for it: a rewrite
+    of their maps in the copy, before the markers go
 
-A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever opens the copy is refused.
+A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever
+opens the copy is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, LowWaterMark, Snapshot, claim_manifests, cluster_manifests
+from imap_wal.manifest.cluster import (
+    CLOSED_ADVICE,
+    ClaimManifest,
+    ClusterManifest,
+    LowWaterMark,
+    Snapshot,
+    claim_manifests,
+    cluster_manifests,
+)
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
 from imap_wal.manifest.store import C, ManifestLog
@@ -44,7 +54,8 @@ from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore, forget
 
 UNFINISHED = "of an imap-wal repair that did not finish"
-"""Stands where a marker's format number should: who reads it says "manifest format of an imap-wal repair that did not finish"."""
+"""Stands where a marker's format number should: who reads it says "manifest format of an imap-wal
+repair that did not finish"."""
 
 
 OF_NO_CLUSTER = "imap-wal repair"
@@ -81,40 +92,79 @@ class ClusterRepair:
     """None: the newest that can be read is copied."""
 
     def plan(self) -> None:
-        """Read everything; `items` then tells. `NotRepairable` where manifests are gone, and the files do
-        not say enough to make new ones."""
+        """Read everything; `items` then tells. `NotRepairable` where manifests are gone, and the
+        files do not say enough to make new ones."""
         for node in self.view.nodes:
-            what, way_out = older_manifests.other_log(self.store, self.view, node) if self.wants_node(node.name) else ("", "")
+            what, way_out = (
+                older_manifests.other_log(self.store, self.view, node)
+                if self.wants_node(node.name)
+                else ("", "")
+            )
             if what:
                 raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
-        key_checks.demand_same(keys_of(self.store).ring, self.view.manifest.keys, f"{self.view.folder}/manifest")
-        view = self.view = with_made_manifests(self.store, self.view, self.wants_node, self.randomness.name())
+        key_checks.demand_same(
+            keys_of(self.store).ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
+        )
+        view = self.view = with_made_manifests(
+            self.store, self.view, self.wants_node, self.randomness.name()
+        )
         self._seen, self._newer = older_manifests.of_cluster(view)
         unnamed = self._unnamed_snapshots() if self.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):
             self._plan_snapshot(name, self._adopted(name, unnamed.get(name, [])))
         for name in view.missing_nodes:
             if self.wants_node(name):
-                what = f"node {name!r} is registered with log directory {view.manifest.nodes[name]}, which is not here: the copy misses it too"
-                self.items.append(Item(f"{view.folder}/nodes/{name}", "node", "missing", GIVEN_UP, given_up=Extent(), what=what))
+                what = (
+                    f"node {name!r} is registered with log directory "
+                    f"{view.manifest.nodes[name]}, which is not here: the copy misses it too"
+                )
+                self.items.append(
+                    Item(
+                        f"{view.folder}/nodes/{name}",
+                        "node",
+                        "missing",
+                        GIVEN_UP,
+                        given_up=Extent(),
+                        what=what,
+                    )
+                )
         for node in view.nodes:
             if not self.wants_node(node.name):
                 continue
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
-            repair = NodeRepair(self.store, view, node, self.mode, self.clock, self.randomness, self.tell, lost, self.drops)
+            repair = NodeRepair(
+                self.store,
+                view,
+                node,
+                self.mode,
+                self.clock,
+                self.randomness,
+                self.tell,
+                lost,
+                self.drops,
+            )
             repair.plan(look_at_entries=self.older)
             self._nodes.append(repair)
             self.items += repair.items
-        self.items += [Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal") for path in foreign_files(view, self.wants_node)]
+        self.items += [
+            Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal")
+            for path in foreign_files(view, self.wants_node)
+        ]
         for node in view.nodes:
             if self.wants_node(node.name):
-                aside = [file.path for file in node.files if file.path.startswith(f"{node.folder}/lost/")]
-                self.items += [Item(path, "lost", "clean", LEFT_OUT, what="put aside by an earlier recovery") for path in aside]
+                aside = [
+                    file.path for file in node.files if file.path.startswith(f"{node.folder}/lost/")
+                ]
+                self.items += [
+                    Item(path, "lost", "clean", LEFT_OUT, what="put aside by an earlier recovery")
+                    for path in aside
+                ]
         self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
         """Make the copy. After an error, what is left is not opened as a log, and no other repair
-        takes it for a whole copy. `prefer`: the node whose claims count. Returns the maps that had some."""
+        takes it for a whole copy. `prefer`: the node whose claims count. Returns the maps that had
+        some."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -138,12 +188,20 @@ class ClusterRepair:
         return decided
 
     def _decide(self, target: SegmentStore, prefer: str) -> list[MapRewrite]:
-        log = ClusterLog(target, self.view.namespace, self.view.cluster, self.clock, self.randomness)
+        log = ClusterLog(
+            target, self.view.namespace, self.view.cluster, self.clock, self.randomness
+        )
         resolution = Resolution(prefer, alone=True)
-        maps = {each.map for each in conflicts.find(log) if resolution.winner(each.claims) is not None}
+        maps = {
+            each.map for each in conflicts.find(log) if resolution.winner(each.claims) is not None
+        }
         if not maps:
             return []
-        return list(rewrite(log, LocalEngine(), maps=maps, policy=RecoveryPolicy.PARTIAL, resolve=resolution).maps)
+        return list(
+            rewrite(
+                log, LocalEngine(), maps=maps, policy=RecoveryPolicy.PARTIAL, resolve=resolution
+            ).maps
+        )
 
     @property
     def older(self) -> bool:
@@ -172,20 +230,32 @@ class ClusterRepair:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
-        return _made(lambda store: node_manifests(store, folder, self.clock, self.randomness), repair.number, content)
+        return _made(
+            lambda store: node_manifests(store, folder, self.clock, self.randomness),
+            repair.number,
+            content,
+        )
 
     def _claim_manifest(self) -> tuple[str, bytes]:
         view, content = self.view, self._claims
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
-        return _made(lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness), self._claims_number, content)
+        return _made(
+            lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness),
+            self._claims_number,
+            content,
+        )
 
     def _cluster_manifest(self) -> tuple[str, bytes]:
         folder, number = self.view.folder, self.view.manifest_number
         if self._manifest is None:
             return self._manifest_file(folder, number)
         content = replace(self._manifest, snapshots=self._snapshots)
-        return _made(lambda store: cluster_manifests(store, folder, self.clock, self.randomness), self._number, content)
+        return _made(
+            lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
+            self._number,
+            content,
+        )
 
     def _manifest_file(self, folder: str, number: int) -> tuple[str, bytes]:
         path = f"{folder}/manifest/{number:010d}.json"
@@ -195,24 +265,33 @@ class ClusterRepair:
 
     def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
         """Map → files of its newest generation, where that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may be gone. Where no manifest
-        is left, the newest one may be of a rewrite that did not finish: then all files that are
-        here."""
+        names. A lost manifest may have named it, and the log below it may be gone. Where no
+        manifest is left, the newest one may be of a rewrite that did not finish: then all files
+        that are here."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
             if not number.isdigit() or not part.endswith(".parquet"):
                 continue
-            map_name = salvage.map_of(self.store, file.path, name, self.view.manifest.snapshots, log=None)
+            map_name = salvage.map_of(
+                self.store, file.path, name, self.view.manifest.snapshots, log=None
+            )
             if not map_name:
                 continue
             self._generation = max(self._generation, int(number))
             known = self.view.manifest.snapshots.get(map_name)
-            generation, files = newest.get(map_name, (known.generation if known is not None else 0, []))
+            generation, files = newest.get(
+                map_name, (known.generation if known is not None else 0, [])
+            )
             if not self.view.manifest_number:
                 newest[map_name] = max(generation, int(number)), [*files, file]
-            elif int(number) >= generation and file.path not in (known.files if known is not None else ()):
-                newest[map_name] = int(number), [*(files if int(number) == generation else []), file]
+            elif int(number) >= generation and file.path not in (
+                known.files if known is not None else ()
+            ):
+                newest[map_name] = (
+                    int(number),
+                    [*(files if int(number) == generation else []), file],
+                )
         return {name: files for name, (_, files) in newest.items() if files}
 
     def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
@@ -224,7 +303,9 @@ class ClusterRepair:
         if not unnamed:
             return known
         there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot")}
-        old = [(path, checksum) for path, checksum in _files(known) if path in there]  # a file that is gone was replaced by the newer
+        old = [
+            (path, checksum) for path, checksum in _files(known) if path in there
+        ]  # a file that is gone was replaced by the newer
         files = [*old, *((file.path, 0) for file in unnamed)]
         self._taken_in += [file.path for file in unnamed]
         return replace(
@@ -255,21 +336,39 @@ class ClusterRepair:
             if whole or (not wanted and not kept.what):
                 files.append(path)
                 checksums.append(wanted)
-                self.items.append(Item(path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)))
+                self.items.append(
+                    Item(
+                        path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)
+                    )
+                )
                 continue
             damaged = True
             lost = Extent(records=kept.lost) if kept.lost != 0 else None
             what = kept.what or "its bytes do not match the checksum that the manifest has of them"
             if not kept.records:
-                self.items.append(Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what))
+                self.items.append(
+                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)
+                )
                 continue
             files.append(path)
             checksums.append(wanted)
             self._anew.add(path)
-            self.items.append(Item(path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what))
+            self.items.append(
+                Item(
+                    path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
+                )
+            )
         if damaged:
             live = records - tombstones
-            snapshot = replace(snapshot, files=tuple(files), checksums=tuple(checksums), live=live, tombstones=tombstones, sizes=(), rows=())
+            snapshot = replace(
+                snapshot,
+                files=tuple(files),
+                checksums=tuple(checksums),
+                live=live,
+                tombstones=tombstones,
+                sizes=(),
+                rows=(),
+            )
         self._snapshots[name] = snapshot
 
     def _write_snapshot(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
@@ -285,7 +384,9 @@ class ClusterRepair:
                 salvage.copy_file(self.store, path, target)
                 checksums.append(known)
         if self._anew & set(snapshot.files):
-            self._snapshots[name] = replace(snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=())
+            self._snapshots[name] = replace(
+                snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=()
+            )
 
     # ---- the cluster's manifest ----
 
@@ -297,23 +398,40 @@ class ClusterRepair:
             name: replace(
                 snapshot,
                 marks={
-                    node: LowWaterMark(mark.directory, repairs[node].position(mark.position)) if node in repairs else mark
+                    node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
+                    if node in repairs
+                    else mark
                     for node, mark in snapshot.marks.items()
                 },
             )
             for name, snapshot in self._snapshots.items()
         }
         lifetimes = tuple(
-            replace(lifetime, cuts={node: repairs[node].position(cut) if node in repairs else cut for node, cut in lifetime.cuts.items()})
+            replace(
+                lifetime,
+                cuts={
+                    node: repairs[node].position(cut) if node in repairs else cut
+                    for node, cut in lifetime.cuts.items()
+                },
+            )
             for lifetime in manifest.lifetimes
         )
         fitting = replace(
             manifest,
             snapshots=snapshots,
             lifetimes=lifetimes,
-            nodes={name: directory for name, directory in self._registered().items() if self.wants_node(name)},
+            nodes={
+                name: directory
+                for name, directory in self._registered().items()
+                if self.wants_node(name)
+            },
             # Each lost manifest may have given one that is recorded nowhere else.
-            incarnation=max(manifest.incarnation + lost, self._seen.incarnation + self._lost_claims, view.begun, self._incarnation()),
+            incarnation=max(
+                manifest.incarnation + lost,
+                self._seen.incarnation + self._lost_claims,
+                view.begun,
+                self._incarnation(),
+            ),
             generation=max(manifest.generation + lost, self._seen.generation, self._generation),
             keys=key_checks.with_active(keys_of(self.store).ring, manifest.keys),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
@@ -330,21 +448,46 @@ class ClusterRepair:
         status, given_up, what = "clean", None, "made to fit what is kept"
         if not view.manifest_number:
             status, given_up = "missing", Extent()
-            what = f"no manifest of the cluster can be read: this one is made from the files that are here{self._forgotten()}"
-            what += "" if view.logs else "; no log of a node is here, so changes after the snapshots are lost"
+            what = (
+                "no manifest of the cluster can be read: this one is made from the files that "
+                f"are here{self._forgotten()}"
+            )
+            what += (
+                ""
+                if view.logs
+                else "; no log of a node is here, so changes after the snapshots are lost"
+            )
         elif lost:
             status, given_up = "corrupt", Extent()
-            what = f"the newest manifest cannot be read; number {view.manifest_number} is used in its place{self._forgotten()}"
+            what = (
+                f"the newest manifest cannot be read; number {view.manifest_number} is used in "
+                f"its place{self._forgotten()}"
+            )
         elif self._newer:
             status, given_up = "corrupt", Extent()
-            what = f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
-        self.items.append(Item(name, "manifest", status, REWRITTEN, given_up=given_up, what=what, to=f"{folder}/{self._number:010d}.json"))
+            what = (
+                f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
+            )
+        self.items.append(
+            Item(
+                name,
+                "manifest",
+                status,
+                REWRITTEN,
+                given_up=given_up,
+                what=what,
+                to=f"{folder}/{self._number:010d}.json",
+            )
+        )
 
     def _note_unknown_logs(self, known: Collection[str]) -> None:
         """Logs that were opened in this cluster, and of which nothing else is here."""
         wanted = {node.manifest.directory for node in self.view.nodes}
         for directory in sorted(self.view.opened.keys() - set(known) - wanted):
-            what = f"log {directory} was opened in this cluster, and no file of it is here: it was lost, or another one replaced it"
+            what = (
+                f"log {directory} was opened in this cluster, and no file of it is here: it was "
+                "lost, or another one replaced it"
+            )
             self.items.append(
                 Item(
                     layout.opened_path(self.view.folder, directory, self.view.opened[directory]),
@@ -375,22 +518,35 @@ class ClusterRepair:
         self._claims = replace(claims, closed=closed)
         what = f"it is older than the manifest of the cluster ({older})"
         if unknown:
-            name, what = view.claims_folder, "no manifest of claims and none of the cluster can be read"
+            name, what = (
+                view.claims_folder,
+                "no manifest of claims and none of the cluster can be read",
+            )
         if self._lost_claims:
             name = f"{view.claims_folder}/{view.claims_number + self._lost_claims:010d}.json"
-            what = f"the newest manifest of claims cannot be read; number {view.claims_number} is used in its place"
+            what = (
+                f"the newest manifest of claims cannot be read; number {view.claims_number} is "
+                "used in its place"
+            )
         what += "; Hazelcast clusters start anew with the copy"
         if closed:
-            what += f". With them a token of this cluster may be lost, so no cluster can claim the copy before you {CLOSED_ADVICE}"
+            what += (
+                ". With them a token of this cluster may be lost, so no cluster can claim the "
+                f"copy before you {CLOSED_ADVICE}"
+            )
         to = f"{view.claims_folder}/{self._claims_number:010d}.json"
-        self.items.append(Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to))
+        self.items.append(
+            Item(name, "manifest", "corrupt", REWRITTEN, given_up=Extent(), what=what, to=to)
+        )
 
     @property
     def _claims_unknown(self) -> bool:
         """Neither claims nor the cluster's manifest are here, and agents may have written the log:
         nothing says whether it had a token."""
         view = self.view
-        of_agents = any(node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes)
+        of_agents = any(
+            node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
+        )
         return of_agents and not view.claims_number and not view.manifest_number
 
     def _registered(self) -> dict[str, str]:
@@ -412,18 +568,31 @@ class ClusterRepair:
         return max(found, default=0)
 
     def _forgotten(self) -> str:
-        adopted = f"; {len(self._taken_in)} files of snapshots that it does not name were taken in" if self._taken_in else ""
-        return f": later drops, cuts and cluster starts are forgotten, and what a later rewrite made final may be back{adopted}"
+        adopted = (
+            f"; {len(self._taken_in)} files of snapshots that it does not name were taken in"
+            if self._taken_in
+            else ""
+        )
+        return (
+            ": later drops, cuts and cluster starts are forgotten, and what a later rewrite "
+            f"made final may be back{adopted}"
+        )
 
 
-def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]) -> tuple[list[ClusterView], dict[str, int]]:
-    """Like `survey`, but where the newest manifest is damaged an older one speaks; and how many newer ones of each folder cannot be read."""
+def tolerant_survey(
+    store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
+) -> tuple[list[ClusterView], dict[str, int]]:
+    """Like `survey`, but where the newest manifest is damaged an older one speaks; and how many
+    newer ones of each folder cannot be read."""
     without = _Without(store)
     while True:
         try:
             views = survey(without, namespaces, clusters)  # it lists and reads, no more
             for view in views:  # what a manifest has packed is parsed when it is first used
-                for manifest in (view.manifest.snapshots, *(node.manifest.archives for node in view.nodes)):
+                for manifest in (
+                    view.manifest.snapshots,
+                    *(node.manifest.archives for node in view.nodes),
+                ):
                     len(manifest)
             break
         except CorruptLog as error:
@@ -431,8 +600,16 @@ def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: 
     lost: dict[str, int] = {}
     for view in views:
         claims = f"{view.folder}/claims", view.claims_number
-        for folder, number in ((view.folder, view.manifest_number), claims, *((node.folder, node.manifest_number) for node in view.nodes)):
-            hidden = [int(path.rpartition("/")[2][:-5]) for path in without.hidden if path.startswith(f"{folder}/manifest/")]
+        for folder, number in (
+            (view.folder, view.manifest_number),
+            claims,
+            *((node.folder, node.manifest_number) for node in view.nodes),
+        ):
+            hidden = [
+                int(path.rpartition("/")[2][:-5])
+                for path in without.hidden
+                if path.startswith(f"{folder}/manifest/")
+            ]
             if hidden:
                 lost[f"{folder}/manifest"] = max(hidden) - number
     return views, lost
@@ -440,7 +617,10 @@ def tolerant_survey(store: SegmentStore, namespaces: tuple[str, ...], clusters: 
 
 def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
     """Each with the checksum that the manifest has of it, 0 where it has none."""
-    return [(str(path), int(known)) for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)]
+    return [
+        (str(path), int(known))
+        for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)
+    ]
 
 
 class _Without:
@@ -457,7 +637,9 @@ class _Without:
         return [file for file in self._store.list(folder) if file.path not in self.hidden]
 
 
-def _made(log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C) -> tuple[str, bytes]:
+def _made(
+    log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C
+) -> tuple[str, bytes]:
     """Path and bytes of the manifest `number` with this content."""
     name = f"imap-wal-repair-{SystemRandomness().name()}"
     scratch = MemoryStore(name)

@@ -25,10 +25,12 @@ from storage_backends import SegmentStore
 BRING_BACK = "bring a manifest back from a copy"
 
 
-def with_made_manifests(store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str) -> ClusterView:
+def with_made_manifests(
+    store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str
+) -> ClusterView:
     """The same cluster, in which each wanted node whose manifests are gone has one that fits its
-    files. Its number stays 0. `new_id`: for a log that no file names. `NotRepairable` where the files do
-    not say whose they are."""
+    files. Its number stays 0. `new_id`: for a log that no file names. `NotRepairable` where the
+    files do not say whose they are."""
     made = []
     for number, node in enumerate(view.nodes):
         makes = wants_node(node.name) and not node.manifest_number
@@ -43,17 +45,21 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
     gone = f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest, and"
     if not node.wal.segments and not node.wal.logs:
         raise NotRepairable(
-            f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or wal_dir is on another machine; {BRING_BACK}"
+            f"{gone} no segment is in {node.folder}/wal: its disk is not mounted here, or "
+            f"wal_dir is on another machine; {BRING_BACK}"
         )
     if len(node.wal.logs) > 1:
         raise NotRepairable(
-            f"{gone} {node.folder}/wal holds segments of several logs ({', '.join(sorted(node.wal.logs))}); move those of the others away"
+            f"{gone} {node.folder}/wal holds segments of several logs "
+            f"({', '.join(sorted(node.wal.logs))}); move those of the others away"
         )
     node = _without_former(store, node)
     directory = _directory(store, view, node, gone) or new_id
     if directory in view.manifest.forgotten:
         return None
-    manifest = NodeManifest(directory=directory, wal_id="".join(node.wal.logs), kind=_kind(store, view, node, gone))
+    manifest = NodeManifest(
+        directory=directory, wal_id="".join(node.wal.logs), kind=_kind(store, view, node, gone)
+    )
     return replace(node, manifest=manifest)
 
 
@@ -70,7 +76,11 @@ def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
     if not former:
         return node
     files = tuple(file for file in node.files if file.path not in former)
-    return replace(node, files=files, wal=sorted_out(file for file in files if file.path.startswith(f"{node.folder}/wal/")))
+    return replace(
+        node,
+        files=files,
+        wal=sorted_out(file for file in files if file.path.startswith(f"{node.folder}/wal/")),
+    )
 
 
 def _log(store: SegmentStore, segment: SegmentFile) -> str:
@@ -91,26 +101,42 @@ def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str
             continue  # damaged: the others tell
         if (header.namespace, header.cluster, header.node) != view.names(node):
             whose = f"{header.namespace}/{header.cluster}, node {header.node!r}"
-            raise NotRepairable(f"{gone} {segment.path} is of {whose}: this folder was copied or renamed; move it away, or {BRING_BACK}")
+            raise NotRepairable(
+                f"{gone} {segment.path} is of {whose}: this folder was copied or renamed; "
+                f"move it away, or {BRING_BACK}"
+            )
         found[header.directory] = segment.path
     if len(found) > 1:
         (one, first), (other, second), *_ = sorted(found.items())
-        raise NotRepairable(f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of the other one away, or {BRING_BACK}")
+        raise NotRepairable(
+            f"{gone} {first} is of log {one}, {second} of log {other}; move the segments of "
+            f"the other one away, or {BRING_BACK}"
+        )
     registered = view.manifest.nodes.get(node.name, "")
     if found and registered and registered not in found:
-        raise NotRepairable(f"{gone} its segments are of log {next(iter(found))}, registered is {registered}; move them away, or {BRING_BACK}")
+        raise NotRepairable(
+            f"{gone} its segments are of log {next(iter(found))}, registered is "
+            f"{registered}; move them away, or {BRING_BACK}"
+        )
     return registered or next(iter(found), "")
 
 
 def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
     """Whether these are maps, or a log of records: a cluster holds one of both. Only entries of
     records and of raw maps look the same."""
-    kinds = {each.manifest.kind for each in (*view.nodes, *view.forgotten) if each.manifest_number and not each.manifest.empty}
+    kinds = {
+        each.manifest.kind
+        for each in (*view.nodes, *view.forgotten)
+        if each.manifest_number and not each.manifest.empty
+    }
     if kinds:
         return kinds.pop()
     if view.claims.newest or any(name != RAW for name in _classes(store, node)):
         return ""
-    what = f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their files do not say"
+    what = (
+        f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their "
+        "files do not say"
+    )
     raise NotRepairable(f"{gone} {what}; {BRING_BACK}")
 
 

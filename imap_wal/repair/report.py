@@ -9,13 +9,15 @@ from typing import Any
 SALVAGE, POINT_IN_TIME = "salvage", "point-in-time"
 
 COPIED = "copied"
-"""Byte for byte (of a segment whose predecessor changed, the header's checksum of that one is cleared)."""
+"""Byte for byte (of a segment whose predecessor changed, the header's checksum of that one is
+cleared)."""
 TRIMMED = "trimmed"
 """The front of a segment, byte for byte, without a torn tail that was never acknowledged."""
 REWRITTEN = "rewritten"
 """A new file with what is kept."""
 EMPTIED = "emptied"
-"""A segment without frames stands under its name, so that no later position is mistaken for one of its."""
+"""A segment without frames stands under its name, so that no later position is mistaken for one of
+its."""
 GIVEN_UP = "given-up"
 """Not in the copy at all."""
 LEFT_OUT = "left-out"
@@ -24,7 +26,8 @@ LEFT_OUT = "left-out"
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Positions, frames, records and bytes; None where it cannot be told, or where the file has no such thing."""
+    """Positions, frames, records and bytes; None where it cannot be told, or where the file has no
+    such thing."""
 
     first: str | None = None
     last: str | None = None
@@ -38,7 +41,8 @@ NOTHING = Extent(None, None, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file of the log. `file` is its name in the log; `to` its name in the copy, where that is another."""
+    """One file of the log. `file` is its name in the log; `to` its name in the copy, where that is
+    another."""
 
     file: str
     kind: str
@@ -54,7 +58,8 @@ class Item:
 
 
 def summary(items: Sequence[Item]) -> dict[str, Any]:
-    """Totals. `untold` files lost a number of records that cannot be told; it is not in `given_up_records`."""
+    """Totals. `untold` files lost a number of records that cannot be told; it is not in
+    `given_up_records`."""
     lost = [item.given_up for item in items if item.given_up is not None]
     return {
         "files": len(items),

@@ -1,4 +1,5 @@
-"""What the segments of a node's log are, before a repair decides what becomes of them; and headers, changed in place."""
+"""What the segments of a node's log are, before a repair decides what becomes of them; and headers,
+changed in place."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Segment:
     last: Position | None = None
     scan: Scan | None = None
     end_missing: Position | None = None
-    """The file ends at a frame's border, and the log went on: up to here, or (START) nobody knows to where."""
+    """The file ends at a frame's border, and the log went on: up to here, or (START) nobody knows
+    to where."""
     torn: bool = False
     """Damaged above all that was synced, and nothing whole behind: a tail."""
 
@@ -56,7 +58,13 @@ class Segment:
     def lost(self) -> bool:
         """Whether anything that was in it cannot be read."""
         scan = self.scan
-        return self.status == "missing" or self.end_missing is not None or scan is None or bool(scan.gaps) or scan.seed is None
+        return (
+            self.status == "missing"
+            or self.end_missing is not None
+            or scan is None
+            or bool(scan.gaps)
+            or scan.seed is None
+        )
 
     def count(self, frames: Iterable[Place]) -> None:
         """Take note of whole frames, in order."""
@@ -83,7 +91,8 @@ class Segment:
         )
 
     def everything(self, kept: list[Place] | None = None) -> Extent | None:
-        """All that the copy will not have of a segment: what can be told of its gaps, and the whole frames that are not kept."""
+        """All that the copy will not have of a segment: what can be told of its gaps, and the whole
+        frames that are not kept."""
         kept = kept or []
         scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
         if self.status == "missing":
@@ -92,7 +101,9 @@ class Segment:
         frames: int | None = self.frames - len(kept)
         records: int | None = self.records - sum(frame.entries for frame in kept)
         size = self.bytes - sum(frame.end - frame.offset for frame in kept)
-        if scan is None and self.status == "corrupt" and self.end_missing is None:  # another segment under this name
+        if (
+            scan is None and self.status == "corrupt" and self.end_missing is None
+        ):  # another segment under this name
             return Extent(start, None, None, None, self.size)
         if gaps is None and not frames:
             return None
@@ -101,7 +112,11 @@ class Segment:
             frames = None if frames is None or gaps.frames is None else frames + gaps.frames
             records = None if records is None or gaps.records is None else records + gaps.records
             size += gaps.bytes or 0
-            first = Position.parse(gaps.first) if gaps.first and (kept or first is None or gaps.first < str(first)) else first
+            first = (
+                Position.parse(gaps.first)
+                if gaps.first and (kept or first is None or gaps.first < str(first))
+                else first
+            )
             if gaps.last:
                 last = max(last or START, Position.parse(gaps.last))
             elif last is not None and scan is not None and last.frame < scan.gaps[-1].start:
@@ -109,26 +124,44 @@ class Segment:
         return Extent(text(first), text(last), frames, records, size)
 
 
-def look_at(store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool) -> Segment:
+def look_at(
+    store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool
+) -> Segment:
     """Read all of a segment. `home`: where it belongs. `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[Place] = []
 
     def visit(frame: Frame) -> None:
         entries = frame.count if frame.kind in format.OF_ENTRIES else 0
-        places.append(Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+        places.append(
+            Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
+        )
 
-    place = verdict.Place(segment.path, manifest.directory, segment.epoch, segment.number, not newest, manifest.checkpoint, manifest.newest)
+    place = verdict.Place(
+        segment.path,
+        manifest.directory,
+        segment.epoch,
+        segment.number,
+        not newest,
+        manifest.checkpoint,
+        manifest.newest,
+    )
     said, reader = verdict.judge(store, place, visit)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()
     found.what = said.what
-    found.status = "clean" if said.status == verdict.CLEAN else "torn-tail" if said.is_tail else "corrupt"
+    found.status = (
+        "clean" if said.status == verdict.CLEAN else "torn-tail" if said.is_tail else "corrupt"
+    )
     found.torn = said.is_tail and not said.frames_after
     if said.status == verdict.FOREIGN:
         return found
     if reader is not None:
-        found.header, found.end, found.goes_on_from = reader.header, reader.first, reader.goes_on_from
+        found.header, found.end, found.goes_on_from = (
+            reader.header,
+            reader.first,
+            reader.goes_on_from,
+        )
     if said.status == verdict.SHORT and said.end:
         found.end_missing = manifest.checkpoint
     elif said.status != verdict.CLEAN:
@@ -146,9 +179,16 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
         said = segment.header.previous_checksum if segment.header is not None else 0
         if number - 1 not in found:
             before = None
-        if before is not None and before.status == "clean" and not goes_on(before.goes_on_from, said):
+        if (
+            before is not None
+            and before.status == "clean"
+            and not goes_on(before.goes_on_from, said)
+        ):
             before.end_missing = START
-            before.status, before.what = "corrupt", "the end of this segment is missing: the next segment continues from a later frame"
+            before.status, before.what = (
+                "corrupt",
+                "the end of this segment is missing: the next segment continues from a later frame",
+            )
         if segment.goes_on_from is not None or segment.status != "clean":
             before = segment
 
@@ -158,11 +198,12 @@ def text(position: Position | None) -> str | None:
     return None if position is None else str(position)
 
 
-# ---- single entries --------------------------------------------------------------------------------------------------
+# ---- single entries ------------------------------------------------------------------------------
 
 
 def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
-    """The bytes of each entry of a frame. `NotRepairable` if it does not have so many as it should."""
+    """The bytes of each entry of a frame. `NotRepairable` if it does not have so many as it
+    should."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(payload)
     ends = [0]
@@ -171,19 +212,26 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
             unpacker.skip()
             ends.append(unpacker.tell())
     except (ValueError, msgpack.UnpackException) as error:
-        what = f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it promises ({error})"
-        raise NotRepairable(f"{path}: {what}, so none of them can be dropped; bring the file back from a copy") from error
+        what = (
+            f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it "
+            f"promises ({error})"
+        )
+        raise NotRepairable(
+            f"{path}: {what}, so none of them can be dropped; bring the file back from a copy"
+        ) from error
     return [payload[start:end] for start, end in pairwise(ends)]
 
 
-def dropped(scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str) -> dict[int, bytes]:
+def dropped(
+    scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str
+) -> dict[int, bytes]:
     """Index → bytes of the entries of a frame of the segment `data` that are among `drops`."""
     indexes = {each.index for each in drops if each.frame == frame.offset}
     pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
     return {index: pieces[index] for index in indexes}
 
 
-# ---- headers, changed in place ---------------------------------------------------------------------------------------
+# ---- headers, changed in place -------------------------------------------------------------------
 
 
 def renamed(head: bytes, segment_id: bytes) -> bytes:
@@ -192,7 +240,8 @@ def renamed(head: bytes, segment_id: bytes) -> bytes:
 
 
 def cleared(head: bytes) -> bytes:
-    """The header without the checksum of the segment before it, as long as it was: frames stay where they are."""
+    """The header without the checksum of the segment before it, as long as it was: frames stay
+    where they are."""
     end = format.header_bytes_needed(head)
     unpacker = msgpack.Unpacker()
     unpacker.feed(head[12 : end - 4])

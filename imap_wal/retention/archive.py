@@ -1,13 +1,18 @@
-"""Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet; then the segments go.
+"""Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet;
+then the segments go.
 
-    write   segments ─▶ a local file a map ─▶ store.create_from ─▶ one node manifest (archives, archived, metadata, requests) ─▶ delete segments
-    read    row groups ─▶ rows as a segment gives them
+    write   segments ─▶ a local file a map ─▶ store.create_from ─▶ one node manifest (archives,
+    archived, metadata, requests) ─▶ delete segments read    row groups ─▶ rows as a segment gives
+    them
 
-A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the next run deletes them. A crash after it leaves segments at or
-below `archived`: nobody reads those either, same end.
+A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the
+next run deletes them. A crash after it leaves segments at or below `archived`: nobody reads those
+either, same end.
 
-Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition · the order: incarnation, partition_version, session,
-request · where it stood: node, epoch, segment, frame, index. A snapshot's files have no position, and are sorted by key.
+Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition ·
+    the order: incarnation, partition_version, session,
+request · where it stood: node, epoch, segment, frame, index. A snapshot's files have no position,
+and are sorted by key.
 """
 
 from __future__ import annotations
@@ -69,7 +74,8 @@ class Archived:
 
 @dataclass(slots=True)
 class Summary:
-    """What of sealed segments must outlive them: `maps` name → position of its last entry, the last request of each session, metadata, the end."""
+    """What of sealed segments must outlive them: `maps` name → position of its last entry, the last
+    request of each session, metadata, the end."""
 
     maps: dict[str, Position] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
@@ -99,7 +105,9 @@ def summarize(store: SegmentStore, piece: FileScan) -> Summary:
     return summary
 
 
-def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]) -> NodeManifest:
+def carried(
+    manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
+) -> NodeManifest:
     """The manifest without the segments up to `archived`, with what must outlive them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
@@ -112,7 +120,14 @@ def carried(manifest: NodeManifest, archived: tuple[int, int], summaries: Iterab
         end = max(end, summary.end)
     requests = manifest.known_requests(requests)
     archived = max(manifest.archived, archived)
-    return replace(manifest, archived=archived, requests=requests, metadata=_carry(metadata), checkpoint=end, clears=clears)
+    return replace(
+        manifest,
+        archived=archived,
+        requests=requests,
+        metadata=_carry(metadata),
+        checkpoint=end,
+        clears=clears,
+    )
 
 
 class _MapFile:
@@ -153,7 +168,9 @@ Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     """Read the segments, write and publish a Parquet file a map. Nothing of it counts until the
     manifest names it."""
-    clusters = cluster_manifests(store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness())
+    clusters = cluster_manifests(
+        store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
+    )
     key_checks.enter(keys_of(store).ring, clusters)
     work = _Pass(store, job)
     work.run()
@@ -189,7 +206,14 @@ class _Scratch:
         places = self._places[name]
         for offset, length in zip(places[::2], places[1::2], strict=True):
             self._file.seek(offset)
-            placed = list(msgpack.Unpacker(io.BytesIO(self._file.read(length)), use_list=False, raw=False, max_buffer_size=0))
+            placed = list(
+                msgpack.Unpacker(
+                    io.BytesIO(self._file.read(length)),
+                    use_list=False,
+                    raw=False,
+                    max_buffer_size=0,
+                )
+            )
             yield [row for _, row in placed], [Position(*place) for place, _ in placed]
 
     def close(self) -> None:
@@ -209,7 +233,13 @@ class _Pass:
     files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
-        self._store, self._node_folder, self._node, self._pieces, self._folder = store, job.node_folder, job.node, job.pieces, job.folder
+        self._store, self._node_folder, self._node, self._pieces, self._folder = (
+            store,
+            job.node_folder,
+            job.node,
+            job.pieces,
+            job.folder,
+        )
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
         self._log = next((piece.directory for piece in job.pieces), "")
         self.absorbed: list[Archive] = []
@@ -257,14 +287,34 @@ class _Pass:
         file.file.write(to_batch(rows, self._node, places), sum(row[DELETED] for row in rows))
 
     def _publish(self, name: str, file: _MapFile) -> None:
-        path = layout.archive_path(self._node_folder, name, file.first, file.last, self._epoch, f"{self._nonce}{len(self.archives):x}")
+        path = layout.archive_path(
+            self._node_folder,
+            name,
+            file.first,
+            file.last,
+            self._epoch,
+            f"{self._nonce}{len(self.archives):x}",
+        )
         size, crc = file.file.publish(self._store, path)
-        self.archives.append(Archive(name, path, file.first, file.last, file.file.records, file.file.tombstones, size, crc))
+        self.archives.append(
+            Archive(
+                name,
+                path,
+                file.first,
+                file.last,
+                file.file.records,
+                file.file.tombstones,
+                size,
+                crc,
+            )
+        )
 
     def _begin(self, name: str, first: Position) -> _MapFile:
         """The file of one map, with what it takes in of the map's smaller archives."""
         absorbed = to_absorb([archive for archive in self._known if archive.map == name])
-        file = _MapFile(self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log)
+        file = _MapFile(
+            self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log
+        )
         for archive in absorbed:
             tombstones = archive.tombstones
             for batch in batches(self._store, archive.path, log=self._log):
@@ -327,16 +377,37 @@ def archive_sealed(
     for _ in range(ATTEMPTS):
         manifest = manifests.read()[1]
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
-            raise Fenced(f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to {epoch}: another process took over")
-        run = _Run(store, node_folder, node, manifests, manifest, writing, randomness.token().hex()[:16], write)
+            raise Fenced(
+                f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to "
+                f"{epoch}: another process took over"
+            )
+        run = _Run(
+            store,
+            node_folder,
+            node,
+            manifests,
+            manifest,
+            writing,
+            randomness.token().hex()[:16],
+            write,
+        )
         try:
             return run.archive()
         except (NotFound, LostRace) as error:
-            last = error  # a prune removed a covered segment while it was read, or the manifest moved otherwise: it says so by now
-    lost = missing.archive(last.path, node, manifests.read()[1]) if isinstance(last, NotFound) else None
+            # A prune removed a covered segment while it was read, or the manifest moved otherwise:
+            # it says so by now.
+            last = error
+    lost = (
+        missing.archive(last.path, node, manifests.read()[1])
+        if isinstance(last, NotFound)
+        else None
+    )
     if lost is not None:  # one that was to be taken in by a larger one
         raise lost from last
-    raise LostRace(f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} times in a row; it is tried again later")
+    raise LostRace(
+        f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} "
+        "times in a row; it is tried again later"
+    )
 
 
 class _Run:
@@ -353,11 +424,19 @@ class _Run:
         nonce: str,
         write: Write,
     ) -> None:
-        self._store, self._folder, self._node, self._manifests, self._nonce = store, node_folder, node, manifests, nonce
+        self._store, self._folder, self._node, self._manifests, self._nonce = (
+            store,
+            node_folder,
+            node,
+            manifests,
+            nonce,
+        )
         self._write = write
         self._manifest = manifest
         self._wal = wal_folder(store, node_folder, manifest.archived, manifest.begins)
-        self._segments = [each for each in self._wal.segments if writing is None or each.number < writing]
+        self._segments = [
+            each for each in self._wal.segments if writing is None or each.number < writing
+        ]
 
     def archive(self) -> Archived:
         self._sweep()
@@ -366,21 +445,43 @@ class _Run:
             return Archived()
         following = [*(each.path for each in segments[1:]), ""]
         pieces = [
-            FileScan(SEGMENT, self._node, each.path, "", self._manifest.directory, each.epoch, each.number, next_path=after)
+            FileScan(
+                SEGMENT,
+                self._node,
+                each.path,
+                "",
+                self._manifest.directory,
+                each.epoch,
+                each.number,
+                next_path=after,
+            )
             for each, after in zip(segments, following, strict=True)
         ]
         try:
-            with tempfile.TemporaryDirectory(prefix="imap-wal-archive-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                prefix="imap-wal-archive-", ignore_cleanup_errors=True
+            ) as folder:
                 known = tuple(self._manifest.archives)
                 total = sum(each.bytes for each in segments) + absorbable(known)
-                job = ArchiveJob(self._folder, self._node, tuple(pieces), Path(folder), self._manifest.epoch, known, self._nonce, total)
+                job = ArchiveJob(
+                    self._folder,
+                    self._node,
+                    tuple(pieces),
+                    Path(folder),
+                    self._manifest.epoch,
+                    known,
+                    self._nonce,
+                    total,
+                )
                 work = self._write(self._store, job)
         except BaseException as error:
             self._forget()
             if not isinstance(error, OSError):
                 raise
-            raise StorageUnavailable(  # an OSError is of this machine: those of the store are StorageErrors
-                f"archiving the log of node {self._node!r} needs room for Parquet files in {tempfile.gettempdir()}: {error}; "
+            # An OSError is of this machine: those of the store are StorageErrors.
+            raise StorageUnavailable(
+                f"archiving the log of node {self._node!r} needs room for Parquet files in "
+                f"{tempfile.gettempdir()}: {error}; "
                 "nothing is lost, its segments stay"
             ) from error
         self._publish(work)
@@ -388,7 +489,8 @@ class _Run:
         dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
         return Archived(
             len(segments),
-            sum(archive.records for archive in work.archives) - sum(archive.records for archive in work.absorbed),
+            sum(archive.records for archive in work.archives)
+            - sum(archive.records for archive in work.absorbed),
             sum(each.bytes for each in segments),
             sum(archive.bytes for archive in work.archives),
             work.archives,
@@ -402,15 +504,26 @@ class _Run:
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
-                raise Fenced(f"node {self._node!r} is at epoch {now.epoch}, this archive run began in {before.epoch}: another process took over")
+                raise Fenced(
+                    f"node {self._node!r} is at epoch {now.epoch}, this archive run began in "
+                    f"{before.epoch}: another process took over"
+                )
             if (now.directory, now.archived) != (before.directory, before.archived):
-                raise LostRace(f"the log of node {self._node!r} was archived or pruned by another process during this archive run")
+                raise LostRace(
+                    f"the log of node {self._node!r} was archived or pruned by another "
+                    "process during this archive run"
+                )
             gone = {archive.path for archive in work.absorbed}
             left = tuple(archive for archive in now.archives if archive.path not in gone)
             if len(left) + len(gone) != len(now.archives):
-                raise LostRace(f"archives of node {self._node!r} were removed by another process during this archive run")
+                raise LostRace(
+                    f"archives of node {self._node!r} were removed by another process during "
+                    "this archive run"
+                )
             newest = max(now.newest, last[1])
-            return carried(replace(now, archives=(*left, *work.archives), newest=newest), last, [work.summary])
+            return carried(
+                replace(now, archives=(*left, *work.archives), newest=newest), last, [work.summary]
+            )
 
         try:
             self._manifests.update(change)
@@ -441,11 +554,16 @@ class _Run:
         self._delete(self._wal.archived)
 
     def _delete(self, files: Iterable[SegmentFile]) -> None:
-        delete_segments(self._store, self._folder, self._manifest.epoch, [each.path for each in files])
+        delete_segments(
+            self._store, self._folder, self._manifest.epoch, [each.path for each in files]
+        )
 
 
-def delete_segments(store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]) -> set[str]:
-    """Delete files of segments that are archived or covered, and return those that are gone. `epoch`: the node's present one. Two
+def delete_segments(
+    store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]
+) -> set[str]:
+    """Delete files of segments that are archived or covered, and return those that are gone.
+    `epoch`: the node's present one. Two
     kinds of objects are kept: those that shut a replaced writer out, and the newest one. Without
     the newest, a copy of the folder made during the deletion could lack all objects and look whole.
     (Where segments are appended to, the manifest names the newest.)"""

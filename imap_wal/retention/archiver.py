@@ -2,7 +2,8 @@
 and commits would wait for it.
 
     this process                                       the other one, for one run
-    archive_sealed: manifest, listing, job ─▶ stdin ─▶ reads segments, writes and publishes Parquet files
+    archive_sealed: manifest, listing, job ─▶ stdin ─▶ reads segments, writes and publishes Parquet
+        files
     publishes them in the manifest ◀─ its stdout ◀──── what it wrote, or why it could not
 
 What it writes counts only once this process names it in the manifest, so it may die or be killed at
@@ -31,7 +32,9 @@ HERE_BYTES_MAX = 1024 * 1024
 NICENESS = 10
 """Commits and Hazelcast come first."""
 
-_MAIN = "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.archiver import main; main()"
+_MAIN = (
+    "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.archiver import main; main()"
+)
 
 
 class ArchiverDied(ImapWalError):
@@ -63,7 +66,10 @@ class ArchiverProcess:
             return write_archives(store, job)
         with self._mutex:
             if self._stopped:
-                raise Closed("the log was closed before this archive run; nothing is lost, it is archived after the next open")
+                raise Closed(
+                    "the log was closed before this archive run; nothing is lost, it is "
+                    "archived after the next open"
+                )
             try:
                 process = self._process = subprocess.Popen(
                     [sys.executable, "-c", _MAIN, *sys.path],
@@ -73,7 +79,8 @@ class ArchiverProcess:
                 )
             except OSError as error:
                 raise ArchiverDied(
-                    f"a process to archive node {job.node!r} could not be started: {error}; nothing is lost, its segments stay"
+                    f"a process to archive node {job.node!r} could not be started: {error}; "
+                    "nothing is lost, its segments stay"
                 ) from error
         try:
             answer = _ask(process, pickle.dumps(_Request(self._url, self._wal_dir, job)))
@@ -91,8 +98,14 @@ class ArchiverProcess:
         if isinstance(answer, Exception):
             raise answer
         if self._stopped:
-            raise Closed("the log was closed during this archive run; nothing is lost, it is archived after the next open")
-        raise ArchiverDied(f"the process that archived node {job.node!r} ended with {code}; nothing is lost, its segments stay")
+            raise Closed(
+                "the log was closed during this archive run; nothing is lost, it is archived "
+                "after the next open"
+            )
+        raise ArchiverDied(
+            f"the process that archived node {job.node!r} ended with {code}; nothing is "
+            "lost, its segments stay"
+        )
 
     def stop(self) -> None:
         """End the run under way, and begin no other. Safe from any thread."""
@@ -114,13 +127,14 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
     assert process.stdout is not None
     try:
         process.stdin.write(request)
-        process.stdin.flush()  # and it is kept open: its end shows the other process that this one has ended
+        # And it is kept open: its end shows the other process that this one has ended.
+        process.stdin.flush()
         return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
     except (BrokenPipeError, EOFError, pickle.UnpicklingError):
         return None
 
 
-# ---- in the other process ------------------------------------------------------------------------------------------
+# ---- in the other process ------------------------------------------------------------------------
 
 
 def main() -> None:

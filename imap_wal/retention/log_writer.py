@@ -1,5 +1,6 @@
-"""A node's log with all that writes and keeps it: ring, committer, background maintenance, archives,
-removal of what has expired. The embedded store, `imap_wal.log` and the agent each have one."""
+"""A node's log with all that writes and keeps it: ring, committer, background maintenance,
+archives, removal of what has expired. The embedded store, `imap_wal.log` and the agent each have
+one."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
 
 
 class LogWriter:
-    """Safe for many threads. `logs`: all logs of the cluster, for what snapshots cover. `before_ack`:
-    see `Committer`. `archiver`: the process that writes the archives; None: this one does."""
+    """Safe for many threads. `logs`: all logs of the cluster, for what snapshots cover.
+    `before_ack`: see `Committer`. `archiver`: the process that writes the archives; None: this one
+    does."""
 
     def __init__(
         self,
@@ -34,28 +36,45 @@ class LogWriter:
         archiver: ArchiverProcess | None = None,
     ) -> None:
         self.log, self._logs, self._archiver = log, logs, archiver
-        self.ring: RingBuffer[CommitRequest] = RingBuffer(log.settings.ring_slots, log.settings.ring_bytes)
+        self.ring: RingBuffer[CommitRequest] = RingBuffer(
+            log.settings.ring_slots, log.settings.ring_bytes
+        )
         self.maintenance = Maintenance(log.settings, log.clock)
         self.committer = Committer(self.ring, log, self.maintenance.committed, before_ack)
         self._archiving = threading.Lock()
 
-    def start(self, archive: Callable[[], object] | None = None, remove_expired: Callable[[], object] | None = None) -> None:
+    def start(
+        self,
+        archive: Callable[[], object] | None = None,
+        remove_expired: Callable[[], object] | None = None,
+    ) -> None:
         """Begin the maintenance in the background. The arguments are called in place of the methods
         of the same name, which they call."""
-        self.maintenance.start(self.committer, archive or self.archive, remove_expired or self.remove_expired)
+        self.maintenance.start(
+            self.committer, archive or self.archive, remove_expired or self.remove_expired
+        )
 
     def archive(self) -> Archived:
-        """Seal the current segment, and turn what is sealed into archives. `StorageUnavailable`, and
-        the errors of `Committer.rotate` and `archive_sealed`; nothing is lost then."""
+        """Seal the current segment, and turn what is sealed into archives. `StorageUnavailable`,
+        and the errors of `Committer.rotate` and `archive_sealed`; nothing is lost then."""
         from imap_wal.retention import archive  # see above
 
         log, written = self.log, self.maintenance.written(self.log)
         self.committer.rotate()
         write = archive.write_archives if self._archiver is None else self._archiver.write
-        with self._archiving, storage_errors(f"archiving {log}; nothing is lost, its segments stay"):
+        with (
+            self._archiving,
+            storage_errors(f"archiving {log}; nothing is lost, its segments stay"),
+        ):
             store = self.maintenance.until_stop(log.store)
             done = archive.archive_sealed(
-                store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed, write=write
+                store,
+                log.identity.node_folder,
+                log.identity.node,
+                log.manifests,
+                epoch=log.epoch,
+                writing=log.unsealed,
+                write=write,
             )
         self.maintenance.count_from(written)
         return done
@@ -66,8 +85,19 @@ class LogWriter:
         from imap_wal.retention.policy import remove_expired  # as above
 
         log, logs = self.log, self._logs
-        with self._archiving, storage_errors(f"removing covered files of {log}; what is left of them goes the next time"):
-            logs = ClusterLog(self.maintenance.until_stop(logs.store), logs.namespace, logs.cluster, logs.clock, logs.randomness)
+        with (
+            self._archiving,
+            storage_errors(
+                f"removing covered files of {log}; what is left of them goes the next time"
+            ),
+        ):
+            logs = ClusterLog(
+                self.maintenance.until_stop(logs.store),
+                logs.namespace,
+                logs.cluster,
+                logs.clock,
+                logs.randomness,
+            )
             return remove_expired(logs, log.identity.node, log.settings, log.unsealed)
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
@@ -81,9 +111,15 @@ class LogWriter:
             node, covered, seen = self._logs.node(log.identity.node), None, NOTHING_SEEN
             if not uncovered:
                 state = self._logs.state()
-                node, covered, seen = state.nodes[log.identity.node], state.covered(log.identity.node), state.seen
+                node, covered, seen = (
+                    state.nodes[log.identity.node],
+                    state.covered(log.identity.node),
+                    state.seen,
+                )
             if covered is None or covered:
-                removal = plan_removal(log.store, node, upto=upto, covered=covered, writing=log.unsealed)
+                removal = plan_removal(
+                    log.store, node, upto=upto, covered=covered, writing=log.unsealed
+                )
                 remove(log.store, node, log.manifests, removal, seen)
             return log.manifests.read()[1].removed
 

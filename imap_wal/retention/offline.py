@@ -15,7 +15,10 @@ def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -
     """Turn all segments of a node's log into archives. `WriterLocked` if another process writes it;
     the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts a torn tail and shuts others out while the segments are removed.
-    log = open_node_log(LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()), what="imap-wal archive")
+    log = open_node_log(
+        LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),
+        what="imap-wal archive",
+    )
     try:
         return archive_sealed(store, node_folder, identity.node, log.manifests, epoch=log.epoch)
     finally:

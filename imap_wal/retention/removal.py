@@ -1,7 +1,8 @@
 """Taking files out of a node's log: whole archives and sealed segments, oldest first.
 
-The manifest first, then the files: who reads meanwhile finds a file gone, reads the manifest again, and finds that its place was removed. A crash in between leaves
-files that no manifest names; the owner's next archive run, or the next removal, deletes them.
+The manifest first, then the files: who reads meanwhile finds a file gone, reads the manifest again,
+and finds that its place was removed. A crash in between leaves files that no manifest names; the
+owner's next archive run, or the next removal, deletes them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Removal:
     @property
     def bytes(self) -> int:
         """What they take on storage."""
-        return sum(archive.bytes for archive in self.archives) + sum(segment.bytes for segment in self.segments)
+        return sum(archive.bytes for archive in self.archives) + sum(
+            segment.bytes for segment in self.segments
+        )
 
 
 def plan_removal(
@@ -49,11 +52,19 @@ def plan_removal(
     writing: int = 2**62,
     linked: bool = True,
 ) -> Removal:
-    """The files of which every entry is at or below `upto` and, unless `covered` is None, at or below its map's position there. `writing`: number of the first
-    segment that is not sealed. Without `linked`, nothing behind a symbolic link: it would only leave the manifest, and stay on storage."""
-    archives, stay = [archive for archive in node.manifest.archives if archive.last <= upto], set[str]()
+    """The files of which every entry is at or below `upto` and, unless `covered` is None, at or
+    below its map's position there. `writing`: number of the first segment that is not sealed.
+    Without `linked`, nothing behind a symbolic link: it would only leave the manifest, and stay on
+    storage."""
+    archives, stay = (
+        [archive for archive in node.manifest.archives if archive.last <= upto],
+        set[str](),
+    )
     if not linked:
-        paths = [*(archive.path for archive in archives), *(segment.path for segment in node.segments)]
+        paths = [
+            *(archive.path for archive in archives),
+            *(segment.path for segment in node.segments),
+        ]
         stay = set(paths).difference(reachable(store, paths))
 
     def goes(name: str, last: Position) -> bool:
@@ -62,11 +73,23 @@ def plan_removal(
     segments: list[FileScan] = []
     summaries: list[Summary] = []
     for index, segment in enumerate(node.segments):
-        if segment.number >= writing or (segment.epoch, segment.number) > upto[:2] or segment.path in stay:
+        if (
+            segment.number >= writing
+            or (segment.epoch, segment.number) > upto[:2]
+            or segment.path in stay
+        ):
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
         piece = FileScan(
-            SEGMENT, node.name, segment.path, "", node.manifest.directory, segment.epoch, segment.number, next_path=following, bytes=segment.bytes
+            SEGMENT,
+            node.name,
+            segment.path,
+            "",
+            node.manifest.directory,
+            segment.epoch,
+            segment.number,
+            next_path=following,
+            bytes=segment.bytes,
         )
         try:
             summary = summarize(store, piece)
@@ -76,21 +99,43 @@ def plan_removal(
             break
         segments.append(piece)
         summaries.append(summary)
-    gone = tuple(archive for archive in archives if archive.path not in stay and goes(archive.map, archive.last))
+    gone = tuple(
+        archive
+        for archive in archives
+        if archive.path not in stay and goes(archive.map, archive.last)
+    )
     return Removal(gone, tuple(segments), tuple(summaries))
 
 
-def plan_covered(store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int) -> Removal:
-    """The files of which every entry is at or below its map's position in `covered`, and that can be
+def plan_covered(
+    store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int
+) -> Removal:
+    """The files of which every entry is at or below its map's position in `covered`, and that can
+    be
     deleted: none behind a link."""
-    return plan_removal(store, node, upto=max(covered.values(), default=START), covered=covered, writing=writing, linked=False)
+    return plan_removal(
+        store,
+        node,
+        upto=max(covered.values(), default=START),
+        covered=covered,
+        writing=writing,
+        linked=False,
+    )
 
 
-def without(manifest: NodeManifest, archives: Collection[Archive], segments: Sequence[FileScan], summaries: Sequence[Summary]) -> NodeManifest:
+def without(
+    manifest: NodeManifest,
+    archives: Collection[Archive],
+    segments: Sequence[FileScan],
+    summaries: Sequence[Summary],
+) -> NodeManifest:
     """The manifest after these files went, with what must outlive them."""
     gone = {archive.path for archive in archives}
-    # The last *entry* that goes, not the last frame: who has read it has read everything, and may read on.
-    lasts = [archive.last for archive in archives] + [place for summary in summaries for place in summary.maps.values()]
+    # The last *entry* that goes, not the last frame: who has read it has read everything, and may
+    # read on.
+    lasts = [archive.last for archive in archives] + [
+        place for summary in summaries for place in summary.maps.values()
+    ]
     left = replace(
         manifest,
         archives=tuple(archive for archive in manifest.archives if archive.path not in gone),
@@ -101,19 +146,30 @@ def without(manifest: NodeManifest, archives: Collection[Archive], segments: Seq
     return left
 
 
-def remove(store: SegmentStore, node: NodeState, manifests: ManifestLog[NodeManifest], removal: Removal, justified: Seen = NOTHING_SEEN) -> set[str]:
-    """Do it, and return the paths that are gone. `justified`: the manifest of the cluster whose snapshots cover what is removed; an
-    older one is not to be read beside this node from then on. `LostRace` when another log directory
-    is there by now."""
+def remove(
+    store: SegmentStore,
+    node: NodeState,
+    manifests: ManifestLog[NodeManifest],
+    removal: Removal,
+    justified: Seen = NOTHING_SEEN,
+) -> set[str]:
+    """Do it, and return the paths that are gone. `justified`: the manifest of the cluster whose
+    snapshots cover what is removed; an older one is not to be read beside this node from then on.
+    `LostRace` when another log directory is there by now."""
     if not removal.archives and not removal.segments:
         return set()
 
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
-            raise LostRace(f"another log directory appeared under node {node.name!r}; look again what may be removed")
+            raise LostRace(
+                f"another log directory appeared under node {node.name!r}; look again what "
+                "may be removed"
+            )
         left = without(manifest, removal.archives, removal.segments, removal.summaries)
         return replace(left, cluster=left.cluster.up_to(justified))
 
     manifests.update(change)
     gone = dispose(store, [archive.path for archive in removal.archives], f"{node.folder}/archive")
-    return gone | delete_segments(store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments])
+    return gone | delete_segments(
+        store, node.folder, node.manifest.epoch, [segment.path for segment in removal.segments]
+    )

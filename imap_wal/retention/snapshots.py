@@ -57,7 +57,8 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
                 raise CorruptLog(
                     missing,
                     0,
-                    f"the manifest names this file of the snapshot of map {name!r}, and it is not there",
+                    f"the manifest names this file of the snapshot of map {name!r}, and it "
+                    "is not there",
                     "nothing that the snapshot covers was removed; bring the file back from a copy",
                 )
             snapshot = newer
@@ -75,13 +76,18 @@ def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
 
 def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
     """Path, size and checksum of each file; 0 where the manifest does not say."""
-    for path, size, checksum in zip_longest(snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0):
+    for path, size, checksum in zip_longest(
+        snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0
+    ):
         yield str(path), int(size), int(checksum)
 
 
-def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True) -> tuple[StoredFile, ...]:
-    """Delete the snapshot files that are not needed, and return those that are gone. Any number of processes may
-    do so at the same time. A dry run without `check` does not read the snapshots that stay."""
+def remove_former(
+    log: ClusterLog, *, dry_run: bool = False, check: bool = True
+) -> tuple[StoredFile, ...]:
+    """Delete the snapshot files that are not needed, and return those that are gone. Any number of
+    processes may do so at the same time. A dry run without `check` does not read the snapshots that
+    stay."""
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
@@ -98,7 +104,15 @@ def remove_former(log: ClusterLog, *, dry_run: bool = False, check: bool = True)
         manifest = change(manifest) if dry_run else log.manifests.update(change)
     gone = tuple(file for file in files if _goes(file, manifest))
     if check or not dry_run:
-        demand_whole(log, manifest, (name for file in gone if (name := layout.map_of(_place(file.path)[0], manifest.snapshots))))
+        demand_whole(
+            log,
+            manifest,
+            (
+                name
+                for file in gone
+                if (name := layout.map_of(_place(file.path)[0], manifest.snapshots))
+            ),
+        )
     if dry_run:
         return gone
     deleted = dispose(log.store, [file.path for file in gone], f"{log.folder}/snapshot")
@@ -115,7 +129,9 @@ def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
     return replaced or generation < manifest.orphan_floor
 
 
-def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool) -> set[int]:
+def _dead(
+    log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool
+) -> set[int]:
     """Generations above the floor that no manifest names and that have had no new file for long."""
     named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
     newest: dict[int, int] = {}
@@ -127,7 +143,11 @@ def _dead(log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFi
             newest[generation] = max(newest.get(generation, 0), modified_ms)
     if not newest or min(newest.values()) == 2**62:
         return set()
-    now_ms = max(file.modified_ms for file in files) if dry_run else storage_now(log.store, log.folder, log.randomness)
+    now_ms = (
+        max(file.modified_ms for file in files)
+        if dry_run
+        else storage_now(log.store, log.folder, log.randomness)
+    )
     return {number for number, modified_ms in newest.items() if modified_ms < now_ms - ORPHAN_MS}
 
 

@@ -1,1 +1,2 @@
-"""Rewriting a log into snapshots: the plan, the engine of one machine, publishing, pruning, dropping a map."""
+"""Rewriting a log into snapshots: the plan, the engine of one machine, publishing, pruning,
+dropping a map."""

@@ -1,6 +1,6 @@
 """Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
-version), and nothing newer (`imap_wal.read.rivals`). This comes from the two halves of a split network,
-or from a copied node directory.
+version), and nothing newer (`imap_wal.read.rivals`). This comes from the two halves of a split
+network, or from a copied node directory.
 
     find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
     decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
@@ -81,7 +81,12 @@ class Decisions:
             return rows
         winner = self.winners.get
         undecided: tuple[Pair, str] = ((-1, -1), "")
-        return [row for row in rows for pair, who in [winner((row[MAP], row[KEY]), undecided)] if who == node or pair != row[ORDER][:2]]
+        return [
+            row
+            for row in rows
+            for pair, who in [winner((row[MAP], row[KEY]), undecided)]
+            if who == node or pair != row[ORDER][:2]
+        ]
 
 
 UNDECIDED = Decisions()
@@ -140,7 +145,11 @@ def found(
             more += 1
     if not conflicts:
         return []
-    wanted = {(claim[1], each.map, each.key): claim[0][ORDER] for each in conflicts for claim in each.claims}
+    wanted = {
+        (claim[1], each.map, each.key): claim[0][ORDER]
+        for each in conflicts
+        for claim in each.claims
+    }
     places: dict[tuple[str, str, bytes], str] = {}
     maps = {each.map for each in conflicts}
     for piece in log.pieces(log.state(), maps=maps):
@@ -150,12 +159,16 @@ def found(
                 for index, row in enumerate(changes.rows):
                     key = (changes.node, row[MAP], row[KEY])
                     if wanted.get(key) == row[ORDER]:
-                        places[key] = piece.path + (f" at {changes.positions[index]}" if changes.positions else "")
+                        places[key] = piece.path + (
+                            f" at {changes.positions[index]}" if changes.positions else ""
+                        )
     said = [conflict.text(places) for conflict in conflicts]
     return [*said, f"and {more} more keys"] if more else said
 
 
-def decide(conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None) -> Decisions:
+def decide(
+    conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None
+) -> Decisions:
     """Decide each, and put the claims that lost aside."""
     winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
     for conflict in conflicts:
@@ -176,7 +189,9 @@ class Aside:
     def __init__(self, encryption: Keys, scratch: Path | None = None) -> None:
         """`encryption`: the keys that the files are written with."""
         self._encryption = encryption
-        self._folder = tempfile.TemporaryDirectory(prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True)
+        self._folder = tempfile.TemporaryDirectory(
+            prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True
+        )
         self._files: dict[str, ParquetFile] = {}
         self.keys: Counter[str] = Counter()
         """Map → keys that were decided."""
@@ -190,7 +205,9 @@ class Aside:
     def add(self, name: str, claims: Sequence[Claim]) -> None:
         file = self._files.get(name)
         if file is None:
-            file = self._files[name] = ParquetFile(Path(self._folder.name), SNAPSHOT_SCHEMA, self._encryption)
+            file = self._files[name] = ParquetFile(
+                Path(self._folder.name), SNAPSHOT_SCHEMA, self._encryption
+            )
         rows = [row for row, _ in claims]
         file.write(to_batch(rows, [node for _, node in claims]), sum(row[DELETED] for row in rows))
         self.keys[name] += 1
@@ -200,7 +217,9 @@ class Aside:
         paths = {}
         for name, file in self._files.items():
             token = log.randomness.name()
-            paths[name] = f"{folder(log.folder)}/{layout.map_component(name)}/{generation:08d}-{token}.parquet"
+            paths[name] = (
+                f"{folder(log.folder)}/{layout.map_component(name)}/{generation:08d}-{token}.parquet"
+            )
             file.publish(log.store, paths[name])
         return paths
 
@@ -212,7 +231,9 @@ def folder(cluster_folder: str) -> str:
 
 def writers(manifest: ClusterManifest) -> set[str]:
     """Nodes whose entries may be here; also of those that were forgotten, in snapshots."""
-    return manifest.nodes.keys() | {node for snapshot in manifest.snapshots.values() for node in snapshot.marks}
+    return manifest.nodes.keys() | {
+        node for snapshot in manifest.snapshots.values() for node in snapshot.marks
+    }
 
 
 def _changes(

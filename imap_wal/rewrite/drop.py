@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, LowWaterMark, PartitionVersions, Snapshot
+from imap_wal.manifest.cluster import (
+    NO_VERSIONS,
+    ClusterManifest,
+    LowWaterMark,
+    PartitionVersions,
+    Snapshot,
+)
 from imap_wal.read.cluster import ClusterLog, ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
 from imap_wal.rewrite.publish import with_table
@@ -17,7 +23,9 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound
 
 
-def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> DropReport:
+def drop_map(
+    log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL
+) -> DropReport:
     """Drop a map: all entries that the logs hold of it now. Later changes count, unless their owner
     had been replaced before. `prune` frees the space."""
     for attempt in range(ATTEMPTS):
@@ -38,18 +46,42 @@ def drop_map(log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPol
         former = manifest.snapshots.get(name)
         covered = dict(former.marks) if former is not None else {}
         for node, found in state.nodes.items():
-            covered[node] = LowWaterMark(found.manifest.directory, max(ends.get(node, START), covered[node].position if node in covered else START))
+            covered[node] = LowWaterMark(
+                found.manifest.directory,
+                max(ends.get(node, START), covered[node].position if node in covered else START),
+            )
         generation = manifest.generation + 1
         now_ms = log.clock.now_ms()
-        number, versions = with_table(manifest, generation, table.raised(manifest.versions_of(name).pairs.items()))
-        snapshot = Snapshot(generation, (), covered, 0, 0, 0, now_ms, dropped=generation, until_ms=now_ms, versions=number)
-        return replace(manifest.with_snapshot(name, snapshot), versions=versions).without_unused_tables()
+        number, versions = with_table(
+            manifest, generation, table.raised(manifest.versions_of(name).pairs.items())
+        )
+        snapshot = Snapshot(
+            generation,
+            (),
+            covered,
+            0,
+            0,
+            0,
+            now_ms,
+            dropped=generation,
+            until_ms=now_ms,
+            versions=number,
+        )
+        return replace(
+            manifest.with_snapshot(name, snapshot), versions=versions
+        ).without_unused_tables()
 
     log.manifests.update(change)
     return DropReport(name, generation, ends)
 
 
-def _versions_of(log: ClusterLog, state: ClusterState, name: str, ends: Mapping[str, Position], before: ClusterManifest) -> PartitionVersions:
+def _versions_of(
+    log: ClusterLog,
+    state: ClusterState,
+    name: str,
+    ends: Mapping[str, Position],
+    before: ClusterManifest,
+) -> PartitionVersions:
     """The partition versions that apply above `ends`. `before` was read before `ends`. A damaged or
     missing file is skipped: it may be the reason why the map is dropped."""
     if state.missing or not is_of_members(state.manifest):

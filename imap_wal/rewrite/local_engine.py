@@ -1,6 +1,8 @@
-"""The rewrite engine of one machine: one pass over the logs into a bounded NewestIndex, then sorted part files.
+"""The rewrite engine of one machine: one pass over the logs into a bounded NewestIndex, then sorted
+part files.
 
-Logs first, snapshots after: of a map that nobody touched since its snapshot, the snapshot is not even read.
+Logs first, snapshots after: of a map that nobody touched since its snapshot, the snapshot is not
+even read.
 """
 
 from __future__ import annotations
@@ -33,11 +35,16 @@ PART_BYTES_MAX = 256 * 1024 * 1024
 
 
 class LocalEngine:
-    """See the module. Memory: `settings.restore_memory_bytes` for the index and some 100 MB beside it; the rest goes to `settings.scratch`."""
+    """See the module. Memory: `settings.restore_memory_bytes` for the index and some 100 MB beside
+    it; the rest goes to `settings.scratch`."""
 
     name = "local"
 
-    def __init__(self, settings: Settings | None = None, progress: Callable[[MergeProgress], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        progress: Callable[[MergeProgress], None] | None = None,
+    ) -> None:
         self._settings = settings or Settings()
         self._progress = progress
 
@@ -47,7 +54,9 @@ class LocalEngine:
             return self._run(job, log, index)
         except OSError as error:  # of this machine: those of the store are StorageErrors
             room = self._settings.scratch or tempfile.gettempdir()
-            raise StorageUnavailable(f"rewriting needs room for Parquet files in {room}: {error}; nothing was published") from error
+            raise StorageUnavailable(
+                f"rewriting needs room for Parquet files in {room}: {error}; nothing was published"
+            ) from error
         finally:
             index.close()
 
@@ -59,7 +68,12 @@ class LocalEngine:
             for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)
-                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
+                    index.add(
+                        changes.node,
+                        counting(changes.node, changes.rows),
+                        changes.bytes,
+                        clears=changes.clears,
+                    )
                     records += len(changes.rows)
             done += piece.bytes
             if self._progress is not None:
@@ -76,10 +90,17 @@ class LocalEngine:
             for piece in snapshot_pieces(name, snapshot):
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, counting(changes.node, changes.rows), changes.bytes, clears=changes.clears)
+                    index.add(
+                        changes.node,
+                        counting(changes.node, changes.rows),
+                        changes.bytes,
+                        clears=changes.clears,
+                    )
             touched.add(name)
         for name in sorted(touched):
-            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True
+            ) as folder:
                 writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
@@ -87,7 +108,9 @@ class LocalEngine:
                     writer.add(rows, nodes, tally.late, conflicts)
                 parts = writer.close()
             totals = tally.maps.get(name)
-            merged.append(Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts))
+            merged.append(
+                Merged(name, totals.records if totals else 0, totals.bytes if totals else 0, parts)
+            )
         return Result(tuple(merged), tuple(tally.pairs.items()))
 
 
@@ -96,8 +119,22 @@ class PartWriter:
     measures their size. `partition`: the range of keys. Every file has a name of its own, so
     another attempt at the same work cannot replace it. No file is replaced or deleted here."""
 
-    def __init__(self, store: SegmentStore, job: Job, name: str, folder: Path, partition: int = 0, randomness: Randomness | None = None) -> None:
-        self._store, self._job, self._name, self._folder, self._partition = store, job, name, folder, partition
+    def __init__(
+        self,
+        store: SegmentStore,
+        job: Job,
+        name: str,
+        folder: Path,
+        partition: int = 0,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self._store, self._job, self._name, self._folder, self._partition = (
+            store,
+            job,
+            name,
+            folder,
+            partition,
+        )
         self._randomness = randomness or SystemRandomness()
         self._file: ParquetFile | None = None
         self._rows = self._bytes = self._conflicts = 0
@@ -110,7 +147,13 @@ class PartWriter:
         if claims:
             self.add([row for row, _ in claims], [node for _, node in claims], late)
 
-    def add(self, rows: list[Row], nodes: list[str], late: set[Subject], conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS) -> None:
+    def add(
+        self,
+        rows: list[Row],
+        nodes: list[str],
+        late: set[Subject],
+        conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS,
+    ) -> None:
         """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
         are kept."""
         fate = self._job.rule.fate
@@ -120,26 +163,50 @@ class PartWriter:
             claims = [
                 (row, node)
                 for (row, node), maybe in zip(claims, dead, strict=True)
-                if not maybe or row[KEY] in conflicts or fate(row, node, bool(late) and subject(row) in late) != GONE
+                if not maybe
+                or row[KEY] in conflicts
+                or fate(row, node, bool(late) and subject(row) in late) != GONE
             ]
         if conflicts:
-            claims = [each for row, node in claims for each in (conflicts[row[KEY]].claims if row[KEY] in conflicts else ((row, node),))]
+            claims = [
+                each
+                for row, node in claims
+                for each in (
+                    conflicts[row[KEY]].claims if row[KEY] in conflicts else ((row, node),)
+                )
+            ]
             self._conflicts += len(conflicts)
         losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
         # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
-        for page in in_pages(claims, [len(row[KEY] or b"") + len(row[VALUE] or b"") for row, _ in claims], GROUP_BYTES_MAX):
+        for page in in_pages(
+            claims,
+            [len(row[KEY] or b"") + len(row[VALUE] or b"") for row, _ in claims],
+            GROUP_BYTES_MAX,
+        ):
             self._write([row for row, _ in page], [node for _, node in page], losers)
 
     def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
         if self._file is None:
             self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
         batch = to_batch(rows, nodes)
-        self._file.write(batch, sum(row[DELETED] or id(row) in losers for row in rows) if losers else sum(row[DELETED] for row in rows))
+        self._file.write(
+            batch,
+            sum(row[DELETED] or id(row) in losers for row in rows)
+            if losers
+            else sum(row[DELETED] for row in rows),
+        )
         self._rows += len(rows)
         self._bytes += batch.nbytes
         clears = is_clear(rows[0])  # they come first
         self._clears |= clears
-        self._expiry_ms = [latest_expiry((*self._expiry_ms, *(0 if clears and is_clear(row) else row[EXPIRES_AT_MS] for row in rows)))]
+        self._expiry_ms = [
+            latest_expiry(
+                (
+                    *self._expiry_ms,
+                    *(0 if clears and is_clear(row) else row[EXPIRES_AT_MS] for row in rows),
+                )
+            )
+        ]
         if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
             self._finish()
 
@@ -157,7 +224,20 @@ class PartWriter:
         size, checksum = file.discard() if self._job.dry_run else file.publish(self._store, path)
         expiry = latest_expiry(self._expiry_ms)
         live = file.records - file.tombstones
-        self._parts.append(Part(path, live, file.tombstones, size, checksum, self._partition, number, expiry, self._conflicts, self._clears))
+        self._parts.append(
+            Part(
+                path,
+                live,
+                file.tombstones,
+                size,
+                checksum,
+                self._partition,
+                number,
+                expiry,
+                self._conflicts,
+                self._clears,
+            )
+        )
         self._rows = self._bytes = self._conflicts = 0
         self._clears = False
         self._expiry_ms = []

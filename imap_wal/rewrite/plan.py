@@ -1,23 +1,28 @@
-"""What a rewrite is, whoever does the work: which entries, which of them stay, and how the result is published. The engines (`local`, `spark`) only merge.
+"""What a rewrite is, whoever does the work: which entries, which of them stay, and how the result
+is published. The engines (`local`, `spark`) only merge.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
-    engine    everything up to `until`, newest first: per map the delete set and the data set ─▶ part files of a new generation
-    publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
+    engine    everything up to `until`, newest first: per map the delete set and the data set ─▶
+    part files of a new generation publish   one compare-and-swap of the cluster's manifest:
+    snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
               lifetime or a new node came in between
 
 When may a tombstone be dropped? It must still hide every older change of its key that this snapshot
 does not cover. It is dropped when there can be none:
-  - The logs of all registered nodes were read, up to ends that were read (`until`) after the tombstone was there (`settled`, read first).
-  - What is appended later and is older has a lower (incarnation, partition version), or comes from the same node and session and is refused as a resend.
-    The snapshot carries the highest pair of each partition up to `settled`, and readers void what is lower above its marks (`PartitionVersions`).
+  - The logs of all registered nodes were read, up to ends that were read (`until`) after the
+    tombstone was there (`settled`, read first).
+  - What is appended later and is older has a lower (incarnation, partition version), or comes from
+    the same node and session and is refused as a resend. The snapshot carries the highest pair of
+    each partition up to `settled`, and readers void what is lower above its marks
+    (`PartitionVersions`).
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.clears`) counts as a
-tombstone here; what it hides is dropped, whether the clear is kept or not. Expired entries follow
+Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.clears`) counts as
+a tombstone here; what it hides is dropped, whether the clear is kept or not. Expired entries follow
 the same rule, some minutes after they expired: the clock of this machine may differ from the
 storage's by so much.
 
-Keys that several nodes claim (`imap_wal.read.rivals`) keep all their claims in the snapshot, tombstones
-and expired ones too, until `resolve` decides or something newer is written.
+Keys that several nodes claim (`imap_wal.read.rivals`) keep all their claims in the snapshot,
+tombstones and expired ones too, until `resolve` decides or something newer is written.
 """
 
 from __future__ import annotations
@@ -64,7 +69,8 @@ class Rule:
         return 0 < expires_at_ms <= self.now_ms - self.skew_ms_max
 
     def fate(self, row: Row, node: str, late: bool) -> str:
-        """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs were looked at the first time."""
+        """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs
+        were looked at the first time."""
         if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
             return LIVE
         return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT
@@ -72,7 +78,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All an engine needs to know; it can be sent to another process. `generations` is empty for a dry run."""
+    """All an engine needs to know; it can be sent to another process. `generations` is empty for a
+    dry run."""
 
     url: str
     namespace: str
@@ -115,8 +122,8 @@ class Part:
     number: int = 0
     last_expiry_ms: int = 0
     conflicts: int = 0
-    """Keys that several nodes claim, without a decision: the claims that lost are kept too, and count as
-    tombstones."""
+    """Keys that several nodes claim, without a decision: the claims that lost are kept too, and
+    count as tombstones."""
     clears: bool = False
     """There are clears in it; they count as tombstones."""
 
@@ -191,7 +198,8 @@ class Tally:
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
-            # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a log.
+            # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a
+            # log.
             self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])
         elif changes.last > self._settled.get(changes.node, START):
             self.late.update(subject(row) for row in rows if row[DELETED] or row[EXPIRES_AT_MS])
@@ -205,7 +213,9 @@ class Tally:
 
 
 def raise_versions(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
-    for partition, incarnation, version in {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows}:
+    for partition, incarnation, version in {
+        (row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows
+    }:
         if pairs.get(partition, (-1, -1)) < (incarnation, version):
             pairs[partition] = incarnation, version
 
@@ -219,8 +229,9 @@ def prepare(
     dry_run: bool = False,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> Job:
-    """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until then; what is newer stays in the log as it is.
-    `MissingNode`, `LogError`; `InvalidSetting` for a time that an earlier rewrite has made untellable."""
+    """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until
+    then; what is newer stays in the log as it is. `MissingNode`, `LogError`; `InvalidSetting` for a
+    time that an earlier rewrite has made untellable."""
     before, settled, until, state = _look_twice(log)
     state.demand(policy)
     until = {node: until.get(node, START) for node in state.nodes}
@@ -231,11 +242,15 @@ def prepare(
         until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
         settled = until
         now_ms = as_of_ms
-        complete = False  # the cuts were not made at one moment, and what was known of partitions is newer than they are
+        # The cuts were not made at one moment, and what was known of partitions is newer than they
+        # are.
+        complete = False
     members = is_of_members(state.manifest)
     generation = 0
     if not dry_run:
-        generation = log.manifests.update(lambda manifest: replace(manifest, generation=manifest.generation + 1)).generation
+        generation = log.manifests.update(
+            lambda manifest: replace(manifest, generation=manifest.generation + 1)
+        ).generation
     return Job(
         url=log.store.url,
         namespace=log.namespace,
@@ -248,7 +263,9 @@ def prepare(
         rule=Rule(
             now_ms,
             complete,
-            frozenset() if members else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
+            frozenset()
+            if members
+            else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
             skew_ms_max,
         ),
         generation=generation,
@@ -258,7 +275,9 @@ def prepare(
     )
 
 
-def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
+def _look_twice(
+    log: ClusterLog,
+) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
     """The manifest, the ends of all logs, the ends again, the state. No snapshot is published in
     between: so its tables were true before the first look, and its marks are not above the
     second."""
@@ -269,7 +288,10 @@ def _look_twice(log: ClusterLog) -> tuple[ClusterManifest, dict[str, Position], 
         state = log.state()  # after the ends: its listings have all files up to them
         if state.manifest.snapshots == before.snapshots:
             return before, settled, until, state
-    raise LostRace(f"other rewrites were published {ATTEMPTS} times while this one looked at the logs; run it again when they are done")
+    raise LostRace(
+        f"other rewrites were published {ATTEMPTS} times while this one looked at the logs; "
+        "run it again when they are done"
+    )
 
 
 def is_of_members(manifest: ClusterManifest) -> bool:
@@ -285,17 +307,32 @@ def known_versions(manifest: ClusterManifest) -> PartitionVersions:
 
 
 def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | None = None) -> None:
-    """`InvalidSetting` when a snapshot has replaced changes that are needed to tell how a map stood at `as_of_ms`."""
+    """`InvalidSetting` when a snapshot has replaced changes that are needed to tell how a map stood
+    at `as_of_ms`."""
     for name, snapshot in state.manifest.snapshots.items():
         if (maps is None or name in maps) and snapshot.until_ms > as_of_ms:
-            raise InvalidSetting(f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it stood at {as_of_ms} is no longer known")
+            raise InvalidSetting(
+                f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it "
+                f"stood at {as_of_ms} is no longer known"
+            )
 
 
 def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) -> Position:
-    """The position before the first entry of a node that is newer than `as_of_ms`; entries of one commit stay together."""
+    """The position before the first entry of a node that is newer than `as_of_ms`; entries of one
+    commit stay together."""
     newer: Position | None = None
-    for changes in log.changes(nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state):
+    for changes in log.changes(
+        nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state
+    ):
         if changes.rows and max(row[TIMESTAMP_MS] for row in changes.rows) > as_of_ms:
-            first = min(place for row, place in zip(changes.rows, changes.positions or (), strict=True) if row[TIMESTAMP_MS] > as_of_ms)
+            first = min(
+                place
+                for row, place in zip(changes.rows, changes.positions or (), strict=True)
+                if row[TIMESTAMP_MS] > as_of_ms
+            )
             newer = first if newer is None else min(newer, first)
-    return Position(2**62, 0, 0, 0) if newer is None else newer._replace(frame=newer.frame - 1, index=0)
+    return (
+        Position(2**62, 0, 0, 0)
+        if newer is None
+        else newer._replace(frame=newer.frame - 1, index=0)
+    )

@@ -1,9 +1,10 @@
-"""Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service and beside readers.
+"""Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a
+running service and beside readers.
 
-The snapshot is read first (`imap_wal.retention.snapshots`). Then the manifest, then the files: a reader that
-finds a file missing reads the manifests again, and finds its entries in the snapshot. A crash in
-between leaves files that no manifest names; the owner's next archive run, or the next prune,
-deletes them.
+The snapshot is read first (`imap_wal.retention.snapshots`). Then the manifest, then the files: a
+reader that finds a file missing reads the manifests again, and finds its entries in the snapshot. A
+crash in between leaves files that no manifest names; the owner's next archive run, or the next
+prune, deletes them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ def prune(
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> PruneReport:
     """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what
-    outlived them (`imap_wal.retention.policy`). A node whose log is missing, or is on another disk, is
-    left alone (`skipped` says why), and so is what is behind a symbolic link. `CorruptLog` names a file of a snapshot that is not whole:
-    nothing that it covers is removed; without `check`, a dry run does not read these files. With
-    `ttl_s`, `InvalidSetting` when this machine's clock differs from the storage's by more than
-    `skew_ms_max`."""
+    outlived them (`imap_wal.retention.policy`). A node whose log is missing, or is on another disk,
+    is left alone (`skipped` says why), and so is what is behind a symbolic link. `CorruptLog` names
+    a file of a snapshot that is not whole: nothing that it covers is removed; without `check`, a
+    dry run does not read these files. With `ttl_s`, `InvalidSetting` when this machine's clock
+    differs from the storage's by more than `skew_ms_max`."""
     if ttl_s and not dry_run:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
@@ -47,15 +48,25 @@ def prune(
     for node in state.nodes.values():
         covered = state.covered(node.name)
         # The newest segment may be being written, and stays.
-        removal = plan_covered(log.store, node, covered, writing=node.segments[-1].number if node.segments else 0)
+        removal = plan_covered(
+            log.store, node, covered, writing=node.segments[-1].number if node.segments else 0
+        )
         if ttl_s or size_limit_mb:
             removal = only_expired(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
-        sizes = {archive.path: archive.bytes for archive in removal.archives} | {segment.path: segment.bytes for segment in removal.segments}
+        sizes = {archive.path: archive.bytes for archive in removal.archives} | {
+            segment.path: segment.bytes for segment in removal.segments
+        }
         gone = set(sizes)
         if not dry_run:
-            gone = remove(log.store, node, node_manifests(log.store, node.folder, log.clock, log.randomness), removal, state.seen)
+            gone = remove(
+                log.store,
+                node,
+                node_manifests(log.store, node.folder, log.clock, log.randomness),
+                removal,
+                state.seen,
+            )
         archives += [archive.path for archive in removal.archives if archive.path in gone]
         segments += [piece.path for piece in removal.segments if piece.path in gone]
         total += sum(sizes[path] for path in gone)
@@ -90,7 +101,12 @@ def _drop_lifetimes(log: ClusterLog) -> None:
     if gone:
 
         def change(manifest: ClusterManifest) -> ClusterManifest:
-            return replace(manifest, lifetimes=tuple(each for each in manifest.lifetimes if each.incarnation not in gone))
+            return replace(
+                manifest,
+                lifetimes=tuple(
+                    each for each in manifest.lifetimes if each.incarnation not in gone
+                ),
+            )
 
         log.manifests.update(change)
 

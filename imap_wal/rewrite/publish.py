@@ -8,7 +8,13 @@ from dataclasses import replace
 
 from imap_wal.disposal import dispose
 from imap_wal.errors import LostRace, ShortLog
-from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, LowWaterMark, PartitionVersions, Snapshot
+from imap_wal.manifest.cluster import (
+    NO_VERSIONS,
+    ClusterManifest,
+    LowWaterMark,
+    PartitionVersions,
+    Snapshot,
+)
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
@@ -23,21 +29,26 @@ def confirm(log: ClusterLog, job: Job, result: Result) -> None:
     for item in result.maps:
         for part in item.parts:
             try:
-                for _ in batches(log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
+                for _ in batches(
+                    log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows
+                ):
                     pass
             except NotFound as error:
                 manifest = log.manifest()
                 demand_floor(manifest, job)
                 demand_former(manifest, job, [item.map])
                 what = "this new file of the snapshot is missing before it was published"
-                raise ShortLog(part.path, 0, what, "nothing was published; run the rewrite again") from error
+                raise ShortLog(
+                    part.path, 0, what, "nothing was published; run the rewrite again"
+                ) from error
 
 
 def demand_floor(manifest: ClusterManifest, job: Job) -> None:
     """`LostRace` when files of this generation may be deleted by now."""
     if job.generation < manifest.orphan_floor:
         raise LostRace(
-            f"a prune took this rewrite (generation {job.generation}) for dead, and may have deleted its files; nothing was published, run it again"
+            f"a prune took this rewrite (generation {job.generation}) for dead, and may have "
+            "deleted its files; nothing was published, run it again"
         )
 
 
@@ -45,7 +56,10 @@ def demand_former(manifest: ClusterManifest, job: Job, maps: Iterable[str]) -> N
     """`LostRace` when a map has another snapshot by now than when this rewrite began."""
     for name in maps:
         if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
-            raise LostRace(f"map {name!r} was rewritten or dropped by another process while this rewrite read; run it again")
+            raise LostRace(
+                f"map {name!r} was rewritten or dropped by another process while this "
+                "rewrite read; run it again"
+            )
 
 
 def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
@@ -57,24 +71,33 @@ def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
     def change(manifest: ClusterManifest) -> ClusterManifest:
         number, versions = with_table(manifest, job.generation, table)
         snapshots = {
-            name: replace(each, versions=number) if each.generation == job.generation and table.pairs else each for name, each in made.items()
+            name: replace(each, versions=number)
+            if each.generation == job.generation and table.pairs
+            else each
+            for name, each in made.items()
         }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
             return manifest  # ours is there already: only the answer was lost
         demand_floor(manifest, job)
-        if any(each not in before.lifetimes for each in manifest.lifetimes):  # a prune may remove older ones
+        if any(
+            each not in before.lifetimes for each in manifest.lifetimes
+        ):  # a prune may remove older ones
             raise LostRace("a new cluster lifetime began while this rewrite read; run it again")
         if manifest.nodes != before.nodes:
             raise LostRace("nodes joined or left the log while this rewrite read; run it again")
         demand_former(manifest, job, snapshots)
         left = {**manifest.snapshots, **snapshots}
         clears = manifest.clears or any(part.clears for item in result.maps for part in item.parts)
-        return replace(manifest, snapshots=left, versions=versions, clears=clears).without_unused_tables()
+        return replace(
+            manifest, snapshots=left, versions=versions, clears=clears
+        ).without_unused_tables()
 
     return log.manifests.update(change)
 
 
-def with_table(manifest: ClusterManifest, generation: int, table: PartitionVersions) -> tuple[int, dict[int, PartitionVersions]]:
+def with_table(
+    manifest: ClusterManifest, generation: int, table: PartitionVersions
+) -> tuple[int, dict[int, PartitionVersions]]:
     """The number of a table (0 if it is empty), and all tables; equal ones are kept once."""
     versions = dict(manifest.versions)
     if not table.pairs:
@@ -86,10 +109,13 @@ def with_table(manifest: ClusterManifest, generation: int, table: PartitionVersi
 
 
 def discard(log: ClusterLog, job: Job) -> None:
-    """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now, prune takes as orphans."""
+    """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now,
+    prune takes as orphans."""
     if job.generation:
         with suppress(StorageError):
-            named = {path for snapshot in log.manifest().snapshots.values() for path in snapshot.files}
+            named = {
+                path for snapshot in log.manifest().snapshots.values() for path in snapshot.files
+            }
             for file in log.store.list(f"{job.folder}/snapshot"):
                 if file.path.split("/")[-2] == f"{job.generation:08d}" and file.path not in named:
                     dispose(log.store, [file.path], f"{job.folder}/snapshot")
@@ -99,7 +125,8 @@ def discard(log: ClusterLog, job: Job) -> None:
 
 
 def marks(job: Job, name: str) -> dict[str, LowWaterMark]:
-    """What the new snapshot of a map covers: of a node that was not read, what the former one covered."""
+    """What the new snapshot of a map covers: of a node that was not read, what the former one
+    covered."""
     former = job.state.manifest.snapshots.get(name)
     found = dict(former.marks) if former is not None else {}
     for node, position in job.until.items():
@@ -145,12 +172,22 @@ def report_of(job: Job, item: Merged) -> MapRewrite:
         archive.bytes
         for node in job.state.nodes.values()
         for archive in node.manifest.archives
-        if archive.map == item.map and node.name in covered and archive.last <= covered[node.name].position
+        if archive.map == item.map
+        and node.name in covered
+        and archive.last <= covered[node.name].position
     )
     before = item.read_bytes + archived + (former.bytes if former is not None else 0)
     if item.unchanged and former is not None:
         return MapRewrite(
-            item.map, former.live + former.tombstones, former.live, former.tombstones, before, former.bytes, former.generation, former.files, True
+            item.map,
+            former.live + former.tombstones,
+            former.live,
+            former.tombstones,
+            before,
+            former.bytes,
+            former.generation,
+            former.files,
+            True,
         )
     return MapRewrite(
         item.map,

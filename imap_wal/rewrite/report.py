@@ -1,4 +1,5 @@
-"""What a rewrite, a prune and a drop did: plain values, for tables and JSON alike. Bytes are on storage unless a name says otherwise."""
+"""What a rewrite, a prune and a drop did: plain values, for tables and JSON alike. Bytes are on
+storage unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from imap_wal.format import Position
 
 @dataclass(frozen=True, slots=True)
 class MapRewrite:
-    """One map of a rewrite. `records_read` from logs and the former snapshot; `dropped` of them were superseded, deleted for good or expired.
-    `bytes_before`: what the map takes in segments, archives and the former snapshot. `unchanged`: nothing was written since the former snapshot."""
+    """One map of a rewrite. `records_read` from logs and the former snapshot; `dropped` of them
+    were superseded, deleted for good or expired. `bytes_before`: what the map takes in segments,
+    archives and the former snapshot. `unchanged`: nothing was written since the former snapshot."""
 
     map: str
     records_read: int
@@ -66,7 +68,8 @@ class RewriteReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed, or (`dry_run`) would be. `segments`, `archives`, `snapshot_files` are paths."""
+    """What was removed, or (`dry_run`) would be. `segments`, `archives`, `snapshot_files` are
+    paths."""
 
     namespace: str
     cluster: str
@@ -80,7 +83,8 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """A map that was forgotten. `records` and `bytes` of its former snapshot; its entries in logs go with the next prune."""
+    """A map that was forgotten. `records` and `bytes` of its former snapshot; its entries in logs
+    go with the next prune."""
 
     map: str
     generation: int
@@ -89,4 +93,6 @@ class DropReport:
 
 def memory_max_bytes() -> int:
     """The most memory this process ever had resident."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )

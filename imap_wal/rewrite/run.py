@@ -35,12 +35,23 @@ def rewrite(
     storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, the new
     snapshot keeps all claims."""
     start = log.clock.monotonic()
-    skew_ms = None if dry_run else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    skew_ms = (
+        None
+        if dry_run
+        else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    )
     if not dry_run:
         key_checks.enter(keys_of(log.store).ring, log.manifests)
 
     def plan() -> Job:
-        return prepare(log, maps=maps, as_of_ms=as_of_ms, policy=policy, dry_run=dry_run, skew_ms_max=skew_ms_max)
+        return prepare(
+            log,
+            maps=maps,
+            as_of_ms=as_of_ms,
+            policy=policy,
+            dry_run=dry_run,
+            skew_ms_max=skew_ms_max,
+        )
 
     job, aside, result = _merge(log, engine, plan, resolve)
     if not dry_run:
@@ -49,12 +60,15 @@ def rewrite(
         except LostRace:
             discard(log, job)
             raise
-        # After any other error nobody knows whether the manifest names the new files: they stay. If it does not, prune takes them as orphans one day.
+        # After any other error nobody knows whether the manifest names the new files: they stay. If
+        # it does not, prune takes them as orphans one day.
     return RewriteReport(
         namespace=job.namespace,
         cluster=job.cluster,
         engine=engine.name,
-        maps=tuple(_of_map(job, item, aside) for item in sorted(result.maps, key=lambda item: item.map)),
+        maps=tuple(
+            _of_map(job, item, aside) for item in sorted(result.maps, key=lambda item: item.map)
+        ),
         covered=job.until,
         missing=job.state.missing,
         records_read=sum(item.records for item in result.maps),
@@ -65,7 +79,9 @@ def rewrite(
     )
 
 
-def _merge(log: ClusterLog, engine: Engine, plan: Callable[[], Job], resolve: Resolution | None) -> tuple[Job, _Aside, Result]:
+def _merge(
+    log: ClusterLog, engine: Engine, plan: Callable[[], Job], resolve: Resolution | None
+) -> tuple[Job, _Aside, Result]:
     """Plan, decide, merge; again if files went while they were read."""
     for attempt in range(ATTEMPTS):
         job, aside = plan(), _Aside({}, {})
@@ -82,7 +98,10 @@ def _merge(log: ClusterLog, engine: Engine, plan: Callable[[], Job], resolve: Re
                 lost = log.lost(error)
                 if isinstance(lost, ShortLog):
                     raise lost from error
-                raise LostRace(f"files of this log went while they were read, {ATTEMPTS} times in a row ({error}); run it again") from error
+                raise LostRace(
+                    f"files of this log went while they were read, {ATTEMPTS} times in a row "
+                    f"({error}); run it again"
+                ) from error
         except BaseException:
             discard(log, job)
             raise

@@ -73,7 +73,9 @@ class FrameSearch:
         if self._crc(frame_seed(self._seed, offset, length, type_count), body, end) != checksum:
             return None
         kind, count = type_count & 0xFF, type_count >> 8
-        return Frame(offset, self._base + end, kind, count, synced, checksum, data[body + SYNCED_BYTES : end])
+        return Frame(
+            offset, self._base + end, kind, count, synced, checksum, data[body + SYNCED_BYTES : end]
+        )
 
     def _crc(self, crc: int, start: int, end: int) -> int:
         """`google_crc32c.extend(crc, data[start:end])`."""
@@ -92,7 +94,7 @@ class FrameSearch:
         return int(google_crc32c.extend(crc, self._data[start:end]))
 
 
-# ---- the algebra of CRC-32C: extend(crc, data) == shifted(crc, len(data)) ^ extend(0, data) ------------------------
+# ---- the algebra of CRC-32C: extend(crc, data) == shifted(crc, len(data)) ^ extend(0, data) ------
 
 
 _ORDER = 2**31 - 1
@@ -124,7 +126,9 @@ def _tables(power: int) -> _Tables:
     else:
         a, b, c, d = _tables(power - 1)
         half = [(a, b, c, d)[bit // 8][1 << bit % 8] for bit in range(32)]
-        columns = [a[crc & 0xFF] ^ b[crc >> 8 & 0xFF] ^ c[crc >> 16 & 0xFF] ^ d[crc >> 24] for crc in half]
+        columns = [
+            a[crc & 0xFF] ^ b[crc >> 8 & 0xFF] ^ c[crc >> 16 & 0xFF] ^ d[crc >> 24] for crc in half
+        ]
     return _table(columns[:8]), _table(columns[8:16]), _table(columns[16:24]), _table(columns[24:])
 
 

@@ -46,12 +46,21 @@ class WalFolder:
         return "" if last is None else last.path
 
 
-def wal_folder(store: SegmentStore, node_folder: str, archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)) -> WalFolder:
+def wal_folder(
+    store: SegmentStore,
+    node_folder: str,
+    archived: tuple[int, int] = (0, 0),
+    begins: tuple[int, int] = (0, 0),
+) -> WalFolder:
     """List a node's `wal/`. `archived`: what the node's manifest says."""
     return sorted_out(store.list(f"{node_folder}/wal"), archived, begins)
 
 
-def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0), begins: tuple[int, int] = (0, 0)) -> WalFolder:
+def sorted_out(
+    files: Iterable[StoredFile],
+    archived: tuple[int, int] = (0, 0),
+    begins: tuple[int, int] = (0, 0),
+) -> WalFolder:
     """The same from a listing."""
     newest: dict[tuple[int, int], SegmentFile] = {}
     below, copied = [], []
@@ -76,7 +85,9 @@ def sorted_out(files: Iterable[StoredFile], archived: tuple[int, int] = (0, 0), 
             newest[name] = younger
             copied.append(older)
     epoch, first = begins
-    counting = layout.without_replaced(name for name in newest if name[0] >= epoch or name[1] < first)
+    counting = layout.without_replaced(
+        name for name in newest if name[0] >= epoch or name[1] < first
+    )
     void = tuple(each for name, each in newest.items() if name not in counting)
     segments = sorted((newest[name] for name in counting), key=lambda each: each.number)
     return WalFolder(tuple(segments), tuple(below), tuple(copied), void, frozenset(logs), permits)

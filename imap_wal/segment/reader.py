@@ -1,7 +1,8 @@
-"""One segment on storage: a writer that appends frames, and a reader that yields them and says why it stopped.
+"""One segment on storage: a writer that appends frames, and a reader that yields them and says why
+it stopped.
 
-The reader keeps at most one window of the file (or one frame, if that is larger) in memory, and may be used on a segment that is being written: it stops at
-the last whole frame.
+The reader keeps at most one window of the file (or one frame, if that is larger) in memory, and may
+be used on a segment that is being written: it stops at the last whole frame.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ FIRST_WINDOW_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How a segment ends. `status`: "clean", "torn-tail" (damage above all that was synced), "corrupt" (damage below it).
+    """How a segment ends. `status`: "clean", "torn-tail" (damage above all that was synced),
+    "corrupt" (damage below it).
 
-    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid frames beyond the damage (a tail can have such too: a power
-    loss keeps any part of what was not synced), `records_after` their entries, `last_after` is the offset of the last.
+    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid
+    frames beyond the damage (a tail can have such too: a power loss keeps any part of what was not
+    synced), `records_after` their entries, `last_after` is the offset of the last.
     """
 
     status: str
@@ -107,7 +110,10 @@ class SegmentReader:
                     return
                 continue
             if frame.kind not in format.TYPES:
-                what, advice = f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it"
+                what, advice = (
+                    f"a frame of unknown type {frame.kind}",
+                    "upgrade imap-wal: a newer version wrote it",
+                )
                 raise UnsupportedVersion(self.path, offset, what, advice)
             offset = self.end = frame.end
             self.checksum = frame.checksum
@@ -116,9 +122,10 @@ class SegmentReader:
 
     @property
     def goes_on_from(self) -> int | None:
-        """What the next segment's header says of the last frame before it: the CRC of this segment's
-        last frame, or, where it has none, what its own header says of the one before. 0 or
-        `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or reading began behind the first frame."""
+        """What the next segment's header says of the last frame before it: the CRC of this
+        segment's last frame, or, where it has none, what its own header says of the one before. 0
+        or `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or
+        reading began behind the first frame."""
         if self.checksum or self.end > self.first:
             return self.checksum or None
         return self.header.previous_checksum or (0 if self.header.number == 1 else None)
@@ -135,7 +142,14 @@ class SegmentReader:
         synced = max([self.synced, *(frame.synced for frame in found)])
         records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
         last_after = found[-1].offset if found else 0
-        return Tail("corrupt" if synced > self.end else "torn-tail", self.end, size, len(found), records, last_after)
+        return Tail(
+            "corrupt" if synced > self.end else "torn-tail",
+            self.end,
+            size,
+            len(found),
+            records,
+            last_after,
+        )
 
     def _written(self, size: int) -> bool:
         """Whether anything but zeros (a preallocated rest) follows the last whole frame."""
@@ -182,13 +196,19 @@ def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
 
 
 def unborn(store: SegmentStore, path: str) -> bool:
-    """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame was ever in it."""
+    """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame
+    was ever in it."""
     namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])
-    # The header's length field may be what is damaged; but a header of these names is never longer, even if all its numbers were.
+    # The header's length field may be what is damaged; but a header of these names is never longer,
+    # even if all its numbers were.
     number, token = 2**32 - 1, b"\0" * 16
-    longest = SegmentHeader(token, namespace, cluster, node, number, number, number, 2**63, "-" * 36)
+    longest = SegmentHeader(
+        token, namespace, cluster, node, number, number, number, 2**63, "-" * 36
+    )
     start = store.read(path, 0, format.PREFIX_BYTES)
     if format.says_encrypted(start):
         longest = longest._replace(key_id="-" * format.KEY_ID_MAX, key_check=token)
     start = start[: len(format.MAGIC)].rstrip(b"\0")
-    return format.MAGIC.startswith(start) and not store.read(path, len(longest.encode())).strip(b"\0")
+    return format.MAGIC.startswith(start) and not store.read(path, len(longest.encode())).strip(
+        b"\0"
+    )

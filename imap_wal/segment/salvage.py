@@ -1,8 +1,10 @@
 """What of a damaged segment can still be read: its whole frames, and the gaps between them.
 
-A frame verifies only with the segment's id and at its own offset, so frames behind a gap are found by trying every place that may be one. Where the segment's header is what
-was damaged, the seed of the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is linear, so one frame gives the only seed that fits it,
-and another that fits the same one is no accident.
+A frame verifies only with the segment's id and at its own offset, so frames behind a gap are found
+by trying every place that may be one. Where the segment's header is what was damaged, the seed of
+the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is
+linear, so one frame gives the only seed that fits it, and another that fits the same one is no
+accident.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ import google_crc32c
 from imap_wal import entry, format
 from imap_wal.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
 from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
-from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, Frame, Home, NoFrame, Position, SegmentHeader
+from imap_wal.format import (
+    FRAME_HEADER,
+    FRAME_HEADER_BYTES,
+    SYNCED_BYTES,
+    Frame,
+    Home,
+    NoFrame,
+    Position,
+    SegmentHeader,
+)
 from imap_wal.segment.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
@@ -39,8 +50,9 @@ class Place(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last entry) are what the damaged frames' own headers say; None where those cannot
-    be trusted, because they do not lead to the gap's end."""
+    """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last
+    entry) are what the damaged frames' own headers say; None where those cannot be trusted, because
+    they do not lead to the gap's end."""
 
     start: int
     end: int
@@ -50,7 +62,8 @@ class Gap(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """`header` is None where it is damaged; `seed` is None where nothing can be read without it. `first` is where frames begin. `raw` is the header as it stands."""
+    """`header` is None where it is damaged; `seed` is None where nothing can be read without it.
+    `first` is where frames begin. `raw` is the header as it stands."""
 
     header: SegmentHeader | None
     raw: bytes
@@ -68,7 +81,15 @@ class Scan(NamedTuple):
         if self.cipher is None:
             return data[start : place.end]
         synced = int.from_bytes(data[start - SYNCED_BYTES : start], "little")
-        sealed = Frame(place.offset, place.end, place.kind, place.count, synced, place.checksum, data[start : place.end])
+        sealed = Frame(
+            place.offset,
+            place.end,
+            place.kind,
+            place.count,
+            synced,
+            place.checksum,
+            data[start : place.end],
+        )
         return self.cipher.open(sealed, "").payload
 
     @property
@@ -94,7 +115,9 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
         if found is not None:
             seed, first = found
     if header is not None and not home.admits(header.home):
-        return Scan(header, data[:first], None, first, [], [Gap(0, len(data.rstrip(b"\0")))], len(data))
+        return Scan(
+            header, data[:first], None, first, [], [Gap(0, len(data.rstrip(b"\0")))], len(data)
+        )
     cipher: SegmentCipher | None = None
     if header is not None and header.key_id:
         cipher = cipher_of(store, header, data[:first], path)
@@ -111,9 +134,16 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
         frame = format.decode_frame(seed, data, offset, offset)
         if isinstance(frame, Frame) and not _forged(cipher, frame):
             if frame.kind not in format.TYPES:
-                raise UnsupportedVersion(path, offset, f"a frame of unknown type {frame.kind}", "upgrade imap-wal: a newer version wrote it")
+                raise UnsupportedVersion(
+                    path,
+                    offset,
+                    f"a frame of unknown type {frame.kind}",
+                    "upgrade imap-wal: a newer version wrote it",
+                )
             entries = frame.count if frame.kind in format.OF_ENTRIES else 0
-            frames.append(Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum))
+            frames.append(
+                Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
+            )
             offset = frame.end
             continue
         if offset >= written:
@@ -137,7 +167,9 @@ def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
     return False
 
 
-def _find_cipher(store: SegmentStore, path: str, home: Home, data: bytes, seed: int, first: int) -> SegmentCipher | None:
+def _find_cipher(
+    store: SegmentStore, path: str, home: Home, data: bytes, seed: int, first: int
+) -> SegmentCipher | None:
     """For a segment at `home` whose header is damaged: what opens its first whole frame."""
     frame = format.decode_frame(seed, data, first, first)
     if not isinstance(frame, Frame):
@@ -146,9 +178,15 @@ def _find_cipher(store: SegmentStore, path: str, home: Home, data: bytes, seed: 
         return None
     found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
     if found is None and format.says_encrypted(data):
-        what = f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, its id is damaged too, or it is not of this place"
+        what = (
+            f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, "
+            "its id is damaged too, or it is not of this place"
+        )
         log = home.directory or "not known, for no manifest of this node is here"
-        advice = f"{keys_of(store).advice}. If all keys are given, move the file away. The log directory of this place is {log}"
+        advice = (
+            f"{keys_of(store).advice}. If all keys are given, move the file away. The log "
+            f"directory of this place is {log}"
+        )
         raise EncryptionError(path, "", what, advice)
     if found is None:
         keys_of(store).demand_plain(path)
@@ -164,7 +202,10 @@ def _gap(data: bytes, start: int, end: int) -> Gap:
     records = 0
     for frames, (offset, kind, count, end_of_frame) in enumerate(_chain(data, start), 1):
         if end_of_frame > end or (
-            kind in format.OF_ENTRIES and not _believable(data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count)
+            kind in format.OF_ENTRIES
+            and not _believable(
+                data[offset + FRAME_HEADER_BYTES + SYNCED_BYTES : end_of_frame], count
+            )
         ):
             break
         records += count if kind in format.OF_ENTRIES else 0
@@ -174,7 +215,8 @@ def _gap(data: bytes, start: int, end: int) -> Gap:
 
 
 def _believable(payload: bytes, count: int) -> bool:
-    """Whether a damaged frame's own count may be right: the damage is in the payload, or the payload has as many entries."""
+    """Whether a damaged frame's own count may be right: the damage is in the payload, or the
+    payload has as many entries."""
     try:
         return len(entry.values(payload)) == count
     except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
@@ -182,7 +224,8 @@ def _believable(payload: bytes, count: int) -> bool:
 
 
 def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
-    """(offset, type, count, end) of frames one behind the other, as their headers say and as far as they can be believed."""
+    """(offset, type, count, end) of frames one behind the other, as their headers say and as far as
+    they can be believed."""
     while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
         length, _, type_count = FRAME_HEADER.unpack_from(data, offset)
         kind, count = type_count & 0xFF, type_count >> 8
@@ -194,16 +237,22 @@ def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
         offset = end
 
 
-# ---- the seed of a segment whose header is damaged -------------------------------------------------------------------
+# ---- the seed of a segment whose header is damaged -----------------------------------------------
 
 
 def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
     """(seed, where frames begin)."""
     names = home[:3]
-    longest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36).encode())
+    longest = len(
+        SegmentHeader(
+            b"\0" * _ID_BYTES, *names, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**63, "-" * 36
+        ).encode()
+    )
     shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
     if format.says_encrypted(data):
-        longest += format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4  # and what msgpack puts before both
+        longest += (
+            format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4
+        )  # and what msgpack puts before both
     said = format.header_bytes_needed(data)
     by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
     for first in dict.fromkeys((said, *range(shortest, longest + 1))):
@@ -217,7 +266,9 @@ def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
             solved[seed] += 1
             if solved[seed] == 2:
                 return seed, first
-    if next(FrameSearch(by_id, data).after(shortest), None) is not None:  # the first frames are damaged too
+    if (
+        next(FrameSearch(by_id, data).after(shortest), None) is not None
+    ):  # the first frames are damaged too
         return by_id, said if shortest <= said <= longest else shortest
     return None
 

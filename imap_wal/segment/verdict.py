@@ -39,7 +39,7 @@ What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is 
 | forged      | refuses  | refuses       | as corrupt    | Forged             | corrupt, 3     | what is whole     |
 
 A torn-tail open scans from the checkpoint on; damage below it is found by the restore after it.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -47,7 +47,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from imap_wal import layout
-from imap_wal.errors import SEGMENT_ADVICE, CorruptLog, Forged, LogError, ShortLog, UnsupportedVersion
+from imap_wal.errors import (
+    SEGMENT_ADVICE,
+    CorruptLog,
+    Forged,
+    LogError,
+    ShortLog,
+    UnsupportedVersion,
+)
 from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment.reader import SegmentReader, unborn
 from storage_backends import NotFound, SegmentStore
@@ -58,9 +65,9 @@ SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment is in its log. `directory`: the log's, "" if it is not known. `followed`: a later segment counts. `checkpoint`, `newest`:
-    the node manifest's; a segment is entered there once its header is safe, and before its first
-    frame."""
+    """Where a segment is in its log. `directory`: the log's, "" if it is not known. `followed`: a
+    later segment counts. `checkpoint`, `newest`: the node manifest's; a segment is entered there
+    once its header is safe, and before its first frame."""
 
     path: str
     directory: str
@@ -109,7 +116,11 @@ class Verdict:
     def error(self, more: str = "") -> LogError:
         """The error to raise where this verdict stops the caller. `more` is put after the first
         lost position."""
-        kinds: dict[str, type[LogError]] = {SHORT: ShortLog, UNSUPPORTED: UnsupportedVersion, FORGED: Forged}
+        kinds: dict[str, type[LogError]] = {
+            SHORT: ShortLog,
+            UNSUPPORTED: UnsupportedVersion,
+            FORGED: Forged,
+        }
         changed = ": bytes in the middle of the log have changed" if self.status == CORRUPT else ""
         what = f"{self.what}{changed}; first lost position {self.lost}{more and f', {more}'}"
         if self.status == UNSUPPORTED:
@@ -164,14 +175,17 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
     header = reader.header
     if not _at_home(reader, place.directory):
         what = (
-            f"this is segment {header.epoch}-{header.number} of node {header.node!r} of {header.namespace}/"
+            f"this is segment {header.epoch}-{header.number} of node {header.node!r} of "
+            f"{header.namespace}/"
             f"{header.cluster}, log directory {header.directory}"
         )
         if layout.home(header) != layout.original_path(place.path):
             what += ", under another name: it was copied here or renamed"
         else:
             what += f", and this log has the directory {place.directory}: it was copied here"
-        advice = "move it back to its place and name, and restore the file that belongs here from a copy"
+        advice = (
+            "move it back to its place and name, and restore the file that belongs here from a copy"
+        )
         return Verdict(FOREIGN, place, 0, store.size(place.path), what, advice=advice)
     return reader
 
@@ -182,11 +196,15 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
     decides."""
     tail = reader.tail()
     after = tail.frames_after, tail.records_after, tail.last_after
-    named = (place.epoch, place.number) == place.checkpoint[:2] and tail.end <= place.checkpoint.frame
+    named = (place.epoch, place.number) == place.checkpoint[
+        :2
+    ] and tail.end <= place.checkpoint.frame
     if tail.status == "corrupt" or (tail.status == "torn-tail" and (_followed(place) or named)):
         what = f"a damaged frame ({tail.frames_after} whole frames after it)"
         if named:
-            what = f"the frame that the manifest names as the last good one is damaged or cut: {what}"
+            what = (
+                f"the frame that the manifest names as the last good one is damaged or cut: {what}"
+            )
         return Verdict(CORRUPT, place, tail.end, tail.size, what, *after)
     if named:
         what = "the frame that the manifest names as the last good one is missing"
@@ -194,7 +212,10 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
     if tail.status == "torn-tail":
         what = "an incomplete last commit: a crash, nothing acknowledged is lost"
         if tail.frames_after:
-            what = f"damage above the last synced position, with {tail.frames_after} whole frames after it: a power loss"
+            what = (
+                f"damage above the last synced position, with {tail.frames_after} whole frames "
+                "after it: a power loss"
+            )
         return Verdict(TORN, place, tail.end, tail.size, what, *after)
     known = reader.goes_on_from
     if place.followed and known is not None and not goes_on(known, said()):
@@ -204,7 +225,10 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
 
 def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
     """The verdict on a segment whose successor continues from another frame than its last."""
-    what = "the next segment continues from a later frame: the end of this one is missing, or it was exchanged"
+    what = (
+        "the next segment continues from a later frame: the end of this one is missing, or it "
+        "was exchanged"
+    )
     return Verdict(SHORT, place, end, size or end, what)
 
 
@@ -217,7 +241,10 @@ def goes_on(known: int | None, said: int) -> bool:
 def _at_home(reader: SegmentReader, directory: str) -> bool:
     """Whether a segment is of the log with this directory ("": not known), and has its own name."""
     header = reader.header
-    return layout.home(header) == layout.original_path(reader.path) and directory in ("", header.directory)
+    return layout.home(header) == layout.original_path(reader.path) and directory in (
+        "",
+        header.directory,
+    )
 
 
 def said_by(store: SegmentStore, directory: str, later: Iterable[str]) -> int:

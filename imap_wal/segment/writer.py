@@ -13,7 +13,8 @@ from storage_backends import SegmentStore
 class SegmentWriter:
     """Appends frames to a new segment. Not thread-safe: the committer owns it.
 
-    After any error of `append` or `sync` the segment is poisoned: the caller must not use it again but to `close` it.
+    After any error of `append` or `sync` the segment is poisoned: the caller must not use it again
+    but to `close` it.
     """
 
     def __init__(
@@ -27,7 +28,9 @@ class SegmentWriter:
     ) -> None:
         """`ring`: the keys that write; default: those that go with the store."""
         self.path = path
-        self.header, self._cipher = sealed(ring or keys_of(store).ring, header, randomness or SystemRandomness())
+        self.header, self._cipher = sealed(
+            ring or keys_of(store).ring, header, randomness or SystemRandomness()
+        )
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)
         self.checksum = 0
@@ -36,7 +39,8 @@ class SegmentWriter:
         self.records = 0
         self._sealed = False
         try:
-            # Safe before the first frame is written: a segment whose header is not whole then holds nothing else, see `unborn`.
+            # Safe before the first frame is written: a segment whose header is not whole then holds
+            # nothing else, see `unborn`.
             self._appender.append(self.header.encode())
             self.sync()
         except BaseException:
@@ -53,7 +57,9 @@ class SegmentWriter:
         offset = self._appender.size
         if self._cipher is not None:
             payload = self._cipher.seal(offset, kind, count, self.synced, payload)
-        chunks, _, checksum = format.encode_frame(self._seed, offset, kind, count, self.synced, payload)
+        chunks, _, checksum = format.encode_frame(
+            self._seed, offset, kind, count, self.synced, payload
+        )
         self._appender.append(*chunks)
         self.checksum = checksum
         self.records += count if kind in format.OF_ENTRIES else 0
@@ -65,7 +71,8 @@ class SegmentWriter:
         self.synced = self._appender.size
 
     def rewind(self, size: int) -> None:
-        """After a failed `append`: cut what it may have left behind. An error means that nobody knows."""
+        """After a failed `append`: cut what it may have left behind. An error means that nobody
+        knows."""
         self._appender.truncate(size)
 
     def seal(self) -> None:

@@ -1,9 +1,12 @@
-"""Group commit: what is ready in the ring becomes one frame, one sync, and then all its batches are acknowledged.
+"""Group commit: what is ready in the ring becomes one frame, one sync, and then all its batches are
+acknowledged.
 
-There is no committer thread. Whoever waits for a batch tries the commit lock: the one who gets it leads, and commits for everybody; the others sleep until their
-batch is done, or until a leader that leaves wakes one of them to lead. One caller alone thus pays no hand-off between threads.
+There is no committer thread. Whoever waits for a batch tries the commit lock: the one who gets it
+leads, and commits for everybody; the others sleep until their batch is done, or until a leader that
+leaves wakes one of them to lead. One caller alone thus pays no hand-off between threads.
 
-A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never tried again on that file.
+A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never
+tried again on that file.
 
 The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`,
 and the next leader ends it: what was not written whole is cut off and written again; what was is
@@ -39,7 +42,21 @@ class CommitRequest:
     `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
     caller's: what the payload says."""
 
-    __slots__ = ("apply", "awaited", "content", "count", "done", "error", "kind", "payload", "position", "request", "session", "size", "sleeper")
+    __slots__ = (
+        "apply",
+        "awaited",
+        "content",
+        "count",
+        "done",
+        "error",
+        "kind",
+        "payload",
+        "position",
+        "request",
+        "session",
+        "size",
+        "sleeper",
+    )
 
     def __init__(
         self,
@@ -51,7 +68,14 @@ class CommitRequest:
         request: int = 0,
         content: object = None,
     ) -> None:
-        self.payload, self.count, self.apply, self.kind, self.session, self.request = payload, count, apply, kind, session, request
+        self.payload, self.count, self.apply, self.kind, self.session, self.request = (
+            payload,
+            count,
+            apply,
+            kind,
+            session,
+            request,
+        )
         self.content = content
         self.size = sum(map(len, payload))
         self.done = False
@@ -102,8 +126,9 @@ class _Commit:
 
 
 class Committer:
-    """Owns the node's log and is the ring's consumer. `on_commit` is called with the log after each commit, so it must be quick; `before_ack` with the
-    batches of a commit, between sync and acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
+    """Owns the node's log and is the ring's consumer. `on_commit` is called with the log after each
+    commit, so it must be quick; `before_ack` with the batches of a commit, between sync and
+    acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
 
     def __init__(
         self,
@@ -125,7 +150,9 @@ class Committer:
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits the checkpoint covers, and since when."""
         durability = log.settings.durability
-        self._syncs_each = durability is Durability.ALWAYS or (not log.store.capabilities.durable_append and durability is not Durability.INTERVAL)
+        self._syncs_each = durability is Durability.ALWAYS or (
+            not log.store.capabilities.durable_append and durability is not Durability.INTERVAL
+        )
 
     @property
     def failure(self) -> ImapWalError | None:
@@ -136,7 +163,10 @@ class Committer:
         """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where
         no frame could hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
-            raise TooLarge(f"{batch.count} changes of {batch.size} bytes at once; a commit takes at most {COUNT_MAX} and less than 2 GiB")
+            raise TooLarge(
+                f"{batch.count} changes of {batch.size} bytes at once; a commit takes at "
+                f"most {COUNT_MAX} and less than 2 GiB"
+            )
         batch.sleeper = threading.Lock()
         batch.sleeper.acquire()
         while not self.ring.try_publish(batch, batch.size):
@@ -177,7 +207,8 @@ class Committer:
         self._lead(self._commit_ready)
 
     def sync(self) -> None:
-        """Durability barrier: all that was acknowledged before is safe when this returns, whatever the durability."""
+        """Durability barrier: all that was acknowledged before is safe when this returns, whatever
+        the durability."""
 
         def work() -> None:
             self._commit_ready()
@@ -208,9 +239,13 @@ class Committer:
             self._checkpointed, self._checkpointed_at = commits, now
 
     def sync_if_due(self) -> None:
-        """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes by four times an interval)."""
+        """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes
+        by four times an interval)."""
         since = self._unsynced_since
-        if since is None or (self._clock.monotonic() - since) * 1000 < 0.75 * self._settings.sync_interval_ms:
+        if (
+            since is None
+            or (self._clock.monotonic() - since) * 1000 < 0.75 * self._settings.sync_interval_ms
+        ):
             return
 
         def work() -> None:
@@ -244,7 +279,8 @@ class Committer:
         self._lead(work)
 
     def renew_lease(self) -> None:
-        """Hold on to the node where the storage's lock is a lease; losing it ends all acknowledgements. A StorageError: it could not be renewed this time."""
+        """Hold on to the node where the storage's lock is a lease; losing it ends all
+        acknowledgements. A StorageError: it could not be renewed this time."""
         if self.log.leased and self._failure is None:
             try:
                 self.log.renew()
@@ -276,7 +312,14 @@ class Committer:
 
     @property
     def statistics(self) -> CommitStatistics:
-        return CommitStatistics(self._commits, self._records, self.log.bytes_written, self._syncs, self._sync_seconds, self._rotations)
+        return CommitStatistics(
+            self._commits,
+            self._records,
+            self.log.bytes_written,
+            self._syncs,
+            self._sync_seconds,
+            self._rotations,
+        )
 
     # ---- with the lock held ----
 
@@ -284,7 +327,9 @@ class Committer:
         if self._under_way is not None or self._rotating:
             self._take_up()
         while self.ring.ready() and (batches := self.ring.take(self._settings.commit_bytes_max)):
-            self._under_way = commit = _Commit(batches, self.ring.sequence + len(batches), self.log.mark())
+            self._under_way = commit = _Commit(
+                batches, self.ring.sequence + len(batches), self.log.mark()
+            )
             self._conclude(commit)
             if self._failure is None:
                 if self.log.full:
@@ -304,12 +349,16 @@ class Committer:
                 self._under_way = None  # its batches are still in the ring
                 return
             self._failure = NotAppended(
-                f"a write to the log of node {self.log.identity.node!r} was interrupted, and it is not known what was written; nothing more is acknowledged until the log "
+                f"a write to the log of node {self.log.identity.node!r} was interrupted, and "
+                "it is not known what was written; nothing more is acknowledged until the "
+                "log "
                 "is opened again"
             )
         if not commit.safe and self._failure is not None:
             for batch in commit.batches:
-                batch.error = batch.error or _caused(OutcomeUnknown, f"the change may be in the log: {self._failure}", self._failure)
+                batch.error = batch.error or _caused(
+                    OutcomeUnknown, f"the change may be in the log: {self._failure}", self._failure
+                )
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
@@ -343,26 +392,42 @@ class Committer:
             self._failure = error
             certain = not commit.written and self.log.bytes_written == commit.mark.bytes_written
             for batch in batches:
-                batch.error = _refusal(error) if certain else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
+                batch.error = (
+                    _refusal(error)
+                    if certain
+                    else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
+                )
             return
         except Exception as error:  # noqa: BLE001  # whatever a driver raises: half a frame may be there, and callers wait
             known = isinstance(error, StorageError | TooLarge) and not commit.written
-            certain = known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+            certain = (
+                known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
+            )
             self._poison(error, "sync" if commit.written else "write")
             for batch in batches:
                 kind = NotAppended if certain else OutcomeUnknown
-                batch.error = _caused(kind, f"{'nothing was appended' if certain else 'the change may be in the log'}: {self._failure}", error)
+                batch.error = _caused(
+                    kind,
+                    f"{'nothing was appended' if certain else 'the change may be in the log'}: "
+                    f"{self._failure}",
+                    error,
+                )
             return
         for batch in batches:
             if batch.session:
-                self.log.requests[batch.session] = max(self.log.requests.get(batch.session, 0), batch.request)
+                self.log.requests[batch.session] = max(
+                    self.log.requests.get(batch.session, 0), batch.request
+                )
         if self._before_ack is not None:
             try:
                 self._before_ack(batches)
             except Exception as error:  # noqa: BLE001
-                # Nobody could say whether these may be acknowledged; and they are in the log, so it is no "no" either.
+                # Nobody could say whether these may be acknowledged; and they are in the log, so it
+                # is no "no" either.
                 for batch in batches:
-                    batch.error = batch.error or OutcomeUnknown(f"the change is in the log, but could not be confirmed: {error}")
+                    batch.error = batch.error or OutcomeUnknown(
+                        f"the change is in the log, but could not be confirmed: {error}"
+                    )
         commit.safe = True
 
     def _write(self, kind: int, batches: list[CommitRequest]) -> None:
@@ -372,14 +437,20 @@ class Committer:
             payload: list[bytes] = []
             count, size, stop = 0, 0, start
             while stop < len(batches) and (
-                stop == start or (count + batches[stop].count <= COUNT_MAX and size + batches[stop].size <= PAYLOAD_BYTES_MAX)
+                stop == start
+                or (
+                    count + batches[stop].count <= COUNT_MAX
+                    and size + batches[stop].size <= PAYLOAD_BYTES_MAX
+                )
             ):
                 payload += batches[stop].payload
                 count += batches[stop].count
                 size += batches[stop].size
                 stop += 1
             if self._syncs_each and self._unsynced_since is not None:
-                self._timed_sync()  # one unsynced frame at most: a power loss then never leaves a whole frame behind a torn one
+                # One unsynced frame at most: a power loss then never leaves a whole frame behind a
+                # torn one.
+                self._timed_sync()
             if self._unsynced_since is None:
                 self._unsynced_since = self._clock.monotonic()
             first = self.log.write(kind, count, payload)
@@ -391,15 +462,23 @@ class Committer:
             start = stop
 
     def _make_safe(self) -> None:
-        """As safe as the durability asks before an acknowledgement. A writer that was replaced acknowledges nothing under any of them."""
-        late = self._settings.durability is Durability.INTERVAL and self._unsynced_ms() >= self._settings.sync_interval_ms
+        """As safe as the durability asks before an acknowledgement. A writer that was replaced
+        acknowledges nothing under any of them."""
+        late = (
+            self._settings.durability is Durability.INTERVAL
+            and self._unsynced_ms() >= self._settings.sync_interval_ms
+        )
         if self._syncs_each or late:
             self._timed_sync()
         else:
             self.log.check_fence()
 
     def _unsynced_ms(self) -> float:
-        return 0 if self._unsynced_since is None else (self._clock.monotonic() - self._unsynced_since) * 1000
+        return (
+            0
+            if self._unsynced_since is None
+            else (self._clock.monotonic() - self._unsynced_since) * 1000
+        )
 
     def _timed_sync(self) -> None:
         start = self._clock.monotonic()
@@ -432,7 +511,8 @@ class Committer:
 
     def _poison(self, error: Exception, doing: str) -> None:
         self._failure = NotAppended(
-            f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing more is acknowledged until it is opened again"
+            f"the log of node {self.log.identity.node!r} failed to {doing}: {error}; nothing "
+            "more is acknowledged until it is opened again"
         )
 
 

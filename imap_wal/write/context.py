@@ -14,8 +14,8 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """Where a node's log is, whose it is, how it is written, and the clock and the randomness of its
-    process."""
+    """Where a node's log is, whose it is, how it is written, and the clock and the randomness of
+    its process."""
 
     store: SegmentStore
     identity: Identity

@@ -1,5 +1,6 @@
 """Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
-lease, move the checkpoint on, rotate by time, archive by time and size, remove what has expired. Threads are started only if a setting wants them."""
+lease, move the checkpoint on, rotate by time, archive by time and size, remove what has expired.
+Threads are started only if a setting wants them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ RENEW_S = 10.0
 RETAIN_S = 600.0
 """What has expired is looked for at least this often, as RocksDB does."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
-"""An archive that failed is tried again after a pause, which doubles each time: it reads all that is not archived."""
+"""An archive that failed is tried again after a pause, which doubles each time: it reads all that
+is not archived."""
 
 
 class Maintenance:
@@ -46,20 +48,34 @@ class Maintenance:
         self.retention_error = ""
         """Why what has expired could not be removed the last time; it is tried again."""
 
-    def start(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]) -> None:
-        """Begin. `archive` seals the current segment, archives what is sealed and calls `count_from`; `retain` removes what has expired."""
+    def start(
+        self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]
+    ) -> None:
+        """Begin. `archive` seals the current segment, archives what is sealed and calls
+        `count_from`; `retain` removes what has expired."""
         settings = self._settings
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
-        if drains or settings.durability is Durability.INTERVAL or settings.rotate_interval_s or committer.log.leased:
+        if (
+            drains
+            or settings.durability is Durability.INTERVAL
+            or settings.rotate_interval_s
+            or committer.log.leased
+        ):
             self.workers.append(Worker("imap-wal-keeper", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
-        if archives or _retain_every(settings):  # a thread of its own: syncs and leases must not wait for an archive
+        if archives or _retain_every(
+            settings
+        ):  # a thread of its own: syncs and leases must not wait for an archive
             left = _bytes_left(committer.log) if archives else 0
             self._header_bytes = _header_bytes(committer.log)
             if settings.max_total_wal_size:
-                self._full_at = self.written(committer.log) + max(settings.max_total_wal_size - left, 1)  # by size not before something is written
+                self._full_at = self.written(committer.log) + max(
+                    settings.max_total_wal_size - left, 1
+                )  # by size not before something is written
             at_once = left > 0 and not settings.avoid_flush_during_recovery
-            self.workers.append(Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once)))
+            self.workers.append(
+                Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once))
+            )
         for each in self.workers:
             each.start()
 
@@ -69,11 +85,16 @@ class Maintenance:
 
     def committed(self, log: NodeLog) -> None:
         """Something was written; the committer says so, after every commit."""
-        if self._settings.max_total_wal_size and self.written(log) >= self._full_at and not self._wake.is_set():
+        if (
+            self._settings.max_total_wal_size
+            and self.written(log) >= self._full_at
+            and not self._wake.is_set()
+        ):
             self._wake.set()
 
     def count_from(self, written: int) -> None:
-        """All is archived that was in segments when `written` was this much: `max_total_wal_size` is counted from there."""
+        """All is archived that was in segments when `written` was this much: `max_total_wal_size`
+        is counted from there."""
         self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
@@ -92,7 +113,10 @@ class Maintenance:
 
     def _keep(self, committer: Committer) -> Turn:
         settings = self._settings
-        ticks = {Durability.INTERVAL: settings.sync_interval_ms / 4000, Durability.ASYNC: ASYNC_TICK_S}
+        ticks = {
+            Durability.INTERVAL: settings.sync_interval_ms / 4000,
+            Durability.ASYNC: ASYNC_TICK_S,
+        }
         renewed_at = self._clock.monotonic()
         tick = ticks.get(settings.durability, LEASE_TICK_S)
         if settings.rotate_interval_s:
@@ -108,19 +132,34 @@ class Maintenance:
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
             if not committer.log.store.capabilities.durable_append:
-                with suppress(StorageError, LostRace, Fenced):  # tried again; a writer that was replaced gets the error at its next commit
+                with suppress(
+                    StorageError, LostRace, Fenced
+                ):  # tried again; a writer that was replaced gets the error at its next commit
                     committer.checkpoint_if_due()
             if self._clock.monotonic() - renewed_at >= RENEW_S:
                 renewed_at = self._clock.monotonic()
-                with suppress(StorageError):  # tried again before the lease runs out; if not, the next writer's first object fences this one
+                with suppress(
+                    StorageError
+                    # Tried again before the lease runs out; if not, the next writer's first object
+                    # fences this one.
+                ):
                     committer.renew_lease()
             return True
 
         return turn
 
-    def _archiving(self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object], at_once: bool) -> Turn:
+    def _archiving(
+        self,
+        committer: Committer,
+        archive: Callable[[], object],
+        retain: Callable[[], object],
+        at_once: bool,
+    ) -> Turn:
         log, now = committer.log, self._clock.monotonic
-        archive_every, retain_every = self._settings.archive_interval_s or inf, _retain_every(self._settings)
+        archive_every, retain_every = (
+            self._settings.archive_interval_s or inf,
+            _retain_every(self._settings),
+        )
         archive_at = now() if at_once else now() + archive_every
         retain_at = now() if retain_every else inf
         pause = 0.0
@@ -134,7 +173,9 @@ class Maintenance:
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
                     archive_at = now() + min(archive_every, pause or inf)
                     if self.archive_error:
-                        self.count_from(tried)  # else every commit would wake this thread until it succeeds
+                        self.count_from(
+                            tried
+                        )  # else every commit would wake this thread until it succeeds
                     elif retain_every:
                         retain_at = now()
                 if now() >= retain_at and not self._stop.is_set():
@@ -154,7 +195,10 @@ class _UntilStop(GatedStore):
 
     def there(self, path: str = "") -> SegmentStore:
         if self._stop.is_set():
-            raise Closed("the log was closed during this maintenance run; nothing is lost, it is done after the next open")
+            raise Closed(
+                "the log was closed during this maintenance run; nothing is lost, it is done "
+                "after the next open"
+            )
         return self.inner
 
 
@@ -179,13 +223,27 @@ def _retain_every(settings: Settings) -> float:
 
 
 def _bytes_left(log: NodeLog) -> int:
-    """What an earlier run left in segments that are not archived. Their reserved space is given back by now."""
+    """What an earlier run left in segments that are not archived. Their reserved space is given
+    back by now."""
     archived = log.manifests.read()[1].archived
-    return sum(each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments)
+    return sum(
+        each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments
+    )
 
 
 def _header_bytes(log: NodeLog) -> int:
-    """What a segment takes beside its frames; where every commit is a segment of its own, that is much."""
+    """What a segment takes beside its frames; where every commit is a segment of its own, that is
+    much."""
     who, number = log.identity, log.end.segment + 1
-    header = SegmentHeader(bytes(16), who.namespace, who.cluster, who.node, log.epoch, number, 2**31, log.clock.now_ms(), log.directory)
+    header = SegmentHeader(
+        bytes(16),
+        who.namespace,
+        who.cluster,
+        who.node,
+        log.epoch,
+        number,
+        2**31,
+        log.clock.now_ms(),
+        log.directory,
+    )
     return len(sealed(keys_of(log.store).ring, header, log.randomness)[0].encode())

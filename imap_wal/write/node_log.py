@@ -1,5 +1,5 @@
-"""The log of one node, open for writing: segments, rotation, permit, close. `imap_wal.write.opening`
-opens it.
+"""The log of one node, open for writing: segments, rotation, permit, close.
+`imap_wal.write.opening` opens it.
 
     write   frame ─▶ current segment (a new one if there is none or it is full)
     sync    segment sync ─▶ is this epoch's permit gone? then nothing is acknowledged
@@ -25,7 +25,14 @@ import msgpack
 from imap_wal import format, layout
 from imap_wal.encryption import keys_of, sealed
 from imap_wal.encryption_keys import KeyRing
-from imap_wal.errors import EncryptionError, Fenced, ImapWalError, LogError, LostRace, StorageUnavailable
+from imap_wal.errors import (
+    EncryptionError,
+    Fenced,
+    ImapWalError,
+    LogError,
+    LostRace,
+    StorageUnavailable,
+)
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
@@ -72,8 +79,14 @@ class NodeLog:
         self.clock, self.randomness = context.clock, context.randomness
         self.manifests, self.clusters = manifests, clusters
         claims = clusters.read()[1].claims
-        self.claims = claim_manifests(self.store, self.identity.cluster_folder, claims, self.clock, self.randomness)
-        self.epoch, self.directory, self.recovery = manifest.epoch, manifest.directory, recovered.recovery
+        self.claims = claim_manifests(
+            self.store, self.identity.cluster_folder, claims, self.clock, self.randomness
+        )
+        self.epoch, self.directory, self.recovery = (
+            manifest.epoch,
+            manifest.directory,
+            recovered.recovery,
+        )
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, kept by whoever commits."""
         self.metadata = manifest.metadata
@@ -98,14 +111,20 @@ class NodeLog:
 
     def __str__(self) -> str:
         who = self.identity
-        return f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
+        return (
+            f"the log of node {who.node!r} in cluster {who.cluster!r}, namespace {who.namespace!r}"
+        )
 
     # ---- writing ----
 
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
-        """Append one frame; returns the position of its first entry. Not safe before `sync`. A StorageError poisons this log, see `rewind`."""
+        """Append one frame; returns the position of its first entry. Not safe before `sync`. A
+        StorageError poisons this log, see `rewind`."""
         if os.getpid() != self._process:
-            raise Fenced(f"this log was opened by process {self._process}, and this is a forked child: open a log of its own here")
+            raise Fenced(
+                f"this log was opened by process {self._process}, and this is a forked "
+                "child: open a log of its own here"
+            )
         segment = self._segment or self._begin()
         before = segment.size
         offset = segment.append(kind, count, payload)
@@ -132,25 +151,51 @@ class NodeLog:
         nodes' locks: an open under another node name takes this log over and closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
-            if self.directory in self.clusters.read()[1].forgotten or self.manifests.read()[1].forgotten:
-                what = f"node {self.identity.node!r} was forgotten (imap-wal forget-node): no restore reads its log any more"
-                return Fenced(what, advice="close this one; an open under this node name begins a new log")
+            if (
+                self.directory in self.clusters.read()[1].forgotten
+                or self.manifests.read()[1].forgotten
+            ):
+                what = (
+                    f"node {self.identity.node!r} was forgotten (imap-wal forget-node): no "
+                    "restore reads its log any more"
+                )
+                return Fenced(
+                    what, advice="close this one; an open under this node name begins a new log"
+                )
             who = lock_holder(self.store, f"{self._folder}/writer.lock")
             by_other_node = who.startswith(OTHER_NODE)
             if not who:
-                folders = {node: layout.node_folder(self.identity.cluster_folder, node) for node in sorted(self.clusters.read()[1].nodes)}
-                holders = {node: lock_holder(self.store, f"{folder}/writer.lock") for node, folder in folders.items()}
-                who = ", ".join(f"node {node!r}, {holder}" for node, holder in holders.items() if holder)
+                folders = {
+                    node: layout.node_folder(self.identity.cluster_folder, node)
+                    for node in sorted(self.clusters.read()[1].nodes)
+                }
+                holders = {
+                    node: lock_holder(self.store, f"{folder}/writer.lock")
+                    for node, folder in folders.items()
+                }
+                who = ", ".join(
+                    f"node {node!r}, {holder}" for node, holder in holders.items() if holder
+                )
                 by_other_node = bool(who)
         advice = "close this one"
         if by_other_node:
             advice += "; if several processes write different keys, open each with shared=True"
-        return Fenced(f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}", who, advice)
+        return Fenced(
+            f"the log of node {self.identity.node!r} was taken over by {who or 'another process'}",
+            who,
+            advice,
+        )
 
     def mark(self) -> RewindPoint:
         """Where the log is now, for `rewind`."""
         segment = self._segment
-        return RewindPoint(segment, segment.size if segment else 0, segment.checksum if segment else 0, self.end, self.bytes_written)
+        return RewindPoint(
+            segment,
+            segment.size if segment else 0,
+            segment.checksum if segment else 0,
+            self.end,
+            self.bytes_written,
+        )
 
     def rewind(self, mark: RewindPoint | None = None) -> bool:
         """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
@@ -161,7 +206,9 @@ class NodeLog:
         if mark is None:
             mark = self.mark()
         elif mark.segment is None:
-            mark = mark._replace(segment=segment, size=len(segment.header.encode()))  # it was begun since
+            mark = mark._replace(
+                segment=segment, size=len(segment.header.encode())
+            )  # it was begun since
         if mark.segment is not segment:
             return False
         try:
@@ -192,8 +239,12 @@ class NodeLog:
 
     @property
     def unsealed(self) -> int:
-        """Number of the first segment that is not sealed: the one being written, or the next one. Safe from any thread."""
-        following, current = self._next_segment, self._segment  # in this order: a segment that begins in between is then never taken for sealed
+        """Number of the first segment that is not sealed: the one being written, or the next one.
+        Safe from any thread."""
+        following, current = (
+            self._next_segment,
+            self._segment,
+        )  # in this order: a segment that begins in between is then never taken for sealed
         return current.header.number if current is not None else following
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
@@ -205,30 +256,48 @@ class NodeLog:
         path, header = self._next_path(), self._next_header()
         segment: SegmentWriter | ObjectSegment
         if self._appends:
-            room = self.settings.segment_bytes if self.settings.preallocate and self.store.capabilities.preallocate else 0
+            room = (
+                self.settings.segment_bytes
+                if self.settings.preallocate and self.store.capabilities.preallocate
+                else 0
+            )
             self._making = True
-            segment = SegmentWriter(self.store, path, header, room, self.randomness, self._keys_to_write())
+            segment = SegmentWriter(
+                self.store, path, header, room, self.randomness, self._keys_to_write()
+            )
             try:
                 self._announce(number)
             except BaseException:
                 segment.close()
                 raise
         else:
-            segment = ObjectSegment(self.store, path, header, self._fenced, self.randomness, self._keys_to_write())
+            segment = ObjectSegment(
+                self.store, path, header, self._fenced, self.randomness, self._keys_to_write()
+            )
         began = self.clock.monotonic()
-        self._segment, self._began, self._next_segment, self._making = segment, began, number + 1, False
+        self._segment, self._began, self._next_segment, self._making = (
+            segment,
+            began,
+            number + 1,
+            False,
+        )
         return segment
 
     def _keys_to_write(self) -> KeyRing:
-        """The keys as they are now, if the cluster has none of their ids for another key; else those
-        of before, which can read what they write."""
+        """The keys as they are now, if the cluster has none of their ids for another key; else
+        those of before, which can read what they write."""
         ring = keys_of(self.store).ring
         if ring != self._ring:
             try:
                 key_checks.enter(ring, self.clusters)
                 self._ring = ring
             except (EncryptionError, LogError, LostRace, StorageError) as error:
-                _log.error("node %r continues to write with the keys of before, for the new ones cannot be used: %s", self.identity.node, error)
+                _log.error(
+                    "node %r continues to write with the keys of before, for the new ones "
+                    "cannot be used: %s",
+                    self.identity.node,
+                    error,
+                )
         return self._ring
 
     def _announce(self, number: int) -> None:
@@ -242,8 +311,16 @@ class NodeLog:
 
         try:
             self.manifests.update(change)
-        except (StorageError, LostRace) as error:  # appending continues where only the segments can be reached
-            _log.warning("segment %d of node %r could not be entered into the manifest: %s", number, self.identity.node, error)
+        except (
+            StorageError,
+            LostRace,
+        ) as error:  # appending continues where only the segments can be reached
+            _log.warning(
+                "segment %d of node %r could not be entered into the manifest: %s",
+                number,
+                self.identity.node,
+                error,
+            )
 
     def _next_path(self) -> str:
         return layout.wal_path(self._folder, self.epoch, self._next_segment)
@@ -253,7 +330,15 @@ class NodeLog:
         # Said, so that this segment is not taken for an empty one if it loses its frames.
         previous = self._checksum or (format.NOTHING_BEFORE if number > 1 else 0)
         return SegmentHeader(
-            self.randomness.token(), who.namespace, who.cluster, who.node, self.epoch, number, previous, self.clock.now_ms(), self.directory
+            self.randomness.token(),
+            who.namespace,
+            who.cluster,
+            who.node,
+            self.epoch,
+            number,
+            previous,
+            self.clock.now_ms(),
+            self.directory,
         )
 
     def _settle_half_made(self) -> None:
@@ -261,7 +346,9 @@ class NodeLog:
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may have taken the file into account."""
         self.check_fence()
-        self.store.replace(self._next_path(), sealed(self._ring, self._next_header(), self.randomness)[0].encode())
+        self.store.replace(
+            self._next_path(), sealed(self._ring, self._next_header(), self.randomness)[0].encode()
+        )
         self._next_segment, self._making = self._next_segment + 1, False
 
     def _finish(self) -> None:
@@ -300,23 +387,39 @@ class NodeLog:
                 manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen))
                 if not plugin:
                     return manifest
-                newest = sorted({**manifest.plugins, plugin: session}.items(), key=lambda item: item[1])[-PLUGINS_KEPT:]
-                known = {number: last for number, last in {**manifest.former, **(former or {})}.items() if number in dict(newest).values()}
+                newest = sorted(
+                    {**manifest.plugins, plugin: session}.items(), key=lambda item: item[1]
+                )[-PLUGINS_KEPT:]
+                known = {
+                    number: last
+                    for number, last in {**manifest.former, **(former or {})}.items()
+                    if number in dict(newest).values()
+                }
                 return replace(manifest, plugins=dict(newest), former=known)
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)
 
-    def move_checkpoint(self, end: Position, requests: Mapping[int, int], *, clean: bool = False) -> None:
+    def move_checkpoint(
+        self, end: Position, requests: Mapping[int, int], *, clean: bool = False
+    ) -> None:
         """Have the next recovery begin at the frame of `end`, which is safe, with the requests that
         are in the log up to there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
             # An archive run may have moved it further in between.
-            last = {session: max(request, manifest.requests.get(session, 0)) for session, request in requests.items()}
+            last = {
+                session: max(request, manifest.requests.get(session, 0))
+                for session, request in requests.items()
+            }
             known = manifest.known_requests({**manifest.requests, **last})
-            return replace(manifest, clean=clean or manifest.clean, requests=known, checkpoint=max(end, manifest.checkpoint))
+            return replace(
+                manifest,
+                clean=clean or manifest.clean,
+                requests=known,
+                checkpoint=max(end, manifest.checkpoint),
+            )
 
         self.manifests.update(change)
 
@@ -331,15 +434,22 @@ class NodeLog:
     # ---- the end ----
 
     def close(self, clean: bool = True) -> None:
-        """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock. Safe to call twice."""
-        if self._closed or os.getpid() != self._process:  # a child made by fork must not end its parent's log, nor release its lock
+        """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock.
+        Safe to call twice."""
+        if (
+            self._closed or os.getpid() != self._process
+        ):  # a child made by fork must not end its parent's log, nor release its lock
             return
         try:
             if clean:
                 if self._making:
                     self._settle_half_made()
                 if self._segment is not None:
-                    self.write(format.CLEAN_SHUTDOWN, 1, [msgpack.packb([self.clock.now_ms(), dict(self.requests)])])
+                    self.write(
+                        format.CLEAN_SHUTDOWN,
+                        1,
+                        [msgpack.packb([self.clock.now_ms(), dict(self.requests)])],
+                    )
                     self.sync()
                     self.rotate()
                 self.move_checkpoint(self.end, dict(self.requests), clean=True)

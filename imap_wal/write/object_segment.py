@@ -1,5 +1,5 @@
-"""Segments of a storage that cannot append: every sync is one immutable object. The last object of an
-epoch, empty, shuts its writer out."""
+"""Segments of a storage that cannot append: every sync is one immutable object. The last object of
+an epoch, empty, shuts its writer out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,17 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 
 class ObjectSegment:
-    """Collects frames; `sync` publishes them as one object. It has the methods of `SegmentWriter`."""
+    """Collects frames; `sync` publishes them as one object. It has the methods of
+    `SegmentWriter`."""
 
     def __init__(
-        self, store: SegmentStore, path: str, header: SegmentHeader, fenced: Callable[[], Fenced], randomness: Randomness, ring: KeyRing
+        self,
+        store: SegmentStore,
+        path: str,
+        header: SegmentHeader,
+        fenced: Callable[[], Fenced],
+        randomness: Randomness,
+        ring: KeyRing,
     ) -> None:
         self._store, self.path, self._fenced = store, path, fenced
         self.header, self._cipher = sealed(ring, header, randomness)
@@ -35,7 +42,9 @@ class ObjectSegment:
         offset = self.size
         if self._cipher is not None:
             payload = self._cipher.seal(offset, kind, count, 0, payload)
-        chunks, length, self.checksum = format.encode_frame(self._seed, offset, kind, count, 0, payload)
+        chunks, length, self.checksum = format.encode_frame(
+            self._seed, offset, kind, count, 0, payload
+        )
         self._chunks += chunks
         self.size += length
         return offset
@@ -72,14 +81,18 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
         # left an empty segment with a higher number. A gap in the names of this epoch is damage. It
         # is not filled here: the scan reports it.
         names = filter(None, (layout.parse_wal_path(file.path) for file in files))
-        number = max([first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)])
+        number = max(
+            [first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)]
+        )
     elif began:
         # The writer of this epoch has written nothing. It first publishes where its epoch begins,
         # which fails after the manifest of this open.
         return
     else:  # opened by a version that does not say where an epoch begins
         counting = sorted_out(files, manifest.archived).segments
-        number = max([manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)])
+        number = max(
+            [manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)]
+        )
     path = layout.wal_path(folder, epoch, number)
     while not holds_nothing(store, path):
         number += 1
@@ -95,7 +108,9 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
             context.clock.now_ms(),
             manifest.directory,
         )
-        with suppress(AlreadyExists):  # one more commit of the old writer, or an earlier takeover that stopped half-way
+        with suppress(
+            AlreadyExists
+        ):  # one more commit of the old writer, or an earlier takeover that stopped half-way
             store.create(path, sealed(context.ring, header, context.randomness)[0].encode())
 
 

@@ -1,6 +1,7 @@
 """Become the writer of a node's log.
 
-open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows its
+open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows
+its
         checkpoint, cut a torn tail ─▶ publish epoch + 1
 """
 
@@ -19,7 +20,13 @@ from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, Wri
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
-from imap_wal.manifest.older import current_cluster, mark_beyond, older_epoch, older_manifest, opened_epochs
+from imap_wal.manifest.older import (
+    current_cluster,
+    mark_beyond,
+    older_epoch,
+    older_manifest,
+    opened_epochs,
+)
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy
 from imap_wal.write.context import LogContext
@@ -55,19 +62,31 @@ def open_node_log(
     directory: str | None = None,
     maps: bool = False,
 ) -> NodeLog:
-    """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`: only
-    of this log, `LostRace` where another one has replaced it or it was forgotten; `maps`: for changes
-    of maps, `InvalidSetting` where `imap_wal.log` made the log. `WriterLocked`, `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`:
+    only of this log, `LostRace` where another one has replaced it or it was forgotten; `maps`: for
+    changes of maps, `InvalidSetting` where `imap_wal.log` made the log. `WriterLocked`,
+    `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
     store, identity = context.store, context.identity
     identity.check()
     can = store.capabilities
-    if context.settings.durability is Durability.ALWAYS and can.durable_append and not can.durable_sync:
+    if (
+        context.settings.durability is Durability.ALWAYS
+        and can.durable_append
+        and not can.durable_sync
+    ):
         raise InvalidSetting(
-            f"{store.url} cannot sync, so durability 'always' would be a lie; choose 'os' or 'interval'"
-            + (", or add ?sync_on_close=true where data nodes sync on close" if "hdfs" in store.url else "")
+            f"{store.url} cannot sync, so durability 'always' would be a lie; choose 'os' or "
+            "'interval'"
+            + (
+                ", or add ?sync_on_close=true where data nodes sync on close"
+                if "hdfs" in store.url
+                else ""
+            )
         )
     folder = identity.node_folder
-    opening = _Opening(context, takeover=takeover, embedded=embedded, directory=directory, maps=maps)
+    opening = _Opening(
+        context, takeover=takeover, embedded=embedded, directory=directory, maps=maps
+    )
     opening.check_before()
     try:
         lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
@@ -76,7 +95,12 @@ def open_node_log(
     try:
         manifest, recovered = opening.run()
         if takeover:
-            _log.warning("the log of node %r was taken over by %s: epoch %d begins", identity.node, holder_text(what), manifest.epoch)
+            _log.warning(
+                "the log of node %r was taken over by %s: epoch %d begins",
+                identity.node,
+                holder_text(what),
+                manifest.epoch,
+            )
         tell_links(store, [f"{folder}/wal", f"{folder}/archive"])
         return NodeLog(context, opening.manifests, opening.clusters, manifest, recovered, lock)
     except BaseException:
@@ -94,15 +118,27 @@ def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[
             continue
         other = replace(who, node=node)
         manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
-        if manifest.clean and not log.store.capabilities.stale_listings:  # else a newer manifest may be there
+        if (
+            manifest.clean and not log.store.capabilities.stale_listings
+        ):  # else a newer manifest may be there
             continue
         if embedded and not manifest.embedded:
             continue
         try:
-            opened = open_node_log(replace(log.context, identity=other), what=what, takeover=True, directory=manifest.directory)
+            opened = open_node_log(
+                replace(log.context, identity=other),
+                what=what,
+                takeover=True,
+                directory=manifest.directory,
+            )
             opened.close()
         except LostRace:
-            if node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1].directory == manifest.directory:
+            if (
+                node_manifests(log.store, other.node_folder, log.clock, log.randomness)
+                .read()[1]
+                .directory
+                == manifest.directory
+            ):
                 raise
             # It was forgotten. A log that was begun in its place was opened after the claim.
         except MissingNode:
@@ -124,15 +160,30 @@ class _Opening:
     the old writer's archive run, or by a prune), the open begins again."""
 
     def __init__(
-        self, context: LogContext, *, takeover: bool = False, embedded: bool = False, directory: str | None = None, maps: bool = False
+        self,
+        context: LogContext,
+        *,
+        takeover: bool = False,
+        embedded: bool = False,
+        directory: str | None = None,
+        maps: bool = False,
     ) -> None:
         self._context, self._store, self._identity = context, context.store, context.identity
-        self._takeover, self._embedded, self._directory, self._maps = takeover, embedded, directory, maps
+        self._takeover, self._embedded, self._directory, self._maps = (
+            takeover,
+            embedded,
+            directory,
+            maps,
+        )
         self._folder = self._identity.node_folder
         self._published = False
         self._opened: Mapping[str, int] = {}
-        self.manifests = node_manifests(self._store, self._folder, context.clock, context.randomness)
-        self.clusters = cluster_manifests(self._store, self._identity.cluster_folder, context.clock, context.randomness)
+        self.manifests = node_manifests(
+            self._store, self._folder, context.clock, context.randomness
+        )
+        self.clusters = cluster_manifests(
+            self._store, self._identity.cluster_folder, context.clock, context.randomness
+        )
         self._registration = Registration(context, self.clusters)
 
     def check_before(self) -> None:
@@ -141,7 +192,9 @@ class _Opening:
         number, before = self.manifests.read()
         self._demand_kind(before)
         if self._context.ring.keys:
-            key_checks.demand_same(self._context.ring, self.clusters.read()[1].keys, self.clusters.folder)
+            key_checks.demand_same(
+                self._context.ring, self.clusters.read()[1].keys, self.clusters.folder
+            )
         if number:
             return
         # Listed before the manifest is read again: it may be opened at this moment.
@@ -152,7 +205,8 @@ class _Opening:
             return
         try:
             cluster = self._current_cluster()
-            # First: for segments without a manifest the way out is `repair`, not to do without them.
+            # First: for segments without a manifest the way out is `repair`, not to do without
+            # them.
             demand_current(files, self._folder, before, wal)
             self._registration.check(cluster, "")
         except (LogError, MissingNode):
@@ -162,9 +216,14 @@ class _Opening:
 
     def _demand_kind(self, manifest: NodeManifest) -> None:
         if self._maps and manifest.kind == LOG:
-            node, cluster, namespace = self._identity.node, self._identity.cluster, self._identity.namespace
+            node, cluster, namespace = (
+                self._identity.node,
+                self._identity.cluster,
+                self._identity.namespace,
+            )
             raise InvalidSetting(
-                f"node {node!r} in cluster {cluster!r}, namespace {namespace!r}, is a log of records, made by imap_wal.log.create; choose another node name"
+                f"node {node!r} in cluster {cluster!r}, namespace {namespace!r}, is a log of "
+                "records, made by imap_wal.log.create; choose another node name"
             )
 
     def run(self) -> tuple[NodeManifest, RecoveredState]:
@@ -172,7 +231,9 @@ class _Opening:
         for _ in range(OPEN_ATTEMPTS):
             number, before = self.manifests.read()
             if first_epoch is not None and before.epoch != first_epoch:
-                raise WriterLocked(self._identity.node, "a process that opened it at the same moment")
+                raise WriterLocked(
+                    self._identity.node, "a process that opened it at the same moment"
+                )
             first_epoch = before.epoch
             try:
                 return self._open(number, before)
@@ -181,9 +242,11 @@ class _Opening:
             except (LogError, NotFound, MissingNode):
                 if self._published or self.manifests.read()[0] == number:
                     raise
-                continue  # what looked like damage may have been archived or removed by another process
+                # What looked like damage may have been archived or removed by another process.
+                continue
         raise LostRace(
-            f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times while it was opened; stop what archives or prunes it, and open again"
+            f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times "
+            "while it was opened; stop what archives or prunes it, and open again"
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
@@ -199,7 +262,9 @@ class _Opening:
 
         def claim() -> None:
             if not self._published:
-                key_checks.enter(self._context.ring, self.clusters)  # the log was read with it, and nothing is written yet
+                key_checks.enter(
+                    self._context.ring, self.clusters
+                )  # the log was read with it, and nothing is written yet
                 self._claim(number, before, claimed, wal)
 
         recovered = recover(self._context, before, claim)
@@ -212,21 +277,34 @@ class _Opening:
         """Refuse a log of another kind, and one that is being forgotten."""
         self._demand_kind(before)
         if self._directory not in (None, before.directory):
-            what = f"node {self._identity.node!r} was forgotten or replaced by another process at the same time"
+            what = (
+                f"node {self._identity.node!r} was forgotten or replaced by another process at "
+                "the same time"
+            )
             raise LostRace(f"{what}; nothing was changed; run this again")
         if before.forgotten and before.directory:
             raise MissingNode(
-                f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): run that again to its end, and then open a new log"
+                f"node {self._identity.node!r} is being forgotten (imap-wal forget-node): "
+                "run that again to its end, and then open a new log"
             )
 
     def _current_cluster(self) -> ClusterManifest:
         context = self._context
-        return current_cluster(self._store, self._identity.cluster_folder, self.clusters, context.clock, context.randomness)
+        return current_cluster(
+            self._store,
+            self._identity.cluster_folder,
+            self.clusters,
+            context.clock,
+            context.randomness,
+        )
 
     def _current_cluster_of(self, before: NodeManifest) -> tuple[int, ClusterManifest]:
         """The cluster's manifest, and its number when it was read."""
         number, cluster = self.clusters.read()
-        if before.cluster.newer_than(cluster.seen(number)) or self._identity.node not in cluster.nodes:
+        if (
+            before.cluster.newer_than(cluster.seen(number))
+            or self._identity.node not in cluster.nodes
+        ):
             # All nodes are asked only now: this one may be the first to see that the cluster's
             # manifest was put back.
             cluster = self._current_cluster()
@@ -235,13 +313,20 @@ class _Opening:
     def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
         """The segments, after the writer that may still write some was shut out."""
         older = older_epoch(before, self._opened)
-        if older:  # or another process has opened it since `before` was read: then this open begins again
+        if (
+            older
+        ):  # or another process has opened it since `before` was read: then this open begins again
             raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         if before.lives_in(wal.logs):
             # Before an object is created that shuts the writer out: it would be taken for the
             # segment that is missing.
-            beyond = mark_beyond(self._identity.node, before, wal.segments[-1].name if wal.segments else (0, 0), cluster)
+            beyond = mark_beyond(
+                self._identity.node,
+                before,
+                wal.segments[-1].name if wal.segments else (0, 0),
+                cluster,
+            )
             if beyond:
                 raise older_manifest(f"{self._folder}/manifest", beyond)
         if before.directory and (self._takeover or not before.clean):
@@ -271,11 +356,22 @@ class _Opening:
 
         def change(manifest: NodeManifest) -> NodeManifest:
             if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
-                raise WriterLocked(self._identity.node, "a process that took it over while it was opened")
+                raise WriterLocked(
+                    self._identity.node, "a process that took it over while it was opened"
+                )
             # This manifest may be an older copy that does not know the last sessions in the log.
             manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
-            newest, requests = max(manifest.newest, recovered.next_segment - 1), manifest.known_requests(recovered.requests)
-            return replace(manifest, requests=requests, checkpoint=recovered.end, newest=newest, begins=(manifest.epoch, recovered.next_segment))
+            newest, requests = (
+                max(manifest.newest, recovered.next_segment - 1),
+                manifest.known_requests(recovered.requests),
+            )
+            return replace(
+                manifest,
+                requests=requests,
+                checkpoint=recovered.end,
+                newest=newest,
+                begins=(manifest.epoch, recovered.next_segment),
+            )
 
         return self.manifests.update(change)
 
@@ -290,7 +386,9 @@ class _Opening:
             key_checks.enter(self._context.ring, self.clusters)
             shut_out(self._context, before)
 
-    def _claim(self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder) -> None:
+    def _claim(
+        self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder
+    ) -> None:
         """Publish the new epoch as the successor of what was read. The permit that its writer needs
         to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
         permit. The name has a nonce of this open: if another open took the epoch meanwhile and was
@@ -300,7 +398,9 @@ class _Opening:
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
         if self._store.capabilities.durable_append:
             with suppress(AlreadyExists):  # our own create, whose answer was lost
-                self._store.create(layout.writer_path(self._folder, claimed.epoch, claimed.permit), b"")
+                self._store.create(
+                    layout.writer_path(self._folder, claimed.epoch, claimed.permit), b""
+                )
         if not self.manifests.publish(number, claimed):
             raise _Moved
         self._published = True

@@ -1,8 +1,8 @@
 """What an open finds in a node's log, and what it makes of damage.
 
     manifest says clean  ─▶ the last frame only: is it there, is it whole?
-    else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn and damaged frames
-    absolute             ─▶ scan all segments, whatever the manifest says
+    else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn
+    and damaged frames absolute             ─▶ scan all segments, whatever the manifest says
 
 | found                                         | absolute | torn-tail (default)     | point-in-time              |
 |-----------------------------------------------|----------|-------------------------|----------------------------|
@@ -16,9 +16,11 @@
 | an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
 | keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
-`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut off or given up with whole frames in it stands under `lost/`
-afterwards, byte for byte. What was given up cannot come back by itself: its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
-"""
+`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut
+off or given up with whole frames in it stands under `lost/` afterwards, byte for byte. What was
+given up cannot come back by itself: its segments keep their numbers, empty, so no later position is
+mistaken for one of theirs.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -38,7 +40,20 @@ from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.segment.listing import wal_folder
 from imap_wal.segment.reader import SegmentReader, held
-from imap_wal.segment.verdict import CLEAN, CORRUPT, SHORT, UNBORN, UNSUPPORTED, Place, Verdict, at_end, begin, cut_end, forged, goes_on
+from imap_wal.segment.verdict import (
+    CLEAN,
+    CORRUPT,
+    SHORT,
+    UNBORN,
+    UNSUPPORTED,
+    Place,
+    Verdict,
+    at_end,
+    begin,
+    cut_end,
+    forged,
+    goes_on,
+)
 from imap_wal.settings import RecoveryMode
 from imap_wal.write.context import LogContext
 from storage_backends import AlreadyExists, NotFound, SegmentStore
@@ -48,7 +63,8 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What an open gave up. `first` is where the damage begins; `last` the last whole frame behind it (None: there was none). `put_aside` names the copies."""
+    """What an open gave up. `first` is where the damage begins; `last` the last whole frame behind
+    it (None: there was none). `put_aside` names the copies."""
 
     file: str
     offset: int
@@ -63,7 +79,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit, never acknowledged unless `lost` says so."""
+    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit,
+    never acknowledged unless `lost` says so."""
 
     clean: bool
     frames: int = 0
@@ -74,7 +91,8 @@ class RecoveryReport:
 
 
 class RecoveredState(NamedTuple):
-    """The log as the next writer goes on with it: `requests` are session → last durable request, `end` the last frame's position, `checksum` its CRC."""
+    """The log as the next writer goes on with it: `requests` are session → last durable request,
+    `end` the last frame's position, `checksum` its CRC."""
 
     recovery: RecoveryReport
     requests: Mapping[int, int]
@@ -98,8 +116,11 @@ class _Damage(NamedTuple):
     missing: range = range(0)
 
 
-def recover(context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> RecoveredState:
-    """Make the log fit to be written again, as the module's table says. `claim` is called before the
+def recover(
+    context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
+) -> RecoveredState:
+    """Make the log fit to be written again, as the module's table says. `claim` is called before
+    the
     first file is changed: it makes sure that the log is the caller's, and raises if it is not.
     `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
     return _Recovery(context, manifest, claim).run()
@@ -108,12 +129,16 @@ def recover(context: LogContext, manifest: NodeManifest, claim: Callable[[], Non
 class _Recovery:
     """One run of `recover`."""
 
-    def __init__(self, context: LogContext, manifest: NodeManifest, claim: Callable[[], None]) -> None:
+    def __init__(
+        self, context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
+    ) -> None:
         self._context, self._store, self._node = context, context.store, context.identity
         self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
         found = wal_folder(self._store, self._node.node_folder, manifest.archived, manifest.begins)
         numbers = [each.number for each in found.segments]
-        self._next_segment = max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
+        self._next_segment = (
+            max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
+        )
         self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
         self._copied = [each.path for each in found.copied]
         self._requests = dict(manifest.requests)
@@ -129,16 +154,26 @@ class _Recovery:
 
     def run(self) -> RecoveredState:
         manifest = self._manifest
-        if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:  # who asks for another wants to know, or has met damage somewhere
+        if (
+            manifest.clean and self._mode is RecoveryMode.TORN_TAIL
+        ):  # who asks for another wants to know, or has met damage somewhere
             checksum = self._clean_end()
             if checksum is not None:
-                return RecoveredState(RecoveryReport(True), manifest.requests, manifest.checkpoint, self._next_segment, checksum)
+                return RecoveredState(
+                    RecoveryReport(True),
+                    manifest.requests,
+                    manifest.checkpoint,
+                    self._next_segment,
+                    checksum,
+                )
         damage = self._scan()
         self._progress.over(self._records)
         if damage is None:
             self._trim()
             self._settle_newest(self._whole)
-            return self._result(RecoveryReport(manifest.clean and not self._frames, self._frames, self._records))
+            return self._result(
+                RecoveryReport(manifest.clean and not self._frames, self._frames, self._records)
+            )
         if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
             self._trim()
             return self._cut(self._files[damage.file], damage.verdict)
@@ -148,12 +183,15 @@ class _Recovery:
         raise self._refusal(damage)
 
     def _result(self, recovery: RecoveryReport) -> RecoveredState:
-        return RecoveredState(recovery, self._requests, self._end, self._next_segment, self._checksum or 0)
+        return RecoveredState(
+            recovery, self._requests, self._end, self._next_segment, self._checksum or 0
+        )
 
     # ---- looking ----
 
     def _clean_end(self) -> int | None:
-        """After a clean stop: the CRC of the log's last frame, when that is where the manifest says; 0 where its segment is archived. None: something is wrong, scan."""
+        """After a clean stop: the CRC of the log's last frame, when that is where the manifest
+        says; 0 where its segment is archived. None: something is wrong, scan."""
         checkpoint = self._manifest.checkpoint
         newest = self._files[-1] if self._files else None
         if checkpoint == START or checkpoint[:2] <= self._manifest.archived:
@@ -167,31 +205,61 @@ class _Recovery:
             if isinstance(reader, Verdict):
                 return None
             kinds = [frame.kind for frame in reader.frames(checkpoint.frame)]
-            return reader.checksum if len(kinds) == 1 and at_end(reader, place).status == CLEAN else None
+            return (
+                reader.checksum
+                if len(kinds) == 1 and at_end(reader, place).status == CLEAN
+                else None
+            )
         except (LogError, NotFound):
             return None
 
     def _scan(self) -> _Damage | None:
-        """Read what follows the checkpoint (all there is, where damage below it may not stay unseen, or may be stepped over). The first damage, or None."""
+        """Read what follows the checkpoint (all there is, where damage below it may not stay
+        unseen, or may be stepped over). The first damage, or None."""
         start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._end = start = START
-            self._requests = {}  # what is resent from below may be appended twice then: it has the same order
+            # What is resent from below may be appended twice then: it has the same order.
+            self._requests = {}
         expected = max(start.segment, self._manifest.archived[1] + 1)
-        first = next((index for index, file in enumerate(self._files) if file.number >= start.segment), len(self._files))
-        files = [file for at, file in enumerate(self._files[first:]) if file.number == expected + at]
+        first = next(
+            (index for index, file in enumerate(self._files) if file.number >= start.segment),
+            len(self._files),
+        )
+        files = [
+            file for at, file in enumerate(self._files[first:]) if file.number == expected + at
+        ]
         with closing(self._stores(files)) as stores:
             for index, (file, store) in enumerate(zip(files, stores, strict=True), first):
                 expected += 1
-                damage = self._scan_file(index, file, store, start.frame if file.number == start.segment else None)
+                damage = self._scan_file(
+                    index, file, store, start.frame if file.number == start.segment else None
+                )
                 if damage is not None:
                     return damage
-        after = next((index for index, file in enumerate(self._files) if file.number > expected), len(self._files))
-        following = self._files[after].number if after < len(self._files) else max(expected, self._known() + 1)
+        after = next(
+            (index for index, file in enumerate(self._files) if file.number > expected),
+            len(self._files),
+        )
+        following = (
+            self._files[after].number
+            if after < len(self._files)
+            else max(expected, self._known() + 1)
+        )
         if following > expected:
             epochs = [file.epoch for file in self._files[: after + 1]]
-            epoch = epochs[-1] if after < len(self._files) else max([self._manifest.checkpoint.epoch, *epochs])
-            place = Place(layout.wal_path(self._node.node_folder, epoch, expected), self._manifest.directory, epoch, expected, followed=True)
+            epoch = (
+                epochs[-1]
+                if after < len(self._files)
+                else max([self._manifest.checkpoint.epoch, *epochs])
+            )
+            place = Place(
+                layout.wal_path(self._node.node_folder, epoch, expected),
+                self._manifest.directory,
+                epoch,
+                expected,
+                followed=True,
+            )
             what = f"segment {expected} is missing: the log goes on after it"
             return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
@@ -202,9 +270,13 @@ class _Recovery:
         if self._store.capabilities.durable_append:
             yield from (self._store for _ in files)
         else:
-            yield from cast(Iterator[SegmentStore], held(self._store, [file.path for file in files]))
+            yield from cast(
+                Iterator[SegmentStore], held(self._store, [file.path for file in files])
+            )
 
-    def _scan_file(self, index: int, file: _File, store: SegmentStore, first_frame: int | None) -> _Damage | None:
+    def _scan_file(
+        self, index: int, file: _File, store: SegmentStore, first_frame: int | None
+    ) -> _Damage | None:
         place = self._place(index)
         reader = begin(store, place)
         if isinstance(reader, Verdict):
@@ -230,8 +302,13 @@ class _Recovery:
                 try:
                     self._note_requests(frame)
                 except (ValueError, TypeError, LookupError, msgpack.UnpackException) as error:
-                    what = f"the checksum of this frame is right, but its content is not entries ({error!r})"
-                    return _Damage(index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what))
+                    what = (
+                        "the checksum of this frame is right, but its content is not entries "
+                        f"({error!r})"
+                    )
+                    return _Damage(
+                        index, Verdict(CORRUPT, place, frame.offset, store.size(file.path), what)
+                    )
                 self._records += frame.count
                 self._progress.reached(self._records)
             self._frames += 1
@@ -254,7 +331,9 @@ class _Recovery:
             # Here only the numbers of the requests matter. Readers check the rest of an entry.
             rows = list(entry.rows(frame.payload))
             if len(rows) != frame.count:
-                raise ValueError(f"it promises {frame.count} entries and holds {len(rows)}") from None
+                raise ValueError(
+                    f"it promises {frame.count} entries and holds {len(rows)}"
+                ) from None
             requests = list(map(entry.request_of, rows))
         found: dict[int, int] = {}
         for session, request in requests:
@@ -264,7 +343,14 @@ class _Recovery:
 
     def _place(self, index: int) -> Place:
         file, manifest = self._files[index], self._manifest
-        return Place(file.path, manifest.directory, *file[:2], index < len(self._files) - 1, manifest.checkpoint, manifest.newest)
+        return Place(
+            file.path,
+            manifest.directory,
+            *file[:2],
+            index < len(self._files) - 1,
+            manifest.checkpoint,
+            manifest.newest,
+        )
 
     def _known(self) -> int:
         """Number of the newest segment that the manifest knows of."""
@@ -273,10 +359,22 @@ class _Recovery:
     def _refusal(self, damage: _Damage) -> LogError:
         verdict = damage.verdict
         if verdict.is_tail:
-            advice = "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut off what was never acknowledged"
-            return CorruptLog(verdict.place.path, verdict.end, f"an incomplete last commit ({verdict.what})", advice)
+            advice = (
+                "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut "
+                "off what was never acknowledged"
+            )
+            return CorruptLog(
+                verdict.place.path,
+                verdict.end,
+                f"an incomplete last commit ({verdict.what})",
+                advice,
+            )
         frames, records, last = self._count(damage, self._files[damage.file :])
-        return verdict.error("no whole frame follows it" if last is None else f"{frames} whole frames with {records} entries follow it, up to {last}")
+        return verdict.error(
+            "no whole frame follows it"
+            if last is None
+            else f"{frames} whole frames with {records} entries follow it, up to {last}"
+        )
 
     # ---- mending ----
 
@@ -292,9 +390,10 @@ class _Recovery:
                     self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
-        """Write the newest segment anew, not only synced. What was read may stand in the page cache alone: the writer died before its sync, or its sync failed and
-        the kernel calls the pages clean. From here on it counts as acknowledged. And a writer that was shut out may be about to append: with a copy in its place
-        it appends to a file that nobody reads."""
+        """Write the newest segment anew, not only synced. What was read may stand in the page cache
+        alone: the writer died before its sync, or its sync failed and the kernel calls the pages
+        clean. From here on it counts as acknowledged. And a writer that was shut out may be about
+        to append: with a copy in its place it appends to a file that nobody reads."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
             self._put(path, self._store.read(path, 0, size))
@@ -318,7 +417,15 @@ class _Recovery:
             kept = self._put_aside([file])
             last = verdict.lost._replace(frame=verdict.last_after)
             lost = Lost(
-                file.path, verdict.end, verdict.what, verdict.lost, last, verdict.frames_after, verdict.records_after, size - verdict.end, kept
+                file.path,
+                verdict.end,
+                verdict.what,
+                verdict.lost,
+                last,
+                verdict.frames_after,
+                verdict.records_after,
+                size - verdict.end,
+                kept,
             )
             self._tell(lost)
         if verdict.status == UNBORN:
@@ -326,7 +433,9 @@ class _Recovery:
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
             self._settle_newest(verdict.end)
-        return self._result(RecoveryReport(False, self._frames, self._records, file.path, size - verdict.end, lost))
+        return self._result(
+            RecoveryReport(False, self._frames, self._records, file.path, size - verdict.end, lost)
+        )
 
     def _give_up(self, damage: _Damage) -> RecoveredState:
         files, verdict = self._files[damage.file :], damage.verdict
@@ -334,7 +443,9 @@ class _Recovery:
         frames, records, last = self._count(damage, files)
         size = sum(self._store.size(file.path) for file in files) - verdict.end
         path = layout.original_path(verdict.place.path)
-        lost = Lost(path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept)
+        lost = Lost(
+            path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept
+        )
         # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
         # Every number that was given out gets a file, also numbers that are missing after the
         # damage.
@@ -372,7 +483,9 @@ class _Recovery:
             if number in there:
                 epoch = there[number].epoch
             else:
-                missing.append(_File(epoch, number, layout.wal_path(self._node.node_folder, epoch, number)))
+                missing.append(
+                    _File(epoch, number, layout.wal_path(self._node.node_folder, epoch, number))
+                )
         return missing
 
     def _count(self, damage: _Damage, files: Sequence[_File]) -> tuple[int, int, Position | None]:
@@ -421,6 +534,14 @@ class _Recovery:
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(
-            "%s at byte %d: %s; %d whole frames with %d entries from %s to %s were given up; they stand in %s",
-            lost.file, lost.offset, lost.what, lost.frames, lost.records, lost.first, lost.last or "the end", ", ".join(lost.put_aside),
-        )  # fmt: skip
+            "%s at byte %d: %s; %d whole frames with %d entries from %s to %s were given up; "
+            "they stand in %s",
+            lost.file,
+            lost.offset,
+            lost.what,
+            lost.frames,
+            lost.records,
+            lost.first,
+            lost.last or "the end",
+            ", ".join(lost.put_aside),
+        )

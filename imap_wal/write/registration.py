@@ -1,4 +1,5 @@
-"""Whether the log that an open found is the one that the cluster's manifest names, and its entry there."""
+"""Whether the log that an open found is the one that the cluster's manifest names, and its entry
+there."""
 
 from __future__ import annotations
 
@@ -37,13 +38,18 @@ class Registration:
     def check(self, cluster: ClusterManifest, directory: str) -> None:
         if directory and directory in cluster.forgotten:
             raise MissingNode(
-                f"node {self._context.identity.node!r} was forgotten (imap-wal forget-node): restores no longer read its log; "
+                f"node {self._context.identity.node!r} was forgotten (imap-wal forget-node): "
+                "restores no longer read its log; "
                 f"move {self._folder} away to begin a new one under this name"
             )
         known = cluster.nodes.get(self._context.identity.node)
-        if known not in (None, directory) and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+        if (
+            known not in (None, directory)
+            and self._context.settings.recovery_policy is RecoveryPolicy.FULL
+        ):
             raise MissingNode(
-                f"node {self._context.identity.node!r} is registered with log {known}, but {self._folder} holds {directory or 'no manifest'}: "
+                f"node {self._context.identity.node!r} is registered with log {known}, but "
+                f"{self._folder} holds {directory or 'no manifest'}: "
                 "its log was lost or replaced",
                 MISSING_ADVICE,
             )
@@ -51,35 +57,72 @@ class Registration:
     def check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
         """Refuse another log than the registered one, whatever the recovery policy: that allows to
         continue without a log that is missing, not with another one. A log without archives, and
-        with no segment but empty ones that shut a writer out, was begun here by an open that did not
-        come far enough to register it."""
+        with no segment but empty ones that shut a writer out, was begun here by an open that did
+        not come far enough to register it."""
         known, folder = cluster.nodes.get(self._context.identity.node), self._folder
         if not before.directory or known == before.directory:
             return
         owner = next((node for node, each in cluster.nodes.items() if each == before.directory), "")
         if owner:
-            what = f"{folder} holds the log of node {owner!r} (log directory {before.directory}): this folder was copied or renamed"
-            raise MissingNode(what, f"move it away, or back to {layout.node_folder(self._context.identity.cluster_folder, owner)}")
+            what = (
+                f"{folder} holds the log of node {owner!r} (log directory {before.directory}): "
+                "this folder was copied or renamed"
+            )
+            raise MissingNode(
+                what,
+                "move it away, or back to "
+                f"{layout.node_folder(self._context.identity.cluster_folder, owner)}",
+            )
         segments = wal_folder(self._context.store, folder).segments
         gone = before.newest > max((each.number for each in segments), default=0)
-        if known and (gone or before.archives or before.archived[1] or not all(holds_nothing(self._context.store, each.path) for each in segments)):
-            what = f"node {self._context.identity.node!r} is registered with log {known}, but {folder} holds another one, {before.directory}"
-            raise MissingNode(what, f"bring the right folder back; to continue without it, move {folder} away first, {WITHOUT}")
+        if known and (
+            gone
+            or before.archives
+            or before.archived[1]
+            or not all(holds_nothing(self._context.store, each.path) for each in segments)
+        ):
+            what = (
+                f"node {self._context.identity.node!r} is registered with log {known}, but "
+                f"{folder} holds another one, {before.directory}"
+            )
+            raise MissingNode(
+                what,
+                f"bring the right folder back; to continue without it, move {folder} away "
+                f"first, {WITHOUT}",
+            )
 
-    def check_place(self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest) -> NodeManifest:
+    def check_place(
+        self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
+    ) -> NodeManifest:
         """The manifest, if the segments beside it are this log's. If they are not, and the recovery
         policy allows it: the manifest of the same log without those segments. Its numbers continue
         after all that are known."""
         if before.lives_in(wal.logs):
             return before
-        what = f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
+        what = (
+            f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
+        )
         if wal.segments or wal.archived:
-            raise MissingNode(what, f"bring the right folder back; to continue without it, move {self._folder}/wal away first, {WITHOUT}")
+            raise MissingNode(
+                what,
+                "bring the right folder back; to continue without it, move "
+                f"{self._folder}/wal away first, {WITHOUT}",
+            )
         if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(what, MISSING_ADVICE)
-        _log.warning("%s; this node continues without the entries that only those segments held", what)
+        _log.warning(
+            "%s; this node continues without the entries that only those segments held", what
+        )
         numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
-        number = max([before.newest, before.checkpoint.segment, before.archived[1], *(each.number for each in wal.segments), *numbers])
+        number = max(
+            [
+                before.newest,
+                before.checkpoint.segment,
+                before.archived[1],
+                *(each.number for each in wal.segments),
+                *numbers,
+            ]
+        )
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 
     def first_session(self, cluster: ClusterManifest, number: int) -> int:
@@ -92,7 +135,11 @@ class Registration:
     def enter(self, opened: NodeManifest, epochs: Mapping[str, int]) -> None:
         """Enter the log directory into the cluster's manifest, and its epoch beside that: in a file
         of its own, so that many nodes can be opened at the same time."""
-        node, directory, cluster = self._context.identity.node, opened.directory, self._context.identity.cluster_folder
+        node, directory, cluster = (
+            self._context.identity.node,
+            opened.directory,
+            self._context.identity.cluster_folder,
+        )
         lost: str | None = None
 
         def change(manifest: ClusterManifest) -> ClusterManifest | None:
@@ -105,7 +152,10 @@ class Registration:
 
         self._clusters.update(change)
         if lost is not None:
-            text = "node %r continues with a new log, %s, without the entries that only its missing log %s held"
+            text = (
+                "node %r continues with a new log, %s, without the entries that only its missing "
+                "log %s held"
+            )
             _log.warning(text, node, directory, lost)
         with suppress(AlreadyExists):  # our own create, whose answer was lost
             self._context.store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
@@ -114,7 +164,9 @@ class Registration:
             self._context.store.delete(layout.opened_path(cluster, directory, former))
 
 
-def demand_current(files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder) -> None:
+def demand_current(
+    files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder
+) -> None:
     """`CorruptLog` where the files beside a node's manifest know more than it: see
     `imap_wal.manifest.evidence`."""
     newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer

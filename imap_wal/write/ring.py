@@ -1,13 +1,14 @@
-"""A bounded ring buffer in the manner of the LMAX Disruptor: several producers, one consumer, sequence
-numbers.
+"""A bounded ring buffer in the manner of the LMAX Disruptor: several producers, one consumer,
+sequence numbers.
 
-Every item gets the next sequence number, from 0, and is in slot `sequence & (slots - 1)`. The consumer
+Every item gets the next sequence number, from 0, and is in slot `sequence & (slots - 1)`. The
+consumer
 has a sequence of its own: what it has consumed. A slot is free again when the consumer is past it;
-until then a producer is refused (backpressure), so nothing is ever overwritten or lost. Besides slots,
-the bytes in the ring are bounded.
+until then a producer is refused (backpressure), so nothing is ever overwritten or lost. Besides
+slots, the bytes in the ring are bounded.
 
-Python's lock replaces the Disruptor's compare-and-swap: claim and publish are one step, so the consumer
-never sees a gap.
+Python's lock replaces the Disruptor's compare-and-swap: claim and publish are one step, so the
+consumer never sees a gap.
 
 A Ctrl-C may raise at any line here. So what must change together changes in one assignment; and the
 lock is a plain one, whose `with` has no gap for an interrupt to get between lock and block.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from imap_wal.errors import InvalidSetting
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
-    """A snapshot. `published` is the number of items ever; `waiting` those that are not consumed."""
+    """A snapshot. `published` is the number of items ever; `waiting` those that are not
+    consumed."""
 
     slots: int
     published: int
@@ -37,8 +39,8 @@ class RingStatistics:
 
 
 class RingBuffer(Generic[T]):
-    """See the module. `slots` is a power of two; an item larger than `bytes_max` enters an empty ring.
-    `ready`, `take` and `advance` are for the consumer: one thread at a time."""
+    """See the module. `slots` is a power of two; an item larger than `bytes_max` enters an empty
+    ring. `ready`, `take` and `advance` are for the consumer: one thread at a time."""
 
     def __init__(self, slots: int, bytes_max: int = 2**62) -> None:
         if slots < 1 or slots & (slots - 1):
@@ -74,12 +76,15 @@ class RingBuffer(Generic[T]):
     def waiting(self) -> list[T]:
         """What was published and is not consumed, in order."""
         with self._mutex:
-            return [self._slots[sequence & self._mask] for sequence in range(self._free, self._next)]  # type: ignore[misc]  # a published slot holds an item
+            slots = [self._slots[each & self._mask] for each in range(self._free, self._next)]
+            return cast("list[T]", slots)  # a published slot has an item
 
     @property
     def statistics(self) -> RingStatistics:
         with self._mutex:
-            return RingStatistics(self._mask + 1, self._next, self._next - self._free, self._bytes, self._waits)
+            return RingStatistics(
+                self._mask + 1, self._next, self._next - self._free, self._bytes, self._waits
+            )
 
     # ---- the consumer ----
 
@@ -88,7 +93,8 @@ class RingBuffer(Generic[T]):
         return self._next > self.sequence
 
     def take(self, bytes_max: int = 2**62) -> list[T]:
-        """What is ready, in order, up to `bytes_max` (at least one item), without consuming it: `advance` does."""
+        """What is ready, in order, up to `bytes_max` (at least one item), without consuming it:
+        `advance` does."""
         with self._mutex:
             taken: list[T] = []
             size = 0
@@ -109,7 +115,9 @@ class RingBuffer(Generic[T]):
     # ---- with the lock held ----
 
     def _full(self, size: int) -> bool:
-        return self._next - self._free > self._mask or bool(self._bytes + size > self._bytes_max and self._bytes)
+        return self._next - self._free > self._mask or bool(
+            self._bytes + size > self._bytes_max and self._bytes
+        )
 
     def _release(self) -> None:
         """Free what the consumer is past."""

@@ -20,16 +20,27 @@ from rewrite_cli.console import output as out
     type=click.Path(dir_okay=False, path_type=Path),
     help="The agent's TOML file; see docs/reference/agent.toml.",
 )
-@click.option("--takeover", is_flag=True, help="Shut out another agent that holds this node's log: it acknowledges nothing more.")
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Shut out another agent that holds this node's log: it acknowledges nothing more.",
+)
 @click.option("--check", is_flag=True, help="Read the configuration, print it, and stop.")
 @click.option(
-    "--log-format", type=click.Choice(["console", "json"]), default="json", show_default=True, help="How the agent's own log lines look, on stderr."
+    "--log-format",
+    type=click.Choice(["console", "json"]),
+    default="json",
+    show_default=True,
+    help="How the agent's own log lines look, on stderr.",
 )
 @click.pass_context
-def command(ctx: click.Context, config_file: Path, takeover: bool, check: bool, log_format: str) -> None:
+def command(
+    ctx: click.Context, config_file: Path, takeover: bool, check: bool, log_format: str
+) -> None:
     """Run the service beside a Hazelcast member: the only writer of its node's log.
 
-    SIGTERM or SIGINT commits what waits, writes the clean-shutdown frame and ends with 0. Another agent on the same node's log: exit code 4.
+    SIGTERM or SIGINT commits what waits, writes the clean-shutdown frame and ends with 0. Another
+    agent on the same node's log: exit code 4.
 
     \b
     Examples:
@@ -40,19 +51,25 @@ def command(ctx: click.Context, config_file: Path, takeover: bool, check: bool, 
 
     given = ctx.find_root().obj or {}
     known, keys = given.get("credentials"), given.get("encryption_keys")
-    config = AgentConfig.from_toml(config_file, takeover=takeover, **({"credentials": str(known)} if known else {}))
+    config = AgentConfig.from_toml(
+        config_file, takeover=takeover, **({"credentials": str(known)} if known else {})
+    )
     if keys:
         config = replace(config, log=replace(config.log, encryption_keys=keys))
     if (config.storage_options or config.wal_dir_options) and config_file.stat().st_mode & 0o004:
         click.echo(
-            f"warning: {config_file} holds options of a storage and is open to every user of this machine; run: chmod o= {config_file}", err=True
+            f"warning: {config_file} holds options of a storage and is open to every user of "
+            f"this machine; run: chmod o= {config_file}",
+            err=True,
         )
     if check:
         config.access.check_files()
         if config.access.doubt:
             click.echo(f"warning: {config.access.doubt}", err=True)
         out.echo(
-            f"node {config.node} of {config.namespace}/{config.cluster}, log at {config.url}, listening at {config.endpoint}, durability {config.log.durability}"
+            f"node {config.node} of {config.namespace}/{config.cluster}, log at "
+            f"{config.url}, listening at {config.endpoint}, durability "
+            f"{config.log.durability}"
         )
         return
     configure_logging(log_format)
@@ -65,7 +82,11 @@ def configure_logging(log_format: str) -> None:
     """structlog to stderr, a line per event."""
     import structlog
 
-    renderer = structlog.processors.JSONRenderer() if log_format == "json" else structlog.dev.ConsoleRenderer()
+    renderer = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.dev.ConsoleRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

@@ -20,9 +20,11 @@ from storage_backends import SegmentStore
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, dry_run: bool, output: str) -> None:
-    """Turn sealed segments into Parquet files, a map each, compressed. For nodes that no service is writing (exit code 4 otherwise).
+    """Turn sealed segments into Parquet files, a map each, compressed. For nodes that no service is
+    writing (exit code 4 otherwise).
 
-    A running agent or embedded store archives by itself: archive_interval_s and max_total_wal_size in its settings.
+    A running agent or embedded store archives by itself: archive_interval_s and max_total_wal_size
+    in its settings.
 
     \b
     Examples:
@@ -42,7 +44,10 @@ def command(scope: Scope, dry_run: bool, output: str) -> None:
     else:
         if dry_run:
             out.note("dry run: nothing was changed")
-        out.print_table(("namespace", "cluster", "node", "segments", "records", "log bytes", "archive bytes"), [tuple(row.values()) for row in rows])
+        out.print_table(
+            ("namespace", "cluster", "node", "segments", "records", "log bytes", "archive bytes"),
+            [tuple(row.values()) for row in rows],
+        )
 
 
 def _demand_manifest(node: NodeView) -> None:
@@ -63,7 +68,14 @@ def _archive(store: SegmentStore, view: ClusterView, node: NodeView) -> dict[str
     return _row(view, node, done.segments, done.records, done.bytes_before, done.bytes_after)
 
 
-def _row(view: ClusterView, node: NodeView, segments: int, records: int | None, before: int, after: int | None) -> dict[str, Any]:
+def _row(
+    view: ClusterView,
+    node: NodeView,
+    segments: int,
+    records: int | None,
+    before: int,
+    after: int | None,
+) -> dict[str, Any]:
     return {
         "namespace": view.namespace,
         "cluster": view.cluster,

@@ -19,18 +19,43 @@ _TOKEN = click.Path(dir_okay=False, path_type=Path)
 
 @click.command()
 @scope_options(nodes=False, maps=False)
-@click.option("--force", is_flag=True, help="Claim. Without it, only show which cluster has the log.")
-@click.option("--add-token", "add", type=_TOKEN, help="Let clusters with the token in this file claim, besides those with a token of before.")
-@click.option("--only-token", "only", type=_TOKEN, help="Let only clusters with the token in this file claim.")
-@click.option("--forget-tokens", "forget", is_flag=True, help="Let whoever may connect to an agent and claim do so without a token.")
+@click.option(
+    "--force", is_flag=True, help="Claim. Without it, only show which cluster has the log."
+)
+@click.option(
+    "--add-token",
+    "add",
+    type=_TOKEN,
+    help="Let clusters with the token in this file claim, besides those with a token of before.",
+)
+@click.option(
+    "--only-token", "only", type=_TOKEN, help="Let only clusters with the token in this file claim."
+)
+@click.option(
+    "--forget-tokens",
+    "forget",
+    is_flag=True,
+    help="Let whoever may connect to an agent and claim do so without a token.",
+)
 @out.yes_option
 @out.output_option
-def command(scope: Scope, force: bool, add: Path | None, only: Path | None, forget: bool, yes: bool, output: str) -> None:
+def command(
+    scope: Scope,
+    force: bool,
+    add: Path | None,
+    only: Path | None,
+    forget: bool,
+    yes: bool,
+    output: str,
+) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that you want to give up, or for nodes that are missing (start_policy). From then on no change by a member of the
-    former cluster is acknowledged; for changes in flight, its clients do not learn the outcome. Its members refuse changes, and answer reads from memory, until they are
-    restarted. Acknowledged changes stay in the log. The next cluster that starts gets the log, and waits for nothing; the one after it waits again.
+    Use it when a new cluster waits for a former one that you want to give up, or for nodes that are
+    missing (start_policy). From then on no change by a member of the former cluster is
+    acknowledged; for changes in flight, its clients do not learn the outcome. Its members refuse
+    changes, and answer reads from memory, until they are restarted. Acknowledged changes stay in
+    the log. The next cluster that starts gets the log, and waits for nothing; the one after it
+    waits again.
 
     \b
     Examples:
@@ -44,12 +69,23 @@ def command(scope: Scope, force: bool, add: Path | None, only: Path | None, forg
         _set_tokens(scope, add or only, keep=add is not None, yes=yes)
     reports = _take(scope, dry_run=True)
     if force:
-        which = ", ".join(sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports))
-        cost = "Their members refuse all changes until they are restarted, and changes in flight, which are not acknowledged, may be lost."
+        which = ", ".join(
+            sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
+        )
+        cost = (
+            "Their members refuse all changes until they are restarted, and changes in flight, "
+            "which are not acknowledged, may be lost."
+        )
         out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes)
         reports = _take(scope, dry_run=False)
         for each in reports:
-            audit("log claimed", log=f"{each.namespace}/{each.cluster}", former=each.former, incarnation=each.claimed, url=scope.url)
+            audit(
+                "log claimed",
+                log=f"{each.namespace}/{each.cluster}",
+                former=each.former,
+                incarnation=each.claimed,
+                url=scope.url,
+            )
     if output == out.JSON:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
@@ -66,7 +102,19 @@ def command(scope: Scope, force: bool, add: Path | None, only: Path | None, forg
         )
         for each in reports
     ]
-    out.print_table(("namespace", "cluster", "has the log", "incarnation", "signs of life at", "other agents (cluster)", "claimed", "tokens"), rows)
+    out.print_table(
+        (
+            "namespace",
+            "cluster",
+            "has the log",
+            "incarnation",
+            "signs of life at",
+            "other agents (cluster)",
+            "claimed",
+            "tokens",
+        ),
+        rows,
+    )
 
 
 def _set_tokens(scope: Scope, file: Path | None, *, keep: bool, yes: bool) -> None:
@@ -74,16 +122,32 @@ def _set_tokens(scope: Scope, file: Path | None, *, keep: bool, yes: bool) -> No
     with scope.open() as (store, clusters):
         logs = [ClusterLog(store, view.namespace, view.cluster) for view in clusters]
     if not keep:
-        out.agree(f"Have {'only this token' if file else 'no token'} count for {', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?", yes)
+        out.agree(
+            f"Have {'only this token' if file else 'no token'} count for "
+            f"{', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?",
+            yes,
+        )
     for log in logs:
         set_tokens(log, hashes, keep=keep)
-        audit("token added" if keep else "tokens replaced" if file else "tokens forgotten", log=f"{log.namespace}/{log.cluster}", url=scope.url)
+        audit(
+            "token added" if keep else "tokens replaced" if file else "tokens forgotten",
+            log=f"{log.namespace}/{log.cluster}",
+            url=scope.url,
+        )
 
 
 def _others(report: ClaimReport) -> str:
-    return ", ".join(f"{node} ({cluster_id or '-'})" for node, cluster_id in sorted(report.present.items())) or "-"
+    return (
+        ", ".join(
+            f"{node} ({cluster_id or '-'})" for node, cluster_id in sorted(report.present.items())
+        )
+        or "-"
+    )
 
 
 def _take(scope: Scope, *, dry_run: bool) -> list[ClaimReport]:
     with scope.open() as (store, clusters):
-        return [take_log(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run) for view in clusters]
+        return [
+            take_log(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run)
+            for view in clusters
+        ]

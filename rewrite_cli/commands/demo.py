@@ -17,21 +17,50 @@ from rewrite_cli.demo.embedded import Report, Tell, play_embedded
 
 
 @click.command()
-@click.option("--flights", "count", type=click.IntRange(min=0), default=0, help="Play only the first so many. Default: all.")
-@click.option("--kills", type=click.IntRange(min=0, max=20), default=1, show_default=True, help="How often to send SIGKILL on the way.")
 @click.option(
-    "--members", type=click.IntRange(min=0, max=8), default=0, show_default=True, help="Real Hazelcast members instead of the embedded map."
+    "--flights",
+    "count",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Play only the first so many. Default: all.",
 )
-@click.option("--url", type=Url(), default=None, help="Write the log here and keep it. Default: a temporary folder.")
 @click.option(
-    "--picture", type=click.Path(path_type=Path, dir_okay=False), default=Path("out/demo.png"), show_default=True, help="Where the picture goes."
+    "--kills",
+    type=click.IntRange(min=0, max=20),
+    default=1,
+    show_default=True,
+    help="How often to send SIGKILL on the way.",
+)
+@click.option(
+    "--members",
+    type=click.IntRange(min=0, max=8),
+    default=0,
+    show_default=True,
+    help="Real Hazelcast members instead of the embedded map.",
+)
+@click.option(
+    "--url",
+    type=Url(),
+    default=None,
+    help="Write the log here and keep it. Default: a temporary folder.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("out/demo.png"),
+    show_default=True,
+    help="Where the picture goes.",
 )
 @out.output_option
-def command(count: int, kills: int, members: int, url: str | None, picture: Path, output: str) -> int:
+def command(
+    count: int, kills: int, members: int, url: str | None, picture: Path, output: str
+) -> int:
     """Play a year of real flights into durable maps, kill the process, and count what is lost.
 
-    336,776 flights become 669,865 changes of maps, written by two producers. The writing process is killed with SIGKILL in the middle; a reference is built from its
-    acknowledgements alone, and compared with what the log gives back. Then the log is archived to Parquet, rewritten, and compared again.
+    336,776 flights become 669,865 changes of maps, written by two producers. The writing process is
+    killed with SIGKILL in the middle; a reference is built from its acknowledgements alone, and
+    compared with what the log gives back. Then the log is archived to Parquet, rewritten, and
+    compared again.
 
     \b
     Examples:
@@ -82,31 +111,53 @@ def _print(report: Report, url: str | None) -> None:
     out.print_table(
         ("what", ""),
         [
-            ("played", f"{report.flights:,} flights: {report.records:,} changes ({report.deletions:,} deletions) in {report.commits:,} commits"),
+            (
+                "played",
+                f"{report.flights:,} flights: {report.records:,} changes "  # noqa: ISC004
+                f"({report.deletions:,} deletions) in {report.commits:,} commits",
+            ),
             ("into", report.what),
             (
                 "written in",
-                f"{out.duration(report.seconds)}: {report.records_per_second:,.0f} changes, {report.commits_per_second:,.0f} commits a second",
+                f"{out.duration(report.seconds)}: {report.records_per_second:,.0f} changes, "  # noqa: ISC004
+                f"{report.commits_per_second:,.0f} commits a second",
             ),
-            ("killed", ", ".join(f"after {records:,} acknowledged changes" for records in report.kills) or "never"),
+            (
+                "killed",
+                ", ".join(f"after {records:,} acknowledged changes" for records in report.kills)
+                or "never",
+            ),
         ],
         title="A year of flights",
     )
     out.print_table(
         ("opened after", "took", "entries", "lost", "unacknowledged but there"),
         [
-            (look.after, out.duration(look.seconds), look.comparison.entries, look.comparison.lost, look.comparison.unacknowledged)
+            (
+                look.after,
+                out.duration(look.seconds),
+                look.comparison.entries,
+                look.comparison.lost,
+                look.comparison.unacknowledged,
+            )
             for look in report.looks
         ],
         title="Restored and compared with what was acknowledged",
     )
     out.print_table(
         ("storage", "log bytes", "archive bytes", "snapshot bytes", "all bytes"),
-        [(moment.moment, moment.log, moment.archives, moment.snapshots, moment.total) for moment in report.storage],
+        [
+            (moment.moment, moment.log, moment.archives, moment.snapshots, moment.total)
+            for moment in report.storage
+        ],
         title="Before and after",
     )
     for look in report.looks:
         for example in look.comparison.examples:
             out.note(f"lost: {example}")
     colour = "red" if report.lost else "green"
-    out.echo(click.style(f"lost: {report.lost}", fg=colour, bold=True) + f"   picture: {report.picture}" + (f"   log: {url}" if url else ""))
+    out.echo(
+        click.style(f"lost: {report.lost}", fg=colour, bold=True)
+        + f"   picture: {report.picture}"
+        + (f"   log: {url}" if url else "")
+    )

@@ -33,8 +33,15 @@ _MARKS = {
 )
 @key_options
 @out.output_option
-def command(url: str | None, endpoints: tuple[str, ...], key_file: Path | None, agent_key: str | None, output: str) -> int:
-    """Check the environment; with URL the storage and the logs on it; with --agent whether agents are well. Exit code 3 when there is a problem.
+def command(
+    url: str | None,
+    endpoints: tuple[str, ...],
+    key_file: Path | None,
+    agent_key: str | None,
+    output: str,
+) -> int:
+    """Check the environment; with URL the storage and the logs on it; with --agent whether agents
+    are well. Exit code 3 when there is a problem.
 
     \b
     Examples:
@@ -52,7 +59,10 @@ def command(url: str | None, endpoints: tuple[str, ...], key_file: Path | None, 
         out.print_json({"checks": [asdict(check) for check in found]})
     else:
         for check in found:
-            out.echo(f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}}  {check.name}: {check.what}")
+            out.echo(
+                f"{_MARKS[check.status]:<{7 + len(_MARKS[check.status]) - len(check.status)}} "
+                f" {check.name}: {check.what}"
+            )
             if check.advice:
                 out.echo(f"         → {check.advice}")
     return FINDINGS if any(check.status == doctor.PROBLEM for check in found) else 0

@@ -20,9 +20,11 @@ from storage_backends import SegmentStore
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
-    """Forget maps: what the log holds of them now is void, and a restart finds them empty. Needs --map.
+    """Forget maps: what the log holds of them now is void, and a restart finds them empty. Needs
+    --map.
 
-    For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). What is written to the map afterwards counts again. `prune` then gives the space back.
+    For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). What is
+    written to the map afterwards counts again. `prune` then gives the space back.
 
     \b
     Examples:
@@ -32,25 +34,41 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
     if not scope.maps:
         raise click.UsageError("name what to forget: --map")
     with scope.open() as (store, clusters):
-        found = [(view, name) for view in clusters for name in scope.maps if _entries(store, view, name)]
+        found = [
+            (view, name) for view in clusters for name in scope.maps if _entries(store, view, name)
+        ]
         if not found:
             raise Failed(f"{scope.url}: no entries of map {', '.join(map(repr, scope.maps))}")
         for view, name in found:
             if view.unreadable_nodes:
                 raise Failed(
-                    f"{view}: the log of {', '.join(map(repr, view.unreadable_nodes))} is missing and may hold map {name!r}: bring it back first"
+                    f"{view}: the log of {', '.join(map(repr, view.unreadable_nodes))} is "
+                    f"missing and may hold map {name!r}: bring it back first"
                 )
         names = ", ".join(f"{name!r} of {view}" for view, name in found)
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
             for view, name in found:
                 drop_map(ClusterLog(store, view.namespace, view.cluster), name)
-                audit("map dropped", log=f"{view.namespace}/{view.cluster}", map=name, url=scope.url)
+                audit(
+                    "map dropped", log=f"{view.namespace}/{view.cluster}", map=name, url=scope.url
+                )
     if output == out.JSON:
-        out.print_json({"dry_run": dry_run, "dropped": [{"namespace": view.namespace, "cluster": view.cluster, "map": name} for view, name in found]})
+        out.print_json(
+            {
+                "dry_run": dry_run,
+                "dropped": [
+                    {"namespace": view.namespace, "cluster": view.cluster, "map": name}
+                    for view, name in found
+                ],
+            }
+        )
     else:
         out.echo(f"{'would forget' if dry_run else 'forgot'} {names}")
 
 
 def _entries(store: SegmentStore, view: ClusterView, name: str) -> bool:
-    return any(changes.rows for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,)))
+    return any(
+        changes.rows
+        for changes in ClusterLog(store, view.namespace, view.cluster).changes(maps=(name,))
+    )

@@ -58,7 +58,9 @@ class Line(NamedTuple):
 class PositionType(click.ParamType[Position]):
     name = "position"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Position:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Position:
         try:
             return value if isinstance(value, Position) else Position.parse(str(value))
         except ValueError as error:
@@ -70,13 +72,20 @@ class KeyType(click.ParamType[str | bytes]):
 
     name = "key"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | bytes:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes:
         if isinstance(value, bytes) or not str(value).startswith("hex:"):
             return value if isinstance(value, bytes) else str(value)
         try:
             return bytes.fromhex(str(value)[4:])
         except ValueError:
-            self.fail(f"{value!r} is no key in bytes: after hex: it takes pairs of hexadecimal digits, as in hex:a3343231", param, ctx)
+            self.fail(
+                f"{value!r} is no key in bytes: after hex: it takes pairs of hexadecimal "
+                "digits, as in hex:a3343231",
+                param,
+                ctx,
+            )
 
 
 @click.command()
@@ -86,12 +95,21 @@ class KeyType(click.ParamType[str | bytes]):
     "keys",
     multiple=True,
     type=KeyType(),
-    help="Only this key, as dump prints it, or its bytes as hex:…, and what cleared the map; may be repeated.",
+    help="Only this key, as dump prints it, or its bytes as hex:…, and what cleared the map; may "
+    "be repeated.",
 )
-@click.option("--since", type=Moment(), help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.")
+@click.option(
+    "--since",
+    type=Moment(),
+    help="Only entries from this time on: 2026-11-21T10:00, or 15m for the last 15 minutes.",
+)
 @click.option("--until", type=Moment(), help="Only entries before this time.")
 @click.option(
-    "--from", "start", type=PositionType(), help="Only entries at or above this position (within each node); entries of snapshots have none."
+    "--from",
+    "start",
+    type=PositionType(),
+    help="Only entries at or above this position (within each node); entries of snapshots have "
+    "none.",
 )
 @click.option("--to", "stop", type=PositionType(), help="Only entries at or below this position.")
 @click.option("--deleted", is_flag=True, help="Only tombstones.")
@@ -108,10 +126,12 @@ def command(
     tail: int | None,
     output: str,
 ) -> None:
-    """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON one line each.
+    """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON
+    one line each.
 
-    All entries that are in the files are shown, also those that a snapshot covers, until their files are removed; what a snapshot holds of them stands
-    in it a second time, without a position. What a later lifetime of the cluster made void is left out.
+    All entries that are in the files are shown, also those that a snapshot covers, until their
+    files are removed; what a snapshot holds of them stands in it a second time, without a position.
+    What a later lifetime of the cluster made void is left out.
 
     \b
     Examples:
@@ -122,7 +142,11 @@ def command(
     """
     with scope.open() as (store, clusters):
         positions = start is not None or stop is not None
-        streams = [stream for view in clusters for stream in _streams(store, view, scope, stop, snapshots=not positions)]
+        streams = [
+            stream
+            for view in clusters
+            for stream in _streams(store, view, scope, stop, snapshots=not positions)
+        ]
         lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
 
         def wanted(line: Line) -> bool:
@@ -193,14 +217,20 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
     return read()
 
 
-def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool) -> Iterator[Iterator[Line]]:
+def _streams(
+    store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool
+) -> Iterator[Iterator[Line]]:
     log = ClusterLog(store, view.namespace, view.cluster)
-    decoder = Decoder((item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note)
+    decoder = Decoder(
+        (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
+    )
     maps = scope.maps or None
     nodes = [node.name for node in view.nodes if scope.wants_node(node.name)]
 
     def lines(**which: Any) -> Iterator[Line]:
-        for changes in log.changes(maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, covered=True, **which):
+        for changes in log.changes(
+            maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, covered=True, **which
+        ):
             decoder.add_metadata(changes.metadata)
             places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
             for row, place in zip(changes.rows, places, strict=True):
@@ -211,12 +241,18 @@ def _streams(store: SegmentStore, view: ClusterView, scope: Scope, stop: Positio
         for attempt in range(ATTEMPTS):
             try:
                 # By position as far as files can be left out; the rest is the caller's.
-                for line in lines(nodes=[node], snapshots=False, until=None if stop is None else {node: stop}):
-                    if line.position is not None and line.position > shown.get(line.row[MAP], START):
+                for line in lines(
+                    nodes=[node], snapshots=False, until=None if stop is None else {node: stop}
+                ):
+                    if line.position is not None and line.position > shown.get(
+                        line.row[MAP], START
+                    ):
                         shown[line.row[MAP]] = line.position
                         yield line
                 return
-            except NotFound:  # what is covered may be pruned while it is read: look again, what is there now
+            except (
+                NotFound
+            ):  # what is covered may be pruned while it is read: look again, what is there now
                 if attempt == ATTEMPTS - 1:
                     raise
 
@@ -260,7 +296,10 @@ def _text(line: Line) -> str:
     what = "deleted" if row[DELETED] else f"= {text(line.decoder.value(row))}"
     place = "snapshot" if line.position is None else str(line.position)
     expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
-    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"
+    return (
+        f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  "
+        f"{row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"
+    )
 
 
 def _clear_text(line: Line) -> str:

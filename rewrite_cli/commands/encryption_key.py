@@ -20,7 +20,13 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--id", "name", default="", show_default="today's date", help="The id of the key; 1 to 64 letters, digits, . _ -")
+@click.option(
+    "--id",
+    "name",
+    default="",
+    show_default="today's date",
+    help="The id of the key; 1 to 64 letters, digits, . _ -",
+)
 def new(name: str) -> None:
     """Print a new random key, as a line for the file of keys. Anybody who sees it can read the log.
 
@@ -52,7 +58,9 @@ def parquet(ctx: click.Context, output: str) -> None:
     given: dict[str, Any] = ctx.find_root().obj or {}
     source = given.get("encryption_keys") or ""
     if not source:
-        raise click.UsageError("say where the keys come from: --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS")
+        raise click.UsageError(
+            "say where the keys come from: --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
+        )
     keys = Keys(source)
     found = {name: base64.b64encode(key).decode() for name, key in archive_keys(keys).items()}
     if output == out.JSON:

@@ -24,16 +24,40 @@ from storage_backends.extras import needs
 
 FORMATS = ("jsonl", "csv", "parquet")
 _GROUP_BYTES = 32 * 1024 * 1024
-COLUMNS = ("namespace", "cluster", "map", "key", "value", "written", "expires", "key_class", "value_class")
+COLUMNS = (
+    "namespace",
+    "cluster",
+    "map",
+    "key",
+    "value",
+    "written",
+    "expires",
+    "key_class",
+    "value_class",
+)
 
 
 @click.command()
 @scope_options(nodes=False)
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: what the name of --to ends in, else jsonl.")
-@click.option("--to", "target", type=click.Path(path_type=Path, dir_okay=False), help="A file, which appears whole or not at all. Default: stdout.")
-@click.option("--as-of", type=Moment(), help="As the maps stood at this time: 2026-11-21T10:00, or 2h ago.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Default: what the name of --to ends in, else jsonl.",
+)
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file, which appears whole or not at all. Default: stdout.",
+)
+@click.option(
+    "--as-of", type=Moment(), help="As the maps stood at this time: 2026-11-21T10:00, or 2h ago."
+)
 @partial_option
-def command(scope: Scope, form: str | None, target: Path | None, as_of: int | None, partial: bool) -> None:
+def command(
+    scope: Scope, form: str | None, target: Path | None, as_of: int | None, partial: bool
+) -> None:
     """Write the live entries, keys and values in the clear.
 
     In csv and parquet a value that is not text is JSON text.
@@ -52,7 +76,15 @@ def command(scope: Scope, form: str | None, target: Path | None, as_of: int | No
         task = progress.add_task("reading")
         store, clusters = stack.enter_context(scope.open())
         merged = [
-            merge(store, view, scope, stack, lambda words: progress.update(task, description=words), partial=partial, as_of_ms=as_of)
+            merge(
+                store,
+                view,
+                scope,
+                stack,
+                lambda words: progress.update(task, description=words),
+                partial=partial,
+                as_of_ms=as_of,
+            )
             for view in clusters
         ]
         scope.note_empty(name for each in merged for name in each.maps)
@@ -93,7 +125,13 @@ def _jsonl(file: TextIO, entries: Iterable[dict[str, Any]]) -> int:
     count = 0
     for entry in entries:
         count += 1
-        file.write(json.dumps({**entry, "key": plain(entry["key"]), "value": plain(entry["value"])}, ensure_ascii=False) + "\n")
+        file.write(
+            json.dumps(
+                {**entry, "key": plain(entry["key"]), "value": plain(entry["value"])},
+                ensure_ascii=False,
+            )
+            + "\n"
+        )
     return count
 
 
@@ -114,7 +152,10 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
 
     schema = pa.schema([pa.field(name, pa.string()) for name in COLUMNS])
     count = 0
-    with _whole(target) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+    with (
+        _whole(target) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
+    ):
         batch: list[dict[str, Any]] = []
         size = 0
         for entry in entries:
@@ -151,7 +192,10 @@ def _whole(target: Path) -> Iterator[Path]:
     try:
         temporary.touch()
     except OSError as error:
-        raise Failed(f"{target} cannot be written: {error.strerror}; name a file in a folder that exists and that you may write to") from error
+        raise Failed(
+            f"{target} cannot be written: {error.strerror}; name a file in a folder that "
+            "exists and that you may write to"
+        ) from error
     try:
         yield temporary
         temporary.replace(target)

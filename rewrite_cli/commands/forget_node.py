@@ -17,15 +17,19 @@ from rewrite_cli.console.selection import Scope, scope_options
 
 @click.command()
 @scope_options(maps=False)
-@click.option("--lose", is_flag=True, help="Forget it even if entries are lost that only its log holds.")
+@click.option(
+    "--lose", is_flag=True, help="Forget it even if entries are lost that only its log holds."
+)
 @out.yes_option
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
-    """Forget a node that is gone for good: restores no longer wait for its log, and its files are deleted. Needs --node.
+    """Forget a node that is gone for good: restores no longer wait for its log, and its files are
+    deleted. Needs --node.
 
-    A process that still writes its log is shut out first. Entries that no snapshot covers would be lost: rewrite first, or pass --lose. Without --lose, and with --dry-run
-    too, the exit code is then 2.
+    A process that still writes its log is shut out first. Entries that no snapshot covers would be
+    lost: rewrite first, or pass --lose. Without --lose, and with --dry-run too, the exit code is
+    then 2.
 
     \b
     Examples:
@@ -39,12 +43,24 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
     if not dry_run and not refused:
         files = sum(len(report.deleted) for report in reports)
         if files or not all(report.before for report in reports):
-            losses = {f"{report.lost} of node {report.node!r}" for report in reports if report.missing or report.lost.files}
+            losses = {
+                f"{report.lost} of node {report.node!r}"
+                for report in reports
+                if report.missing or report.lost.files
+            }
             lost = f" Entries that are lost: {', '.join(sorted(losses))}." if losses else ""
-            out.agree(f"Forget node {', '.join(scope.nodes)} and delete its {files} files?{lost}", yes)
+            out.agree(
+                f"Forget node {', '.join(scope.nodes)} and delete its {files} files?{lost}", yes
+            )
             reports = _forget(scope, lose=lose, dry_run=False)
             for each in reports:
-                audit("node forgotten", node=each.node, files=len(each.deleted), lost=str(each.lost), url=scope.url)
+                audit(
+                    "node forgotten",
+                    node=each.node,
+                    files=len(each.deleted),
+                    lost=str(each.lost),
+                    url=scope.url,
+                )
     if dry_run or not refused:
         _print(reports, dry_run, output)
     if refused:
@@ -58,20 +74,40 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
     for report in reports:
         if report.before:
             out.echo(f"node {report.node!r} was forgotten by an earlier run")
-    rows = [(report.node, len(report.deleted), str(report.lost), report.missing or "-") for report in reports]
-    titles = ("node", "files to delete", "entries to lose", "missing") if dry_run else ("node", "files deleted", "entries lost", "missing")
+    rows = [
+        (report.node, len(report.deleted), str(report.lost), report.missing or "-")
+        for report in reports
+    ]
+    titles = (
+        ("node", "files to delete", "entries to lose", "missing")
+        if dry_run
+        else ("node", "files deleted", "entries lost", "missing")
+    )
     out.print_table(titles, rows)
 
 
 def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
-    with replace(scope, nodes=()).open() as (store, clusters):  # a node without a folder can be forgotten too
-        known = {view.folder: {*view.manifest.nodes, *(each.name for each in (*view.nodes, *view.forgotten))} for view in clusters}
+    with replace(scope, nodes=()).open() as (
+        store,
+        clusters,
+    ):  # a node without a folder can be forgotten too
+        known = {
+            view.folder: {
+                *view.manifest.nodes,
+                *(each.name for each in (*view.nodes, *view.forgotten)),
+            }
+            for view in clusters
+        }
         absent = set(scope.nodes).difference(*known.values())
         if absent:
             there = ", ".join(sorted(set().union(*known.values()))) or "none"
-            raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}")
+            raise Failed(
+                f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}"
+            )
         return [
-            forget_node(ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run)
+            forget_node(
+                ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run
+            )
             for view in clusters
             for node in scope.nodes
             if node in known[view.folder]

@@ -23,12 +23,18 @@ def _words(rights: frozenset[Right]) -> str:
 
 @click.group()
 def command() -> None:
-    """Keys for agents at tcp:// endpoints, and the tokens of clusters. See docs/operations.md, Keys."""
+    """Keys for agents at tcp:// endpoints, and the tokens of clusters. See docs/operations.md,
+    Keys."""
 
 
 @command.command()
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-@click.option("--folder", type=click.Path(file_okay=False, path_type=Path), default=Path(), help="Where the files are to be. Default: here.")
+@click.option(
+    "--folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where the files are to be. Default: here.",
+)
 @out.output_option
 def new(names: tuple[str, ...], folder: Path, output: str) -> None:
     """Make keys: for each NAME a file NAME.key (secret, mode 0600) and NAME.pub (public).
@@ -45,7 +51,9 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
         keys.checked_name(name, "NAME")
         for file in (folder / f"{name}.key", folder / f"{name}.pub"):
             if file.exists():
-                raise InvalidSetting(f"{file} exists already; it stays. Choose another name, or remove it first")
+                raise InvalidSetting(
+                    f"{file} exists already; it stays. Choose another name, or remove it first"
+                )
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     except OSError as error:
@@ -84,12 +92,18 @@ def show(file: Path, output: str) -> None:
 @click.argument("clients", type=_FILE)
 @click.argument("public", metavar="PUB...", type=_FILE, nargs=-1, required=True)
 @click.option(
-    "--right", "rights", type=click.Choice([str(right) for right in Right]), multiple=True, help="May be repeated. Default: all, as a member needs."
+    "--right",
+    "rights",
+    type=click.Choice([str(right) for right in Right]),
+    multiple=True,
+    help="May be repeated. Default: all, as a member needs.",
 )
 def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> None:
-    """Admit the keys in the files PUB: add them to the file CLIENTS, or change their rights. Agents see it within a second.
+    """Admit the keys in the files PUB: add them to the file CLIENTS, or change their rights. Agents
+    see it within a second.
 
-    read: reads. write: changes. claim: to have the log claimed, for a new cluster or a view; members need all three.
+    read: reads. write: changes. claim: to have the log claimed, for a new cluster or a view;
+        members need all three.
 
     \b
     Examples:
@@ -100,11 +114,24 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
     allowed = [keys.read_public(file) for file in public]
     with keys.changing_clients(clients) as known:
         for pair in allowed:
-            for other in [other for other, peer in known.items() if peer.name == pair.name and other != pair.public]:
-                raise InvalidSetting(f"{clients}: {pair.name} has another key, {other}; revoke it first, or give the new key another name")
+            for other in [
+                other
+                for other, peer in known.items()
+                if peer.name == pair.name and other != pair.public
+            ]:
+                raise InvalidSetting(
+                    f"{clients}: {pair.name} has another key, {other}; revoke it first, or "
+                    "give the new key another name"
+                )
             known[pair.public] = Peer(pair.name, granted)
     for pair in allowed:
-        audit("key allowed", file=clients.absolute(), name=pair.name, key=pair.public, rights=_words(granted))
+        audit(
+            "key allowed",
+            file=clients.absolute(),
+            name=pair.name,
+            key=pair.public,
+            rights=_words(granted),
+        )
     out.echo(f"{clients}: {', '.join(sorted(peer.name for peer in known.values()))}")
 
 
@@ -112,7 +139,8 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
 @click.argument("clients", type=_FILE)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def revoke(clients: Path, names: tuple[str, ...]) -> None:
-    """Admit NAME no longer: remove it from the file CLIENTS. Its connections can do nothing more within a second.
+    """Admit NAME no longer: remove it from the file CLIENTS. Its connections can do nothing more
+    within a second.
 
     \b
     Example:
@@ -126,7 +154,13 @@ def revoke(clients: Path, names: tuple[str, ...]) -> None:
         for public in [public for public, peer in known.items() if peer.name in names]:
             revoked[public] = known.pop(public)
     for public, peer in revoked.items():
-        audit("key revoked", file=clients.absolute(), name=peer.name, key=public, rights=_words(peer.rights))
+        audit(
+            "key revoked",
+            file=clients.absolute(),
+            name=peer.name,
+            key=public,
+            rights=_words(peer.rights),
+        )
     out.echo(f"{clients}: revoked {', '.join(names)}")
 
 
@@ -142,10 +176,20 @@ def list_(clients: Path, output: str) -> None:
     """
     known = sorted(keys.read_clients(clients).items(), key=lambda client: client[1].name)
     if output == out.JSON:
-        rows = [{"name": peer.name, "public_key": public, "rights": [str(each) for each in Right if each in peer.rights]} for public, peer in known]
+        rows = [
+            {
+                "name": peer.name,
+                "public_key": public,
+                "rights": [str(each) for each in Right if each in peer.rights],
+            }
+            for public, peer in known
+        ]
         out.print_json({"clients": rows})
         return
-    table = [(peer.name, ", ".join(each for each in Right if each in peer.rights), public) for public, peer in known]
+    table = [
+        (peer.name, ", ".join(each for each in Right if each in peer.rights), public)
+        for public, peer in known
+    ]
     out.print_table(("name", "rights", "public key"), table)
 
 
@@ -154,7 +198,8 @@ def list_(clients: Path, output: str) -> None:
 def token(file: Path) -> None:
     """Make the token of a cluster, in a new file of mode 0600.
 
-    The first cluster that claims the log with a token gives it to the log; see also `imap-wal claim --add-token`.
+    The first cluster that claims the log with a token gives it to the log; see also `imap-wal claim
+    --add-token`.
 
     \b
     Example:
@@ -163,4 +208,6 @@ def token(file: Path) -> None:
     made = secrets.token_hex(TOKEN_BYTES)
     keys.write_new(file, f"{made}\n", 0o600)
     audit("token made", file=file.absolute(), sha256=keys.token_hash(made))
-    out.echo(f"{file}: set the map-store property cluster-token-file on every member of the cluster")
+    out.echo(
+        f"{file}: set the map-store property cluster-token-file on every member of the cluster"
+    )

@@ -27,22 +27,49 @@ def command(scope: Scope, files: bool, output: str) -> None:
             row
             for view in clusters
             for row in (
-                _files(store, view, scope) if files else [*(_node(view, node) for node in view.nodes if scope.wants_node(node.name)), *_missing(view)]
+                _files(store, view, scope)
+                if files
+                else [
+                    *(_node(view, node) for node in view.nodes if scope.wants_node(node.name)),
+                    *_missing(view),
+                ]
             )
         ]
         snapshots = [row for view in clusters for row in _snapshots(view)]
     if output == out.JSON:
         out.print_json({"files": rows} if files else {"nodes": rows, "snapshots": snapshots})
     elif files:
-        out.print_table(("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows])
+        out.print_table(
+            ("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows]
+        )
     else:
         out.print_table(
-            ("namespace", "cluster", "node", "state", "epoch", "segments", "log bytes", "archives", "archived records", "archive bytes"),
+            (
+                "namespace",
+                "cluster",
+                "node",
+                "state",
+                "epoch",
+                "segments",
+                "log bytes",
+                "archives",
+                "archived records",
+                "archive bytes",
+            ),
             [tuple(row.values()) for row in rows],
         )
         if snapshots:
             out.print_table(
-                ("namespace", "cluster", "map", "generation", "live", "tombstones", "snapshot bytes"), [tuple(row.values()) for row in snapshots]
+                (
+                    "namespace",
+                    "cluster",
+                    "map",
+                    "generation",
+                    "live",
+                    "tombstones",
+                    "snapshot bytes",
+                ),
+                [tuple(row.values()) for row in snapshots],
             )
 
 
@@ -102,17 +129,32 @@ def _snapshots(view: ClusterView) -> list[dict[str, object]]:
 
 
 def _files(store: SegmentStore, view: ClusterView, scope: Scope) -> list[dict[str, object]]:
-    manifests = [file for folder in (f"{view.folder}/manifest", view.claims_folder) for file in store.list(folder)]
-    rows: list[dict[str, object]] = [{"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests]
+    manifests = [
+        file
+        for folder in (f"{view.folder}/manifest", view.claims_folder)
+        for file in store.list(folder)
+    ]
+    rows: list[dict[str, object]] = [
+        {"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests
+    ]
     for node in view.nodes:
         if scope.wants_node(node.name):
-            rows += [{"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path} for file in node.files]
-    rows += [{"kind": "snapshot", "bytes": None, "file": file} for snapshot in view.manifest.snapshots.values() for file in snapshot.files]
+            rows += [
+                {"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path}
+                for file in node.files
+            ]
+    rows += [
+        {"kind": "snapshot", "bytes": None, "file": file}
+        for snapshot in view.manifest.snapshots.values()
+        for file in snapshot.files
+    ]
     return rows
 
 
 def _kind(path: str, folder: str) -> str:
     top = path.removeprefix(f"{folder}/").partition("/")[0]
     if top == "wal":
-        return {"wal": "segment", "writer": "permit", "log": "log id"}.get(path.rpartition(".")[2], "foreign")
+        return {"wal": "segment", "writer": "permit", "log": "log id"}.get(
+            path.rpartition(".")[2], "foreign"
+        )
     return {"archive": "archive", "manifest": "manifest", "writer.lock": "lock"}.get(top, "foreign")

@@ -26,13 +26,17 @@ def command() -> None:
     """Real Hazelcast members with plug-in and agents, for trying out and for tests."""
 
 
-def _pairs(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+def _pairs(
+    ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
     pairs = {}
     for value in values:
         key, equals, text = value.partition("=")
         if not equals:
             raise click.BadParameter(f"{value!r} is not NAME=VALUE")
-        pairs[key.strip().replace("-", "_") if parameter.name == "settings" else key.strip()] = text.strip()
+        pairs[key.strip().replace("-", "_") if parameter.name == "settings" else key.strip()] = (
+            text.strip()
+        )
     return pairs
 
 
@@ -45,11 +49,30 @@ def _typed(text: str) -> Any:
 
 
 @command.command()
-@click.option("--members", type=click.IntRange(1, 16), default=1, show_default=True, help="How many.")
-@click.option("--url", type=Url(), envvar="IMAP_WAL_URL", help="Root of the logs. Default: a new temporary folder, which is kept.")
-@click.option("--port", type=click.IntRange(1, 65519), default=5701, show_default=True, help="Port of the first member; the others follow.")
+@click.option(
+    "--members", type=click.IntRange(1, 16), default=1, show_default=True, help="How many."
+)
+@click.option(
+    "--url",
+    type=Url(),
+    envvar="IMAP_WAL_URL",
+    help="Root of the logs. Default: a new temporary folder, which is kept.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65519),
+    default=5701,
+    show_default=True,
+    help="Port of the first member; the others follow.",
+)
 @click.option("--namespace", envvar="IMAP_WAL_NAMESPACE", default="default", show_default=True)
-@click.option("--cluster", envvar="IMAP_WAL_CLUSTER", default="dev", show_default=True, help="Name of the cluster's folder under URL.")
+@click.option(
+    "--cluster",
+    envvar="IMAP_WAL_CLUSTER",
+    default="dev",
+    show_default=True,
+    help="Name of the cluster's folder under URL.",
+)
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
 @click.option(
     "--set",
@@ -60,13 +83,46 @@ def _typed(text: str) -> Any:
     help="A setting of the agents' [log], such as durability=os; may be repeated.",
 )
 @click.option(
-    "--property", "properties", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="A map-store property, such as read-through=true."
+    "--property",
+    "properties",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="A map-store property, such as read-through=true.",
 )
-@click.option("--clock-offset-ms", "offsets", type=int, multiple=True, help="Shift the clock of the first agent, the second, …; for tests.")
-@click.option("--java-option", "java_options", multiple=True, default=["-Xmx512m"], show_default=True, help="For the members' JVM; may be repeated.")
-@click.option("--hazelcast-jar", type=click.Path(path_type=Path), envvar="IMAP_WAL_HAZELCAST_JAR", help="Hazelcast's own jar, where it is not found.")
-@click.option("--takeover", is_flag=True, help="Agents take their logs from other agents that still hold them.")
-@click.option("--timeout", type=Duration(), default=120, show_default=True, help="Until then, all must have joined (120s, 2m).")
+@click.option(
+    "--clock-offset-ms",
+    "offsets",
+    type=int,
+    multiple=True,
+    help="Shift the clock of the first agent, the second, …; for tests.",
+)
+@click.option(
+    "--java-option",
+    "java_options",
+    multiple=True,
+    default=["-Xmx512m"],
+    show_default=True,
+    help="For the members' JVM; may be repeated.",
+)
+@click.option(
+    "--hazelcast-jar",
+    type=click.Path(path_type=Path),
+    envvar="IMAP_WAL_HAZELCAST_JAR",
+    help="Hazelcast's own jar, where it is not found.",
+)
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Agents take their logs from other agents that still hold them.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(),
+    default=120,
+    show_default=True,
+    help="Until then, all must have joined (120s, 2m).",
+)
 @out.output_option
 @click.pass_context
 def start(
@@ -88,8 +144,9 @@ def start(
 ) -> None:
     """Start members with an agent each, in the foreground. Every map is durable.
 
-    The last line says "ready" when all members have joined and all agents are healthy. A signal to the process group ends all; so does Ctrl-C.
-    Nodes of an earlier run with more members are not waited for (start_policy = "partial").
+    The last line says "ready" when all members have joined and all agents are healthy. A signal to
+    the process group ends all; so does Ctrl-C. Nodes of an earlier run with more members are not
+    waited for (start_policy = "partial").
 
     \b
     Examples:
@@ -99,8 +156,17 @@ def start(
     given = ctx.find_root().obj or {}
     known: Path | None = given.get("credentials")
     keys = {"encryption_keys": given["encryption_keys"]} if given.get("encryption_keys") else {}
-    if isinstance(url, Location) and url.options and (known is None or Credentials.read(known).given_to(Location(url)).options != url.options):
-        raise click.UsageError(f"{url}: node start writes URLs to the configuration files of its agents; put options into a file for --credentials")
+    if (
+        isinstance(url, Location)
+        and url.options
+        and (
+            known is None or Credentials.read(known).given_to(Location(url)).options != url.options
+        )
+    ):
+        raise click.UsageError(
+            f"{url}: node start writes URLs to the configuration files of its agents; put "
+            "options into a file for --credentials"
+        )
     kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
     plan = Plan(
         url=kept,
@@ -127,7 +193,9 @@ def start(
     except KeyboardInterrupt:
         out.note("stopping")
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave members behind
+        signal.signal(
+            signal.SIGINT, signal.SIG_IGN
+        )  # a second Ctrl-C must not leave members behind
         try:
             running.stop()
             running.remove_folder()
@@ -144,12 +212,21 @@ def _tell(running: Cluster, output: str) -> None:
     plan = running.plan
     children = [
         {"address": address, "process": member.pid, "agent": endpoint, "agent_process": agent.pid}
-        for address, member, endpoint, agent in zip(plan.addresses, running.members, running.endpoints, running.agents, strict=True)
+        for address, member, endpoint, agent in zip(
+            plan.addresses, running.members, running.endpoints, running.agents, strict=True
+        )
     ]
     if output == out.JSON:
-        out.echo(json.dumps({"ready": True, "url": plan.url, "folder": str(running.folder), "members": children}))
+        out.echo(
+            json.dumps(
+                {"ready": True, "url": plan.url, "folder": str(running.folder), "members": children}
+            )
+        )
         return
     for number, child in enumerate(children, 1):
-        out.echo(f"member {number}: {child['address']} (process {child['process']}), agent {child['agent']} (process {child['agent_process']})")
+        out.echo(
+            f"member {number}: {child['address']} (process {child['process']}), agent "
+            f"{child['agent']} (process {child['agent_process']})"
+        )
     out.echo(f"log: {plan.url}")
     out.echo("ready")

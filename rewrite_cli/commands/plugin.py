@@ -41,12 +41,37 @@ def path(output: str) -> None:
     show_default=True,
     help="Where the agent listens: ipc:///path or tcp://host:port.",
 )
-@click.option("--map", "maps", multiple=True, help="Only these maps are durable (wildcards as in Hazelcast); may be repeated. Default: all.")
+@click.option(
+    "--map",
+    "maps",
+    multiple=True,
+    help="Only these maps are durable (wildcards as in Hazelcast); may be repeated. Default: all.",
+)
 @click.option("--cluster-name", default="dev", show_default=True, help="Hazelcast's cluster name.")
-@click.option("--key-file", metavar="FILE", help="The member's own key, where it will be on its machine (imap-wal keys new). For tcp:// endpoints.")
-@click.option("--agent-key", metavar="KEY", help="The agent's public key (imap-wal keys show), or its .pub file.")
-@click.option("--token-file", metavar="FILE", help="The cluster's token, where it will be on the member's machine (imap-wal keys token).")
-def config(agent: str, maps: tuple[str, ...], cluster_name: str, key_file: str | None, agent_key: str | None, token_file: str | None) -> None:
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    help="The member's own key, where it will be on its machine (imap-wal keys new). For tcp:// "
+    "endpoints.",
+)
+@click.option(
+    "--agent-key",
+    metavar="KEY",
+    help="The agent's public key (imap-wal keys show), or its .pub file.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The cluster's token, where it will be on the member's machine (imap-wal keys token).",
+)
+def config(
+    agent: str,
+    maps: tuple[str, ...],
+    cluster_name: str,
+    key_file: str | None,
+    agent_key: str | None,
+    token_file: str | None,
+) -> None:
     """Print a hazelcast.yaml to paste.
 
     \b
@@ -54,13 +79,24 @@ def config(agent: str, maps: tuple[str, ...], cluster_name: str, key_file: str |
       imap-wal plugin config > hazelcast.yaml
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
       imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file /etc/imap-wal/member-1.key --agent-key agent-1.pub
-    """
+    """  # noqa: E501
     from imap_wal.agent.access import is_loopback
 
     if bool(key_file) != bool(agent_key):
-        raise click.UsageError("--key-file and --agent-key belong together: the member's own key, and the agent's public one")
+        raise click.UsageError(
+            "--key-file and --agent-key belong together: the member's own key, and the "
+            "agent's public one"
+        )
     if agent.startswith("tcp://") and not key_file and not is_loopback(agent):
-        raise click.UsageError(f"an agent at {agent} takes connections with keys only: --key-file and --agent-key")
-    given = {"agent-key-file": key_file, "agent-public-key": agent_key and public_key(agent_key), "cluster-token-file": token_file}
+        raise click.UsageError(
+            f"an agent at {agent} takes connections with keys only: --key-file and --agent-key"
+        )
+    given = {
+        "agent-key-file": key_file,
+        "agent-public-key": agent_key and public_key(agent_key),
+        "cluster-token-file": token_file,
+    }
     properties = {name: value for name, value in given.items() if value}
-    click.echo(hazelcast_yaml.to_paste(maps or ("default",), agent, cluster_name, properties), nl=False)
+    click.echo(
+        hazelcast_yaml.to_paste(maps or ("default",), agent, cluster_name, properties), nl=False
+    )

@@ -18,14 +18,25 @@ from rewrite_cli.console.times import Duration
 
 @click.command()
 @scope_options(maps=False, nodes=False)
-@click.option("--wal-ttl-seconds", type=click.IntRange(min=0), default=0, help="Only what is older. Default: all that is covered.")
-@click.option("--wal-size-limit-mb", type=click.IntRange(min=0), default=0, help="Only the oldest, until the rest takes no more MiB than this.")
+@click.option(
+    "--wal-ttl-seconds",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Only what is older. Default: all that is covered.",
+)
+@click.option(
+    "--wal-size-limit-mb",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Only the oldest, until the rest takes no more MiB than this.",
+)
 @click.option(
     "--max-clock-skew",
     type=Duration(),
     default="5m",
     show_default=True,
-    help="With --wal-ttl-seconds: refuse when this machine's clock differs from the storage's by more.",
+    help="With --wal-ttl-seconds: refuse when this machine's clock differs from the storage's by "
+    "more.",
 )
 @out.yes_option
 @out.dry_run_option
@@ -39,7 +50,8 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a running service.
+    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a
+    running service.
 
     How a map stood before its snapshot is known afterwards only from a copy.
 
@@ -48,8 +60,12 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
-    plan = prune_all(scope, dry_run=True, check=dry_run, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb)
-    files = sum(len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan)
+    plan = prune_all(
+        scope, dry_run=True, check=dry_run, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb
+    )
+    files = sum(
+        len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan
+    )
     size = sum(report.bytes for report in plan)
     if dry_run or not files:
         reports = plan
@@ -63,7 +79,13 @@ def command(
         )
         for report in reports:
             count = len(report.segments) + len(report.archives) + len(report.snapshot_files)
-            audit("log pruned", log=f"{report.namespace}/{report.cluster}", files=count, bytes=report.bytes, url=scope.url)
+            audit(
+                "log pruned",
+                log=f"{report.namespace}/{report.cluster}",
+                files=count,
+                bytes=report.bytes,
+                url=scope.url,
+            )
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return
@@ -72,7 +94,14 @@ def command(
     out.print_table(
         ("namespace", "cluster", "segments", "archives", "snapshot files", "given back bytes"),
         [
-            (report.namespace, report.cluster, len(report.segments), len(report.archives), len(report.snapshot_files), report.bytes)
+            (
+                report.namespace,
+                report.cluster,
+                len(report.segments),
+                len(report.archives),
+                len(report.snapshot_files),
+                report.bytes,
+            )
             for report in reports
         ],
     )

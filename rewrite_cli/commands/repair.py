@@ -28,8 +28,8 @@ from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How many keys of one map were decided for a node, and the file in the copy with the changes that
-    lost; "" after a dry run."""
+    """How many keys of one map were decided for a node, and the file in the copy with the changes
+    that lost; "" after a dry run."""
 
     cluster: str
     map: str
@@ -39,38 +39,66 @@ class Decided:
 
 @click.command()
 @scope_options(maps=False)
-@click.option("--to", "target_url", type=Url(), metavar="TARGET_URL", help="Where the repaired copy goes: an empty place. Not needed with --dry-run.")
+@click.option(
+    "--to",
+    "target_url",
+    type=Url(),
+    metavar="TARGET_URL",
+    help="Where the repaired copy goes: an empty place. Not needed with --dry-run.",
+)
 @click.option(
     "--mode",
     type=click.Choice([SALVAGE, POINT_IN_TIME]),
     default=SALVAGE,
     show_default=True,
-    help="salvage keeps every whole frame; point-in-time keeps what stands before the first damage in a node's log.",
+    help="salvage keeps every whole frame; point-in-time keeps what stands before the first "
+    "damage in a node's log.",
 )
-@click.option("--prefer", metavar="NODE", help="In the copy, for keys that this node and others claim, its change counts.")
+@click.option(
+    "--prefer",
+    metavar="NODE",
+    help="In the copy, for keys that this node and others claim, its change counts.",
+)
 @click.option(
     "--drop-entry",
     "drops",
     multiple=True,
     metavar="POSITION",
-    help="Leave this entry out of the copy, and keep its bytes in a file. May be given several times.",
+    help="Leave this entry out of the copy, and keep its bytes in a file. May be given several "
+    "times.",
 )
-@click.option("--all", "show_all", is_flag=True, help="Also list the files that are copied as they are (JSON always does).")
+@click.option(
+    "--all",
+    "show_all",
+    is_flag=True,
+    help="Also list the files that are copied as they are (JSON always does).",
+)
 @out.dry_run_option
 @out.output_option
 def command(
-    scope: Scope, target_url: str | None, mode: str, prefer: str | None, drops: tuple[str, ...], show_all: bool, dry_run: bool, output: str
+    scope: Scope,
+    target_url: str | None,
+    mode: str,
+    prefer: str | None,
+    drops: tuple[str, ...],
+    show_all: bool,
+    dry_run: bool,
+    output: str,
 ) -> int:
-    """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log itself is only read.
+    """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log
+    itself is only read.
 
-    Whole files are copied byte for byte; of a damaged one what can be read is written anew. The copy opens and restores exactly what was kept. With --node it holds only
-    those nodes' logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop the services that write the log first.
+    Whole files are copied byte for byte; of a damaged one what can be read is written anew. The
+    copy opens and restores exactly what was kept. With --node it holds only those nodes' logs. Exit
+    code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop
+    the services that write the log first.
 
     With --drop-entry, the copy is written without a single entry, for example one that `verify`
     names because of impossible numbers. Its bytes go to a file in the folder `lost` of the node in
     the copy.
 
-    With --prefer, the change of that node counts for each key that it and others claim. The changes that lost are kept in a Parquet file in the copy, which the report names.
+    With --prefer, the change of that node counts for each key that it and others claim. The changes
+    that lost are kept in a Parquet file in the copy, which the report names.
 
     \b
     Examples:
@@ -79,11 +107,13 @@ def command(
       imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
       imap-wal repair /var/lib/maps --to file:///srv/maps-decided --prefer n1
       imap-wal repair /var/lib/maps --node n1 --to file:///srv/maps-without --drop-entry 00000001.00000003.000000000512.00000000
-    """
+    """  # noqa: E501
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
     dropped = frozenset(map(_position, drops))
-    items, in_conflict, decided = outcome = _repair(scope, target_url, mode, prefer, dropped, dry_run)
+    items, in_conflict, decided = outcome = _repair(
+        scope, target_url, mode, prefer, dropped, dry_run
+    )
     totals = {
         "mode": mode,
         "dry_run": dry_run,
@@ -108,7 +138,14 @@ class _Outcome(NamedTuple):
     decided: list[Decided]
 
 
-def _repair(scope: Scope, target_url: str | None, mode: str, prefer: str | None, dropped: frozenset[Position], dry_run: bool) -> _Outcome:
+def _repair(
+    scope: Scope,
+    target_url: str | None,
+    mode: str,
+    prefer: str | None,
+    dropped: frozenset[Position],
+    dry_run: bool,
+) -> _Outcome:
     target = _open(target_url) if target_url is not None else None
     store = _open(scope.url)
     items: list[Item] = []
@@ -130,7 +167,10 @@ def _repair(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
             def tell(words: str) -> None:
                 progress.update(task, description=words)
 
-            repairs = [ClusterRepair(store, view, mode, scope.wants_node, tell, lost, drops=dropped) for view in views]
+            repairs = [
+                ClusterRepair(store, view, mode, scope.wants_node, tell, lost, drops=dropped)
+                for view in views
+            ]
             for repair in repairs:
                 repair.plan()
                 items += repair.items
@@ -155,9 +195,14 @@ def _repair(scope: Scope, target_url: str | None, mode: str, prefer: str | None,
 def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
     for each in outcome.decided:
         where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
-        out.echo(f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change of node {prefer!r} counts{where_lost}")
+        out.echo(
+            f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change "
+            f"of node {prefer!r} counts{where_lost}"
+        )
     for text in outcome.in_conflict:
-        out.echo(f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}")
+        out.echo(
+            f"{click.style('conflict of order', fg='red', bold=True)}, copied as it is: {text}"
+        )
     if outcome.in_conflict:
         out.echo(f"in the copy: {ADVICE}")
 
@@ -175,7 +220,9 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
     """Keys that two nodes claim, without those that `prefer` decides: a repair keeps all claims."""
     resolution = Resolution(prefer, alone=True) if prefer else None
     try:
-        return conflicts.found(ClusterLog(store, view.namespace, view.cluster), resolution=resolution)
+        return conflicts.found(
+            ClusterLog(store, view.namespace, view.cluster), resolution=resolution
+        )
     except (LogError, NotFound):
         out.note(f"{view}: damaged, so conflicts of order were not looked for; verify the copy")
         return []
@@ -191,10 +238,14 @@ def _open(url: str) -> SegmentStore:
 def _must_be_empty(target: SegmentStore, url: str) -> None:
     files = target.list("")
     if any(file.path.endswith("/manifest/0000000000.json") for file in files):
-        raise Failed(f"{url} holds the rest of a repair that did not finish; remove it, or name another empty place")
+        raise Failed(
+            f"{url} holds the rest of a repair that did not finish; remove it, or name "
+            "another empty place"
+        )
     if files or target.folders(""):
         raise Failed(
-            f"{url} is not empty: {files[0].path if files else target.folders('')[0]} is there; a repair never writes into a log, name an empty place"
+            f"{url} is not empty: {files[0].path if files else target.folders('')[0]} is "
+            "there; a repair never writes into a log, name an empty place"
         )
 
 
@@ -218,19 +269,29 @@ def _check_drops(views: list[ClusterView], scope: Scope, drops: Collection[Posit
     nodes = [(view, node) for view in views for node in view.nodes if scope.wants_node(node.name)]
     if drops and len(nodes) != 1:
         raise click.UsageError(
-            f"--drop-entry: a position is in the log of one node, but {len(nodes)} nodes are selected; name one with --cluster and --node"
+            f"--drop-entry: a position is in the log of one node, but {len(nodes)} nodes are "
+            "selected; name one with --cluster and --node"
         )
     for drop in sorted(drops):
         view, node = nodes[0]
         segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
         if drop[:2] not in segments:
-            raise Failed(f"{view}, node {node.name!r}: no segment holds {drop}; an archived entry has possible numbers, and cannot be dropped")
+            raise Failed(
+                f"{view}, node {node.name!r}: no segment holds {drop}; an archived entry has "
+                "possible numbers, and cannot be dropped"
+            )
 
 
 def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
-    known = {name for view in views for name in conflicts.writers(view.manifest) | {node.name for node in view.nodes}}
+    known = {
+        name
+        for view in views
+        for name in conflicts.writers(view.manifest) | {node.name for node in view.nodes}
+    }
     if prefer is not None and prefer not in known:
-        raise click.UsageError(f"--prefer names node {prefer!r}; there is {', '.join(sorted(known))}")
+        raise click.UsageError(
+            f"--prefer names node {prefer!r}; there is {', '.join(sorted(known))}"
+        )
 
 
 def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run: bool) -> None:
@@ -245,17 +306,42 @@ def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run:
         except Locked as error:
             if not dry_run:
                 raise WriterLocked(node.name, error.holder) from error
-            out.note(f"node {node.name!r} is being written by {error.holder}: stop it before you repair")
+            out.note(
+                f"node {node.name!r} is being written by {error.holder}: stop it before you repair"
+            )
         except StorageError as error:
             out.note(f"node {node.name!r}: nobody can say whether it is being written ({error})")
 
 
 def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None:
-    shown = [item for item in items if show_all or item.action not in (COPIED, LEFT_OUT) or item.given_up is not None]
+    shown = [
+        item
+        for item in items
+        if show_all or item.action not in (COPIED, LEFT_OUT) or item.given_up is not None
+    ]
     if shown:
         out.print_table(
-            ("status", "file", "in the copy", "kept records", "lost records", "first lost", "last lost", "what"),
-            [(item.status, item.file, item.action, item.kept.records, *_lost(item.given_up), item.what) for item in shown],
+            (
+                "status",
+                "file",
+                "in the copy",
+                "kept records",
+                "lost records",
+                "first lost",
+                "last lost",
+                "what",
+            ),
+            [
+                (
+                    item.status,
+                    item.file,
+                    item.action,
+                    item.kept.records,
+                    *_lost(item.given_up),
+                    item.what,
+                )
+                for item in shown
+            ],
         )
     for item in items:
         if item.action == LEFT_OUT and not show_all:
@@ -265,7 +351,10 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
         verdict = click.style("nothing was given up", fg="green", bold=True)
     else:
         verdict = click.style(f"{totals['damaged']} files lost something", fg="red", bold=True)
-        verdict += f": {totals['given_up_records']:,} records, {out.size(float(str(totals['given_up_bytes'])))}"
+        verdict += (
+            f": {totals['given_up_records']:,} records, "
+            f"{out.size(float(str(totals['given_up_bytes'])))}"
+        )
         if totals["untold"]:
             verdict += f", and in {totals['untold']} of them an unknown number"
     out.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")

@@ -38,15 +38,20 @@ FRAME_BYTES = 4 * 1024 * 1024
     "--to",
     "target",
     type=Url(),
-    help="Where a clean copy goes: an empty URL for a log that agents or imap_wal.open can start from, or FILE.jsonl, .csv, .parquet.",
+    help="Where a clean copy goes: an empty URL for a log that agents or imap_wal.open can start "
+    "from, or FILE.jsonl, .csv, .parquet.",
 )
 @click.option("--as-of", type=Moment(), help="As the maps stood at this time.")
 @partial_option
 @out.output_option
-def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, output: str) -> None:
-    """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it as a clean copy.
+def command(
+    scope: Scope, target: str | None, as_of: int | None, partial: bool, output: str
+) -> None:
+    """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
+    as a clean copy.
 
-    The log itself is only read. A service restores by itself when it starts: this is to know beforehand, to move a log to another storage, or to go back in time.
+    The log itself is only read. A service restores by itself when it starts: this is to know
+    beforehand, to move a log to another storage, or to go back in time.
 
     \b
     Examples:
@@ -66,7 +71,10 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
             progress.update(task, description=words)
 
         store, clusters = stack.enter_context(scope.open())
-        merged = [merge(store, view, scope, stack, tell, partial=partial, as_of_ms=as_of) for view in clusters]
+        merged = [
+            merge(store, view, scope, stack, tell, partial=partial, as_of_ms=as_of)
+            for view in clusters
+        ]
         scope.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))
@@ -83,11 +91,16 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
     if output == out.JSON:
         out.print_json({"maps": rows, "clusters": forecasts, "to": target})
         return
-    out.print_table(("namespace", "cluster", "map", "entries", "key and value bytes"), [tuple(row.values()) for row in rows])
+    out.print_table(
+        ("namespace", "cluster", "map", "entries", "key and value bytes"),
+        [tuple(row.values()) for row in rows],
+    )
     for forecast in forecasts:
         out.echo(
-            f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records merged in {out.duration(forecast['merge_seconds'])}; "
-            f"a member would load {forecast['entries']:,} entries in about {out.duration(forecast['member_seconds'])}"
+            f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records "
+            f"merged in {out.duration(forecast['merge_seconds'])}; "
+            f"a member would load {forecast['entries']:,} entries in about "
+            f"{out.duration(forecast['member_seconds'])}"
         )
         for node, why in forecast["missing"].items():
             out.note(f"left out: node {node!r}: {why}")
@@ -96,12 +109,22 @@ def command(scope: Scope, target: str | None, as_of: int | None, partial: bool, 
 
 
 def _row(cluster: LiveCluster, name: str, entries: int, size: int) -> dict[str, Any]:
-    return {"namespace": cluster.view.namespace, "cluster": cluster.view.cluster, "map": name, "entries": entries, "bytes": size}
+    return {
+        "namespace": cluster.view.namespace,
+        "cluster": cluster.view.cluster,
+        "map": name,
+        "entries": entries,
+        "bytes": size,
+    }
 
 
 def _forecast(cluster: LiveCluster, rows: list[dict[str, Any]]) -> dict[str, Any]:
     view = cluster.view
-    entries = sum(row["entries"] for row in rows if (row["namespace"], row["cluster"]) == (view.namespace, view.cluster))
+    entries = sum(
+        row["entries"]
+        for row in rows
+        if (row["namespace"], row["cluster"]) == (view.namespace, view.cluster)
+    )
     return {
         "namespace": view.namespace,
         "cluster": view.cluster,
@@ -132,10 +155,18 @@ def _open_target(url: str) -> SegmentStore:
 
 
 def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
-    """A log of one node, with the entries as they are, their order too, and the schemas they need."""
+    """A log of one node, with the entries as they are, their order too, and the schemas they
+    need."""
     view = cluster.view
     log = open_node_log(
-        LogContext(target, Identity(view.namespace, view.cluster, NODE), Settings(), SystemClock(), SystemRandomness()), what="imap-wal restore"
+        LogContext(
+            target,
+            Identity(view.namespace, view.cluster, NODE),
+            Settings(),
+            SystemClock(),
+            SystemRandomness(),
+        ),
+        what="imap-wal restore",
     )
     counts: dict[str, tuple[int, int]] = {}
     clean = False
@@ -143,8 +174,13 @@ def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, in
     try:
         sound, bad = sound_schemas(cluster.metadata)
         for what in bad:
-            out.note(f"a schema of the log is not copied, so values that need it cannot be read: {what}")
-        schemas = [msgpack.packb(("schema", schema_id, schema.to_bytes())) for schema_id, schema in sound.items()]
+            out.note(
+                f"a schema of the log is not copied, so values that need it cannot be read: {what}"
+            )
+        schemas = [
+            msgpack.packb(("schema", schema_id, schema.to_bytes()))
+            for schema_id, schema in sound.items()
+        ]
         if schemas:
             log.write(METADATA, len(schemas), schemas)
         for name in cluster.maps:

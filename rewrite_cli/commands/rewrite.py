@@ -26,8 +26,18 @@ ENGINES = ("local", "spark")
 
 @click.command()
 @scope_options(nodes=False)
-@click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="One machine with bounded memory, or a Spark session.")
-@click.option("--as-of", type=Moment(), help="Cover only what was written until this time; what is newer stays in the log as it is.")
+@click.option(
+    "--engine",
+    type=click.Choice(ENGINES),
+    default="local",
+    show_default=True,
+    help="One machine with bounded memory, or a Spark session.",
+)
+@click.option(
+    "--as-of",
+    type=Moment(),
+    help="Cover only what was written until this time; what is newer stays in the log as it is.",
+)
 @click.option(
     "--max-clock-skew",
     type=Duration(),
@@ -53,12 +63,15 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot. Runs beside a live cluster and touches nothing of it.
+    """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot.
+    Runs beside a live cluster and touches nothing of it.
 
-    The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends with exit code 4.
+    The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends
+    with exit code 4.
 
-    Two halves of a split network may both have changed a key; then neither is newer. The snapshot keeps both changes until you decide with --resolve, or a newer change
-    is written. Changes that lost by --resolve are kept in a Parquet file, which the report names.
+    Two halves of a split network may both have changed a key; then neither is newer. The snapshot
+    keeps both changes until you decide with --resolve, or a newer change is written. Changes that
+    lost by --resolve are kept in a Parquet file, which the report names.
 
     \b
     Examples:
@@ -86,21 +99,37 @@ def command(
         out.print_table(
             ("map", "records read", "live", "tombstones", "dropped", "before bytes", "after bytes"),
             [
-                (m.map + (" (unchanged)" if m.unchanged else ""), m.records_read, m.live, m.tombstones, m.dropped, m.bytes_before, m.bytes_after)
+                (
+                    m.map + (" (unchanged)" if m.unchanged else ""),
+                    m.records_read,
+                    m.live,
+                    m.tombstones,
+                    m.dropped,
+                    m.bytes_before,
+                    m.bytes_after,
+                )
                 for m in report.maps
             ],
             title=f"{report.namespace}/{report.cluster}",
         )
         out.echo(
-            f"{report.records_read:,} records in {out.duration(report.seconds)} ({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of memory), "
-            f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
+            f"{report.records_read:,} records in {out.duration(report.seconds)} "
+            f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
+            "memory), "
+            f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up "
+            f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
         for each in report.maps:
             if each.conflicts:
                 where = f"; what lost is in {each.set_aside}" if each.set_aside else ""
-                out.echo(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
+                out.echo(
+                    f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}"
+                )
             if each.undecided:
-                out.note(f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot keeps all claims. {ADVICE}")
+                out.note(
+                    f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot "
+                    f"keeps all claims. {ADVICE}"
+                )
         for node, why in report.missing.items():
             out.note(f"left out: node {node!r}: {why}")
 
@@ -152,7 +181,10 @@ def make_engine(name: str, about: str, tell: Tell | None) -> Engine:
 def to_json(report: RewriteReport) -> dict[str, Any]:
     return {
         **asdict(report),
-        "maps": [{**asdict(each), "dropped": each.dropped, "saved_bytes": each.saved_bytes} for each in report.maps],
+        "maps": [
+            {**asdict(each), "dropped": each.dropped, "saved_bytes": each.saved_bytes}
+            for each in report.maps
+        ],
         "covered": {node: str(position) for node, position in report.covered.items()},
         "records_per_second": report.records_per_second,
     }

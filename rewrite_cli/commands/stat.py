@@ -23,12 +23,14 @@ from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
 
 MEMBER_S_PER_ENTRY = 4.2e-6
-"""What a Hazelcast member takes to load an entry through a map loader, measured (a million of 100 bytes in 3.6 to 4.8 s)."""
+"""What a Hazelcast member takes to load an entry through a map loader, measured (a million of 100
+bytes in 3.6 to 4.8 s)."""
 
 
 @dataclass(slots=True)
 class Count:
-    """Of one map, written by one node: records that are read, and which of them still count. Bytes are of keys and values."""
+    """Of one map, written by one node: records that are read, and which of them still count. Bytes
+    are of keys and values."""
 
     namespace: str
     cluster: str
@@ -52,7 +54,8 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a restart of the cluster would take: the merge was just done, the rest is from measured rates."""
+    """What a restart of the cluster would take: the merge was just done, the rest is from measured
+    rates."""
 
     namespace: str
     cluster: str
@@ -68,7 +71,11 @@ class Forecast:
 
 
 def count_cluster(
-    store: SegmentStore, view: ClusterView, settings: Settings, maps: tuple[str, ...], tell: Callable[[str], None]
+    store: SegmentStore,
+    view: ClusterView,
+    settings: Settings,
+    maps: tuple[str, ...],
+    tell: Callable[[str], None],
 ) -> tuple[list[Count], Forecast]:
     """Read what a restore would read, and count. Memory is bounded as a restore's."""
     load_parquet()
@@ -106,7 +113,17 @@ def count_cluster(
     live = sum(count.live for count in counts.values())
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
     member_seconds, missing = live * MEMBER_S_PER_ENTRY, tuple(view.unreadable_nodes)
-    forecast = Forecast(view.namespace, view.cluster, live, records, merged, member_seconds, missing, tuple(texts), in_conflict)
+    forecast = Forecast(
+        view.namespace,
+        view.cluster,
+        live,
+        records,
+        merged,
+        member_seconds,
+        missing,
+        tuple(texts),
+        in_conflict,
+    )
     return [counts[key] for key in sorted(counts)], forecast
 
 
@@ -125,8 +142,9 @@ def _size(row: Row) -> int:
 @scope_options()
 @out.output_option
 def command(scope: Scope, output: str) -> int:
-    """Live and dead records and bytes per map and node, and how long a restart would load. Reads the whole log. Exit code 3 when a
-    node's log is missing (a restart would fail), or two nodes claim the same change of a key.
+    """Live and dead records and bytes per map and node, and how long a restart would load. Reads
+    the whole log. Exit code 3 when a node's log is missing (a restart would fail), or two nodes
+    claim the same change of a key.
 
     \b
     Examples:
@@ -140,7 +158,13 @@ def command(scope: Scope, output: str) -> int:
         task = progress.add_task("reading")
         with scope.open() as (store, clusters):
             for view in clusters:
-                of_cluster, forecast = count_cluster(store, view, Settings(), scope.maps, lambda text: progress.update(task, description=text))
+                of_cluster, forecast = count_cluster(
+                    store,
+                    view,
+                    Settings(),
+                    scope.maps,
+                    lambda text: progress.update(task, description=text),
+                )
                 counts += [count for count in of_cluster if scope.wants_node(count.node)]
                 forecasts.append(forecast)
                 storage.append(
@@ -154,28 +178,70 @@ def command(scope: Scope, output: str) -> int:
                 )
     scope.note_empty(count.map for count in counts)
     if output == out.JSON:
-        maps = [{**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes} for count in counts]
-        out.print_json({"maps": maps, "storage": storage, "forecast": [asdict(forecast) for forecast in forecasts]})
-        return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
+        maps = [
+            {**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes}
+            for count in counts
+        ]
+        out.print_json(
+            {
+                "maps": maps,
+                "storage": storage,
+                "forecast": [asdict(forecast) for forecast in forecasts],
+            }
+        )
+        return (
+            FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
+        )
     out.print_table(
-        ("cluster", "map", "node", "records", "live", "dead", "tombstones", "expired", "live bytes", "dead bytes"),
+        (
+            "cluster",
+            "map",
+            "node",
+            "records",
+            "live",
+            "dead",
+            "tombstones",
+            "expired",
+            "live bytes",
+            "dead bytes",
+        ),
         [
-            (f"{c.namespace}/{c.cluster}", c.map, c.node, c.records, c.live, c.dead, c.tombstones, c.expired, c.live_bytes, c.dead_bytes)
+            (
+                f"{c.namespace}/{c.cluster}",
+                c.map,
+                c.node,
+                c.records,
+                c.live,
+                c.dead,
+                c.tombstones,
+                c.expired,
+                c.live_bytes,
+                c.dead_bytes,
+            )
             for c in counts
         ],
     )
     for forecast in forecasts:
         dead = 1 - forecast.entries / forecast.records if forecast.records else 0
         out.echo(
-            f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} records ({dead:.0%} dead), merges them in {out.duration(forecast.merge_seconds)}"
-            f" and loads {forecast.entries:,} entries in about {out.duration(forecast.member_seconds)}"
+            f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
+            f"records ({dead:.0%} dead), merges them in "
+            f"{out.duration(forecast.merge_seconds)}"
+            f" and loads {forecast.entries:,} entries in about "
+            f"{out.duration(forecast.member_seconds)}"
         )
         if dead > 0.5 and forecast.records > 10_000:
             out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
         for node in forecast.missing:
-            out.echo(click.style(f"  node {node!r} is missing", fg="red") + ": a restart refuses to go on without it (recovery_policy = full)")
+            out.echo(
+                click.style(f"  node {node!r} is missing", fg="red")
+                + ": a restart refuses to go on without it (recovery_policy = full)"
+            )
         for text in forecast.conflicts:
             out.echo(click.style("  conflict of order", fg="red") + f": {text}")
         if forecast.conflict_keys:
-            out.echo(f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; {ADVICE}")
+            out.echo(
+                f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; "
+                f"{ADVICE}"
+            )
     return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0

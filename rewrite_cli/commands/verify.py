@@ -10,7 +10,20 @@ import click
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.inspect.verify import CLEAN, CORRUPT, TORN, UNSUPPORTED, Deadline, Finding, OutOfTime, Unit, check, damaged, foreign_files, plan
+from imap_wal.inspect.verify import (
+    CLEAN,
+    CORRUPT,
+    TORN,
+    UNSUPPORTED,
+    Deadline,
+    Finding,
+    OutOfTime,
+    Unit,
+    check,
+    damaged,
+    foreign_files,
+    plan,
+)
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.rivals import ADVICE
 from imap_wal.rewrite import conflicts
@@ -25,18 +38,27 @@ CONFLICT = "conflict"
 
 @click.command()
 @scope_options(maps=False)
-@click.option("--max-duration", type=Duration(), help="Stop after this time (30s, 5m), and say what was not checked. Newest first.")
-@click.option("--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does).")
+@click.option(
+    "--max-duration",
+    type=Duration(),
+    help="Stop after this time (30s, 5m), and say what was not checked. Newest first.",
+)
+@click.option(
+    "--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does)."
+)
 @out.output_option
 def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log and say what is damaged, and what is lost.
 
-    Then it looks for keys that two nodes claim with the same order, as both halves of a split network can leave them: every reader chooses one claim by a fixed rule, and keeps the other. Exit code 3, as for damage.
+    Then it looks for keys that two nodes claim with the same order, as both halves of a split
+    network can leave them: every reader chooses one claim by a fixed rule, and keeps the other.
+    Exit code 3, as for damage.
 
-    A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is reported and is no damage: exit code 0. Damage: exit code 3.
+    A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is
+    reported and is no damage: exit code 0. Damage: exit code 3.
 
-    It begins with the newest segments of every node, and goes back; then archives, then snapshots. A run that --max-duration ended says so, and its exit code speaks of what
-    was checked.
+    It begins with the newest segments of every node, and goes back; then archives, then snapshots.
+    A run that --max-duration ended says so, and its exit code speaks of what was checked.
 
     \b
     Examples:
@@ -51,7 +73,9 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
                 "summary": outcome.summary(),
                 "files": [finding.to_json() for finding in outcome.findings],
                 "foreign": outcome.foreign,
-                "unchecked": [{"file": unit.file, "bytes": unit.bytes} for unit in outcome.unchecked],
+                "unchecked": [
+                    {"file": unit.file, "bytes": unit.bytes} for unit in outcome.unchecked
+                ],
             }
         )
     else:
@@ -76,7 +100,10 @@ class _Outcome:
             "files": len(self.findings),
             "bytes": sum(finding.bytes for finding in self.findings),
             "records": sum(finding.records for finding in self.findings),
-            **{status.replace("-", "_"): counts[status] for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)},
+            **{
+                status.replace("-", "_"): counts[status]
+                for status in (CLEAN, TORN, CORRUPT, UNSUPPORTED, CONFLICT)
+            },
             "foreign": len(self.foreign),
             "unopened": sum(finding.unopened for finding in self.findings),
             "partial": bool(self.unchecked),
@@ -99,43 +126,78 @@ def _read(scope: Scope, deadline: Deadline) -> _Outcome:
                     findings += told
                     units += to_read
                     foreign += foreign_files(view, scope.wants_node)
-                read, unchecked = check(units, lambda text: progress.update(task, description=text), deadline)
+                read, unchecked = check(
+                    units, lambda text: progress.update(task, description=text), deadline
+                )
                 findings += read
-                if not unchecked and not scope.nodes and not any(_bad(each) or each.unopened for each in findings):
+                if (
+                    not unchecked
+                    and not scope.nodes
+                    and not any(_bad(each) or each.unopened for each in findings)
+                ):
                     for view in clusters:
                         progress.update(task, description=f"{view}: order")
                         findings += _conflicts(store, view, deadline)
         except LogError as error:  # a manifest: which files it should name is unknown
             found = damaged(error.file, "manifest", 0, error, None)
-            findings.append(replace(found, what=f"{found.what}; verify stopped here: other files were not checked"))
+            findings.append(
+                replace(
+                    found, what=f"{found.what}; verify stopped here: other files were not checked"
+                )
+            )
     return _Outcome(findings, foreign, unchecked)
 
 
 def _print(outcome: _Outcome, show_all: bool) -> None:
-    findings, unchecked, counts, summary = outcome.findings, outcome.unchecked, outcome.counts(), outcome.summary()
+    findings, unchecked, counts, summary = (
+        outcome.findings,
+        outcome.unchecked,
+        outcome.counts(),
+        outcome.summary(),
+    )
     shown = [finding for finding in findings if show_all or finding.status != CLEAN]
     if shown:
         out.print_table(
             ("status", "file", "offset", "first lost", "lost records", "what", "what to do"),
-            [(one.status, one.file, one.offset, one.first_lost, _lost_records(one), one.what, one.advice) for one in shown],
+            [
+                (
+                    one.status,
+                    one.file,
+                    one.offset,
+                    one.first_lost,
+                    _lost_records(one),
+                    one.what,
+                    one.advice,
+                )
+                for one in shown
+            ],
         )
     for path in outcome.foreign:
         out.note(f"not ours, left alone: {path}")
     bad = counts[CORRUPT] + counts[UNSUPPORTED]
-    verdict = click.style(f"{bad} damaged", fg="red", bold=True) if bad else click.style("no damage", fg="green", bold=True)
+    verdict = (
+        click.style(f"{bad} damaged", fg="red", bold=True)
+        if bad
+        else click.style("no damage", fg="green", bold=True)
+    )
     torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
     if counts[CONFLICT]:
         torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
-    out.echo(f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, {summary['records']:,} records")
+    out.echo(
+        f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, "
+        f"{summary['records']:,} records"
+    )
     if summary["unopened"]:
         out.echo(
-            f"{summary['unopened']} files are encrypted and were read without their keys: only their checksums were verified (--encryption-keys)"
+            f"{summary['unopened']} files are encrypted and were read without their keys: "
+            "only their checksums were verified (--encryption-keys)"
         )
     if unchecked:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")
         out.echo(
-            f"partial: the time limit was reached; {len(unchecked)} files, {out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
+            f"partial: the time limit was reached; {len(unchecked)} files, "
+            f"{out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
         )
 
 
@@ -152,7 +214,9 @@ def _conflicts(store: SegmentStore, view: ClusterView, deadline: Deadline) -> li
         out.note(f"{view}: the time limit was reached; it was not checked for conflicts of order")
         return []
     except NotFound:
-        out.note(f"{view}: its files changed during the run; it was not checked for conflicts of order")
+        out.note(
+            f"{view}: its files changed during the run; it was not checked for conflicts of order"
+        )
         return []
     return [Finding(view.folder, "order", CONFLICT, what=text, advice=ADVICE) for text in texts]
 

@@ -21,12 +21,20 @@ def public_key(text: str) -> str:
 def key_options(command: F) -> F:
     """Adds --key-file and --agent-key, for agents whose endpoint takes keys."""
     file = click.Path(exists=True, dir_okay=False, path_type=Path)
-    command = click.option("--key-file", type=file, help="Your own key (imap-wal keys new), for an agent that takes keys.")(command)
-    return click.option("--agent-key", metavar="KEY", help="The public key of that agent, or its .pub file.")(command)
+    command = click.option(
+        "--key-file",
+        type=file,
+        help="Your own key (imap-wal keys new), for an agent that takes keys.",
+    )(command)
+    return click.option(
+        "--agent-key", metavar="KEY", help="The public key of that agent, or its .pub file."
+    )(command)
 
 
 def own_key(key_file: Path | None, agent_key: str | None) -> tuple[KeyPair | None, str]:
     """What `Client` takes of these options."""
     if bool(key_file) != bool(agent_key):
-        raise click.UsageError("--key-file and --agent-key belong together: your own key, and the agent's public one")
+        raise click.UsageError(
+            "--key-file and --agent-key belong together: your own key, and the agent's public one"
+        )
     return (read_secret(key_file), public_key(agent_key)) if key_file and agent_key else (None, "")

@@ -20,7 +20,10 @@ _SUDO = "SUDO_USER"
 
 def audit(what: str, **about: object) -> None:
     """`what` was done, by the user of this process."""
-    told = " ".join(f"{name}={without_secrets(str(value))!r}" for name, value in {**about, "by": _user()}.items())
+    told = " ".join(
+        f"{name}={without_secrets(str(value))!r}"
+        for name, value in {**about, "by": _user()}.items()
+    )
     line = f"audit: {what}: {told}"
     out.note(line)
     if Path("/dev/log").exists():

@@ -22,7 +22,11 @@ NAME = "imap-wal.toml"
 
 def find() -> Path | None:
     """The file that is used when none is named."""
-    xdg = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "imap-wal" / "config.toml"
+    xdg = (
+        Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        / "imap-wal"
+        / "config.toml"
+    )
     return next((path for path in (Path(NAME), xdg) if path.is_file()), None)
 
 
@@ -37,15 +41,20 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, Any]:
-    """A click `default_map`: what stands at the top goes to every command, a command's table on top of it. An unknown key is refused."""
+    """A click `default_map`: what stands at the top goes to every command, a command's table on top
+    of it. An unknown key is refused."""
     group = ctx.command
     assert isinstance(group, click.Group)
     data = read_toml(path)
-    shared = {key.replace("-", "_"): value for key, value in data.items() if not isinstance(value, dict)}
+    shared = {
+        key.replace("-", "_"): value for key, value in data.items() if not isinstance(value, dict)
+    }
     unknown = set(shared)
     result: dict[str, Any] = {}
     for name in commands:
-        table = data.pop(name) if isinstance(data.get(name), dict) else {}  # `node` is an option and a command
+        table = (
+            data.pop(name) if isinstance(data.get(name), dict) else {}
+        )  # `node` is an option and a command
         if unknown or table or name == ctx.invoked_subcommand:
             command = group.get_command(ctx, name)
             assert command is not None
@@ -53,25 +62,42 @@ def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, A
             unknown -= _names(command)
     tables = [key for key, value in data.items() if isinstance(value, dict)]
     if tables or unknown:
-        raise click.UsageError(f"{path}: no command or option is called {', '.join(sorted(map(repr, [*tables, *unknown])))}")
+        raise click.UsageError(
+            f"{path}: no command or option is called "
+            f"{', '.join(sorted(map(repr, [*tables, *unknown])))}"
+        )
     return result
 
 
-def _of_command(path: Path, name: str, command: click.Command, shared: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+def _of_command(
+    path: Path, name: str, command: click.Command, shared: dict[str, Any], table: dict[str, Any]
+) -> dict[str, Any]:
     if isinstance(command, click.Group):
         unknown = set(table) - set(command.commands)
         if unknown:
-            raise click.UsageError(f"{path}: [{name}] knows {', '.join(command.commands)}, not {', '.join(sorted(map(repr, unknown)))}")
-        return {sub: _of_command(path, f"{name}.{sub}", child, shared, table.get(sub, {})) for sub, child in command.commands.items()}
+            raise click.UsageError(
+                f"{path}: [{name}] knows {', '.join(command.commands)}, not "
+                f"{', '.join(sorted(map(repr, unknown)))}"
+            )
+        return {
+            sub: _of_command(path, f"{name}.{sub}", child, shared, table.get(sub, {}))
+            for sub, child in command.commands.items()
+        }
     known = _names(command)
     own = {key.replace("-", "_"): value for key, value in table.items()}
     if set(own) - known:
         wrong = ", ".join(sorted(map(repr, set(own) - known)))
-        raise click.UsageError(f"{path}: [{name}] has no option {wrong}; it has {', '.join(sorted(known))}")
+        raise click.UsageError(
+            f"{path}: [{name}] has no option {wrong}; it has {', '.join(sorted(known))}"
+        )
     return {key: value for key, value in {**shared, **own}.items() if key in known}
 
 
 def _names(command: click.Command) -> set[str]:
     if isinstance(command, click.Group):
         return {name for child in command.commands.values() for name in _names(child)}
-    return {parameter.name for parameter in command.params if parameter.name and parameter.name not in ("help", "yes")}
+    return {
+        parameter.name
+        for parameter in command.params
+        if parameter.name and parameter.name not in ("help", "yes")
+    }

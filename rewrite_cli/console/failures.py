@@ -1,4 +1,5 @@
-"""Which error ends in which exit code, and what is printed for it: one line of what happened, where, and what to do."""
+"""Which error ends in which exit code, and what is printed for it: one line of what happened,
+where, and what to do."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def message(error: BaseException) -> str:
         case NoSpace():
             return f"{error}; the storage is full: make room, then run the command again"
         case NotFound():
-            return f"{error}; somebody may have removed it since it was listed: run the command again"
+            return (
+                f"{error}; somebody may have removed it since it was listed: run the command again"
+            )
         case StorageError():
             return str(error)
         case MissingExtra():
@@ -57,7 +60,10 @@ def message(error: BaseException) -> str:
         case OSError():
             return str(error)
         case _:
-            return f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal, --debug shows where"
+            return (
+                f"unexpected {type(error).__name__}: {error}; this is a bug in imap-wal, --debug "
+                "shows where"
+            )
 
 
 def report(error: BaseException, debug: bool = False) -> int:
@@ -75,7 +81,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
-        from rewrite_cli.console import output as out  # takes time to load, which a command that succeeds has mostly spent
+        from rewrite_cli.console import (
+            output as out,
+        )  # takes time to load, which a command that succeeds has mostly spent
 
         out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
     return exit_code(error)

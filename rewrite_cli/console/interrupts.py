@@ -18,7 +18,10 @@ INTERRUPTED = 130
 @contextmanager
 def ends_the_process() -> Iterator[None]:
     """Within this, Ctrl-C ends the process, unless the program has a handler of its own."""
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
     if not ours:
         yield
         return

@@ -47,21 +47,30 @@ _COLOURS = re.compile("(\x1b\\[(?:0|1|3[0-7])m)")
 def shown(text: str) -> str:
     """The text on one line, safe for a terminal: escapes such as \\x1b replace control characters,
     marks that change the direction of text, and everything else that is not printable."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+    )
 
 
 def json_text(text: str) -> str:
     """A JSON document, with escapes such as \\u009b for characters that are not printable."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text)
+    return "".join(
+        each if each.isprintable() or each == "\n" else json.dumps(each)[1:-1] for each in text
+    )
 
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print lines. They may contain names and values, so only our own colours, line ends and tabs
     reach the terminal unchanged."""
     parts = _COLOURS.split(text)
-    parts[::2] = ["\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n")) for part in parts[::2]]
+    parts[::2] = [
+        "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
+        for part in parts[::2]
+    ]
     click.echo("".join(parts), err=err)
 
 
@@ -94,27 +103,47 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     Outside a terminal, plain text: each row is one line of any length, and its prose follows in
     further lines."""
     kept = [list(row) for row in rows]
-    numeric = [any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept) for at in range(len(columns))]
-    cells = [[_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept]
+    numeric = [
+        any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept)
+        for at in range(len(columns))
+    ]
+    cells = [
+        [_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept
+    ]
     if not sys.stdout.isatty():
         for line in _plain(columns, cells, numeric, title):
             echo(line)
         return
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+    )
     for column, right in zip(columns, numeric, strict=True):
-        table.add_column(column, justify="right" if right else "left", no_wrap=column not in _LONG, overflow="fold")
+        table.add_column(
+            column,
+            justify="right" if right else "left",
+            no_wrap=column not in _LONG,
+            overflow="fold",
+        )
     for row in cells:
         table.add_row(*(text.replace("[", r"\[") for text in row))
     Console(highlight=False).print(table)
 
 
-def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str) -> Iterator[str]:
+def _plain(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str
+) -> Iterator[str]:
     rows = [[text.replace("\n", "\\n") for text in row] for row in rows]
     short = [at for at, column in enumerate(columns) if column not in _PROSE]
     widths = {at: max(len(row[at]) for row in [columns, *rows]) for at in short}
 
     def line(row: Sequence[str]) -> str:
-        return "  ".join(row[at].rjust(widths[at]) if numeric[at] else row[at].ljust(widths[at]) for at in short).rstrip()
+        return "  ".join(
+            row[at].rjust(widths[at]) if numeric[at] else row[at].ljust(widths[at]) for at in short
+        ).rstrip()
 
     if title:
         yield title
@@ -124,7 +153,12 @@ def _plain(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Seque
         for at, text in enumerate(row):
             if at not in widths and text != NOTHING:
                 yield textwrap.fill(
-                    f"{columns[at]}: {text}", WIDTH, initial_indent="    ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+                    f"{columns[at]}: {text}",
+                    WIDTH,
+                    initial_indent="    ",
+                    subsequent_indent="      ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
                 )
 
 
@@ -178,7 +212,9 @@ def progress() -> Iterator[Progress]:
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     log = logging.getLogger("imap_wal")
     level = log.level
-    with Progress(*columns, console=shown, transient=True, disable=not shown.is_terminal) as spinner:
+    with Progress(
+        *columns, console=shown, transient=True, disable=not shown.is_terminal
+    ) as spinner:
         handler = _Describing(spinner)
         log.addHandler(handler)
         log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
@@ -208,7 +244,10 @@ def agree(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody is here to answer: repeat the command with --yes, or look first with --dry-run.")
+        raise click.UsageError(
+            f"{question} Nobody is here to answer: repeat the command with --yes, or look "
+            "first with --dry-run."
+        )
     click.confirm(question, abort=True, err=True)
 
 
@@ -219,4 +258,6 @@ def yes_option(command: F) -> F:
 
 def dry_run_option(command: F) -> F:
     """`--dry-run`, as `dry_run`."""
-    return click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")(command)
+    return click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")(
+        command
+    )

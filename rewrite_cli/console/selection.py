@@ -1,4 +1,5 @@
-"""Which logs a command means: a URL, and any of namespace, cluster, node and map. What is not given means all."""
+"""Which logs a command means: a URL, and any of namespace, cluster, node and map. What is not given
+means all."""
 
 from __future__ import annotations
 
@@ -52,15 +53,24 @@ class Endpoint(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
             parts = urlsplit(str(value))
-            whole = bool(parts.path) if parts.scheme == "ipc" else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
+            whole = (
+                bool(parts.path)
+                if parts.scheme == "ipc"
+                else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
+            )
         except ValueError:  # the port is no number, or too large
             whole = False
         if not whole:
-            self.fail(f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx)
+            self.fail(
+                f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx
+            )
         return str(value)
 
 
-_WAL_DIR = "Where the segments are. Needed if they are on another kind of storage or another server than the root."
+_WAL_DIR = (
+    "Where the segments are. Needed if they are on another kind of storage or another server "
+    "than the root."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +102,15 @@ class Scope:
             found = survey(store, self.namespaces, self.clusters)
             if not found:
                 raise Failed(self.nothing(store))
-            for kind, wanted, present in (("node", self.nodes, {node.name for view in found for node in view.nodes}),):
+            for kind, wanted, present in (
+                ("node", self.nodes, {node.name for view in found for node in view.nodes}),
+            ):
                 absent = set(wanted) - present
                 if absent:
-                    raise Failed(f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; there is {', '.join(sorted(present)) or 'none'}")
+                    raise Failed(
+                        f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
+                        f"there is {', '.join(sorted(present)) or 'none'}"
+                    )
             yield store, found
         finally:
             store.close()
@@ -116,9 +131,15 @@ class Scope:
             return f"{self.url}: nothing of that namespace or cluster; there is {names}"
         top = store.folders("")
         if "nodes" in top or "manifest" in top:
-            return f"{self.url} is the folder of one cluster; the URL is two levels up, the root that holds {{namespace}}/{{cluster}}"
+            return (
+                f"{self.url} is the folder of one cluster; the URL is two levels up, the root "
+                f"that holds {{namespace}}/{{cluster}}"
+            )
         if any("nodes" in store.folders(name) for name in top):
-            return f"{self.url} is the folder of one namespace; the URL is one level up, the root that holds {{namespace}}/{{cluster}}"
+            return (
+                f"{self.url} is the folder of one namespace; the URL is one level up, the root "
+                f"that holds {{namespace}}/{{cluster}}"
+            )
         root = "the root that imap_wal.open was given, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
 
@@ -128,19 +149,30 @@ def url_argument(command: Callable[..., Any], *, required: bool = True) -> Calla
 
     @wraps(command)
     def wrapper(url: Location | None, wal_dir: Location | None, **rest: Any) -> Any:
-        return command(url=url if url is None or wal_dir is None else url.with_wal_dir(wal_dir), **rest)
+        return command(
+            url=url if url is None or wal_dir is None else url.with_wal_dir(wal_dir), **rest
+        )
 
-    with_option = click.option("--wal-dir", type=Url(), envvar="IMAP_WAL_WAL_DIR", help=_WAL_DIR)(wrapper)
+    with_option = click.option("--wal-dir", type=Url(), envvar="IMAP_WAL_WAL_DIR", help=_WAL_DIR)(
+        wrapper
+    )
     return click.argument("url", type=Url(), envvar="IMAP_WAL_URL", required=required)(with_option)
 
 
-def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def scope_options(
+    *, maps: bool = True, nodes: bool = True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """URL, --namespace, --cluster, --node, --map: handed to the command as `scope`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def wrapper(
-            url: str, namespace: tuple[str, ...], cluster: tuple[str, ...], node: tuple[str, ...] = (), map: tuple[str, ...] = (), **rest: Any
+            url: str,
+            namespace: tuple[str, ...],
+            cluster: tuple[str, ...],
+            node: tuple[str, ...] = (),
+            map: tuple[str, ...] = (),
+            **rest: Any,
         ) -> Any:
             return command(scope=Scope(url, namespace, cluster, node, map), **rest)
 
@@ -152,7 +184,9 @@ def scope_options(*, maps: bool = True, nodes: bool = True) -> Callable[[Callabl
         decorated: Callable[..., Any] = wrapper
         for name, what in names:
             text = f"Only this {what}; may be repeated."
-            decorated = click.option(f"--{name}", name, multiple=True, envvar=f"IMAP_WAL_{name.upper()}", help=text)(decorated)
+            decorated = click.option(
+                f"--{name}", name, multiple=True, envvar=f"IMAP_WAL_{name.upper()}", help=text
+            )(decorated)
         return url_argument(decorated)
 
     return decorate
@@ -166,7 +200,9 @@ def refuse_nested(source: str, target: str) -> None:
     if inside[1][: len(around[1])] == around[1]:
         raise Failed(f"{target} is inside {source}, which is read: name a place outside of it")
     if around[1][: len(inside[1])] == inside[1]:
-        raise Failed(f"{target} is a folder above {source}, which is read: name an empty place outside of it")
+        raise Failed(
+            f"{target} is a folder above {source}, which is read: name an empty place outside of it"
+        )
 
 
 def _place(url: str) -> tuple[str, tuple[str, ...]]:

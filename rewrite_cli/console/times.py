@@ -15,7 +15,8 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class Moment(click.ParamType[int]):
-    """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago), `@1795261005266`. Without a zone: UTC."""
+    """Unix milliseconds from `2026-11-21T10:00`, `2026-11-21T10:00:00+01:00`, `15m` or `2h` (ago),
+    `@1795261005266`. Without a zone: UTC."""
 
     name = "time"
 
@@ -35,7 +36,12 @@ class Moment(click.ParamType[int]):
         try:
             return _to_ms(datetime.fromisoformat(text))
         except ValueError:
-            self.fail(f"{value!r} is no time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and Unix milliseconds", param, ctx)
+            self.fail(
+                f"{value!r} is no time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and "
+                "Unix milliseconds",
+                param,
+                ctx,
+            )
 
 
 class Duration(click.ParamType[float]):
@@ -43,12 +49,19 @@ class Duration(click.ParamType[float]):
 
     name = "duration"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         text = str(value).strip()
         found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdigit() else f"{text}s")
         seconds = float(found[1]) * _UNITS_MS[found[2]] / 1000 if found else 0
         if not 0 < seconds <= SECONDS_MAX:
-            self.fail(f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0 and less than 68 years", param, ctx)
+            self.fail(
+                f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0 and "
+                "less than 68 years",
+                param,
+                ctx,
+            )
         return seconds
 
 
@@ -60,4 +73,4 @@ def iso(milliseconds: int) -> str:
     """2026-11-21T10:00:00.123Z; empty for 0."""
     if not milliseconds:
         return ""
-    return f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"
+    return f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"  # noqa: E501

@@ -1,6 +1,8 @@
-"""`make demo-cluster`: the same flights into real Hazelcast members; every process is killed, all start again, and the maps are compared.
+"""`make demo-cluster`: the same flights into real Hazelcast members; every process is killed, all
+start again, and the maps are compared.
 
-node start ─▶ play ─▶ SIGKILL members, agents and writer ─▶ node start, compare ─▶ play the rest ─▶ SIGKILL again ─▶ rewrite ─▶ node start, compare
+node start ─▶ play ─▶ SIGKILL members, agents and writer ─▶ node start, compare ─▶ play the rest ─▶
+SIGKILL again ─▶ rewrite ─▶ node start, compare
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ READY_S = 120
 
 
 class Members:
-    """`imap-wal node start` as a child, in a process group of its own, so that one signal kills all of it."""
+    """`imap-wal node start` as a child, in a process group of its own, so that one signal kills all
+    of it."""
 
     def __init__(self, url: str, count: int, folder: Path) -> None:
         self.count, self._url, self._log = count, url, folder / "node-start.log"
-        self._environment = {**os.environ, "TMPDIR": str(folder)}  # what a kill leaves behind goes with the demo
+        self._environment = {
+            **os.environ,
+            "TMPDIR": str(folder),
+        }  # what a kill leaves behind goes with the demo
         self.port = free_ports(count)
         self.addresses = [f"127.0.0.1:{self.port + number}" for number in range(count)]
         self._process: subprocess.Popen[str] | None = None
@@ -52,13 +58,21 @@ class Members:
         ]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True, env=self._environment, preexec_fn=die_with_parent
-            )  # fmt: skip
+                command,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+                env=self._environment,
+                preexec_fn=die_with_parent,
+            )
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.strip() == "ready":
                 return
-        raise Failed(f"the members did not start: {self._log.read_text(errors='replace').strip()[-600:]}")
+        raise Failed(
+            f"the members did not start: {self._log.read_text(errors='replace').strip()[-600:]}"
+        )
 
     def kill(self) -> None:
         """SIGKILL to all members and agents at once."""
@@ -93,11 +107,19 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def play_cluster(stream: flights.Stream, url: str, folder: Path, kills: int, count: int, clock: Clock, tell: Tell) -> Report:
+def play_cluster(
+    stream: flights.Stream, url: str, folder: Path, kills: int, count: int, clock: Clock, tell: Tell
+) -> Report:
     """The cluster demo, from the first flight to the report."""
     members = Members(url, count, folder)
     playback = Playback(stream, folder, clock, "cluster", ",".join(members.addresses))
-    report = Report(f"{count} Hazelcast members, durability always", stream.flights, stream.records, stream.deletions, playback.commits)
+    report = Report(
+        f"{count} Hazelcast members, durability always",
+        stream.flights,
+        stream.records,
+        stream.deletions,
+        playback.commits,
+    )
 
     def watch(records: int) -> None:
         tell(f"{records:,} of {stream.records:,} changes acknowledged")
@@ -108,8 +130,14 @@ def play_cluster(stream: flights.Stream, url: str, folder: Path, kills: int, cou
         members.start()
         client = connect(members.addresses)
         try:
-            found = {name: client.get_map(name).blocking().entry_set() for name in (flights.AIRCRAFT, flights.CANCELLED)}
-            maps = {name: [(key, value.loads()) for key, value in entries] for name, entries in found.items()}
+            found = {
+                name: client.get_map(name).blocking().entry_set()
+                for name in (flights.AIRCRAFT, flights.CANCELLED)
+            }
+            maps = {
+                name: [(key, value.loads()) for key, value in entries]
+                for name, entries in found.items()
+            }
             end = playback.now()
         finally:
             client.shutdown()
@@ -144,7 +172,9 @@ def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     with Scope(url).open() as (store, clusters):
         for view in clusters:
             for node in view.nodes:
-                archive_offline(store, Identity(view.namespace, view.cluster, node.name), node.folder)
+                archive_offline(
+                    store, Identity(view.namespace, view.cluster, node.name), node.folder
+                )
     middle = playback.now()
     report.storage.append(measure_bytes(url, "archived"))
     rewrite_and_prune(url)

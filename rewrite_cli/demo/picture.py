@@ -1,4 +1,5 @@
-"""The demo's result as one picture: what was acknowledged when, where the kill fell, what restoring took, what storage holds."""
+"""The demo's result as one picture: what was acknowledged when, where the kill fell, what restoring
+took, what storage holds."""
 
 from __future__ import annotations
 
@@ -40,7 +41,16 @@ def draw(report: Report, path: Path) -> None:
     with plt.rc_context(style):
         figure = plt.figure(figsize=(12, 7.2), dpi=140)
         grid = figure.add_gridspec(
-            2, 2, height_ratios=(1.75, 1), width_ratios=(1.25, 1), hspace=0.42, wspace=0.42, left=0.075, right=0.965, top=0.84, bottom=0.09
+            2,
+            2,
+            height_ratios=(1.75, 1),
+            width_ratios=(1.25, 1),
+            hspace=0.42,
+            wspace=0.42,
+            left=0.075,
+            right=0.965,
+            top=0.84,
+            bottom=0.09,
         )
         _headline(figure, report)
         _timeline(figure.add_subplot(grid[0, :]), report)
@@ -53,30 +63,80 @@ def draw(report: Report, path: Path) -> None:
 
 def _headline(figure: Any, report: Report) -> None:
     kills = "one kill -9" if len(report.kills) == 1 else f"{len(report.kills)} times kill -9"
-    figure.text(0.035, 0.945, f"{report.flights:,} flights, {kills}, ", fontsize=19, fontweight="bold", va="center")
+    figure.text(
+        0.035,
+        0.945,
+        f"{report.flights:,} flights, {kills}, ",
+        fontsize=19,
+        fontweight="bold",
+        va="center",
+    )
     figure.canvas.draw()
     end = figure.texts[-1].get_window_extent().x1 / figure.bbox.width
-    figure.text(end, 0.945, f"{report.lost:,} lost", fontsize=19, fontweight="bold", va="center", color=KILL if report.lost else GOOD)
-    rate = f"{report.records_per_second:,.0f} changes and {report.commits_per_second:,.0f} commits a second, each on disk before it is acknowledged"
-    figure.text(0.035, 0.9, f"{report.what} · two producers · {rate}", fontsize=10.5, color=QUIET, va="center")
+    figure.text(
+        end,
+        0.945,
+        f"{report.lost:,} lost",
+        fontsize=19,
+        fontweight="bold",
+        va="center",
+        color=KILL if report.lost else GOOD,
+    )
+    rate = (
+        f"{report.records_per_second:,.0f} changes and {report.commits_per_second:,.0f} commits "
+        "a second, each on disk before it is acknowledged"
+    )
+    figure.text(
+        0.035,
+        0.9,
+        f"{report.what} · two producers · {rate}",
+        fontsize=10.5,
+        color=QUIET,
+        va="center",
+    )
 
 
 def _timeline(axes: Any, report: Report) -> None:
     began = next((time for time, counts in report.timeline.samples if sum(counts)), 0.0)
     times = [time - began for time, _ in report.timeline.samples]
-    layers = [[counts[producer] for _, counts in report.timeline.samples] for producer in range(len(PRODUCERS))]
+    layers = [
+        [counts[producer] for _, counts in report.timeline.samples]
+        for producer in range(len(PRODUCERS))
+    ]
     top = max((sum(counts) for _, counts in report.timeline.samples), default=1)
-    axes.stackplot(times, *layers, colors=PRODUCERS, labels=("producer 1", "producer 2"), linewidth=0, alpha=0.92)
+    axes.stackplot(
+        times,
+        *layers,
+        colors=PRODUCERS,
+        labels=("producer 1", "producer 2"),
+        linewidth=0,
+        alpha=0.92,
+    )
     kills = iter(report.kills)
     spans = [(after, start - began, end - began) for after, start, end in report.timeline.spans]
     width = max([times[-1] if times else 0, *(end for _, _, end in spans)])
-    for label, (after, start, end) in zip(["opening the log", *[""] * len(spans)], spans, strict=False):
+    for label, (after, start, end) in zip(
+        ["opening the log", *[""] * len(spans)], spans, strict=False
+    ):
         killed = next(kills, None) if after == "kill -9" else None
-        axes.axvspan(start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3, label=label or None)
+        axes.axvspan(
+            start, end, color=RESTORE, alpha=0.55, linewidth=0, zorder=3, label=label or None
+        )
         if killed is not None:
             axes.axvline(start, color=KILL, linewidth=1.6, zorder=4)
-            axes.plot([start], [killed], marker="X", markersize=11, color=KILL, markeredgecolor="white", zorder=5)
-            text = f"kill -9 at {killed:,} acknowledged\nopened again in {duration(end - start)}, {_lost(report, after)}"
+            axes.plot(
+                [start],
+                [killed],
+                marker="X",
+                markersize=11,
+                color=KILL,
+                markeredgecolor="white",
+                zorder=5,
+            )
+            text = (
+                f"kill -9 at {killed:,} acknowledged\nopened again in {duration(end - start)}, "
+                f"{_lost(report, after)}"
+            )
             axes.annotate(
                 text,
                 (start, killed),
@@ -93,16 +153,39 @@ def _timeline(axes: Any, report: Report) -> None:
             )
     for name, start, end in report.timeline.phases:
         axes.axvspan(
-            start - began, end - began, ymax=0.12, color=PARTS["archives" if name == "archive" else "snapshots"], alpha=0.8, linewidth=0, zorder=3
+            start - began,
+            end - began,
+            ymax=0.12,
+            color=PARTS["archives" if name == "archive" else "snapshots"],
+            alpha=0.8,
+            linewidth=0,
+            zorder=3,
         )
         if end - start > 0.03 * width:
-            axes.text((start + end) / 2 - began, top * 0.067, name, ha="center", va="center", fontsize=9, color=INK, zorder=4)
+            axes.text(
+                (start + end) / 2 - began,
+                top * 0.067,
+                name,
+                ha="center",
+                va="center",
+                fontsize=9,
+                color=INK,
+                zorder=4,
+            )
     axes.set_ylim(0, top * 1.12)
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
     axes.set_xlabel("seconds")
     axes.set_title("Acknowledged changes", loc="left", fontsize=11.5, fontweight="bold", color=INK)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 0.985), frameon=False, fontsize=9, ncols=3, columnspacing=1.6, handlelength=1.4)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.985),
+        frameon=False,
+        fontsize=9,
+        ncols=3,
+        columnspacing=1.6,
+        handlelength=1.4,
+    )
     axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
     axes.set_axisbelow(True)
 
@@ -117,10 +200,14 @@ def _storage(axes: Any, report: Report) -> None:
         left = 0
         for part, color in PARTS.items():
             width = getattr(moment, part)
-            axes.barh(row, width, left=left, color=color, height=0.58, label=part if row == 0 else None)
+            axes.barh(
+                row, width, left=left, color=color, height=0.58, label=part if row == 0 else None
+            )
             left += width
         ratio = f"  {size(moment.total)}" + (
-            f"  ÷ {report.storage[0].total / moment.total:,.0f}" if moment.total and report.storage[0].total > 1.05 * moment.total else ""
+            f"  ÷ {report.storage[0].total / moment.total:,.0f}"
+            if moment.total and report.storage[0].total > 1.05 * moment.total
+            else ""
         )
         axes.text(moment.total, row, ratio, va="center", fontsize=9.5, fontweight="bold")
     axes.set_yticks(range(len(moments)), [moment.moment for moment in moments], color=INK)
@@ -129,7 +216,15 @@ def _storage(axes: Any, report: Report) -> None:
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_title("Bytes on storage", loc="left", fontsize=11.5, fontweight="bold")
-    axes.legend(loc="upper left", frameon=False, fontsize=9, ncols=3, bbox_to_anchor=(-0.02, 0.02), columnspacing=1.4, handlelength=1.2)
+    axes.legend(
+        loc="upper left",
+        frameon=False,
+        fontsize=9,
+        ncols=3,
+        bbox_to_anchor=(-0.02, 0.02),
+        columnspacing=1.4,
+        handlelength=1.2,
+    )
 
 
 def _opening(axes: Any, report: Report) -> None:
@@ -137,7 +232,13 @@ def _opening(axes: Any, report: Report) -> None:
     most = max((look.seconds for look in looks), default=1)
     for row, look in enumerate(looks):
         axes.barh(row, look.seconds, color=RESTORE, height=0.58)
-        axes.text(look.seconds + most * 0.02, row, f"{duration(look.seconds)}   {look.comparison.entries:,} entries", va="center", fontsize=9.5)
+        axes.text(
+            look.seconds + most * 0.02,
+            row,
+            f"{duration(look.seconds)}   {look.comparison.entries:,} entries",
+            va="center",
+            fontsize=9.5,
+        )
     axes.set_yticks(range(len(looks)), [f"after {look.after}" for look in looks], color=INK)
     axes.set_xlim(0, most * 1.75)
     axes.xaxis.set_visible(False)

@@ -1,4 +1,5 @@
-"""Plays the stream in a child process, kills it, and knows what the maps must hold: the reference is built from acknowledgements alone."""
+"""Plays the stream in a child process, kills it, and knows what the maps must hold: the reference
+is built from acknowledgements alone."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SAMPLE_S = 0.1
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened when, in seconds since the start: acknowledged records of each producer, openings, phases."""
+    """What happened when, in seconds since the start: acknowledged records of each producer,
+    openings, phases."""
 
     samples: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
@@ -34,8 +36,9 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Memory against the reference. `lost`: acknowledged changes (keys) that are not as acknowledged; `unacknowledged`: keys that
-    show a change whose answer the kill cut off, which is allowed."""
+    """Memory against the reference. `lost`: acknowledged changes (keys) that are not as
+    acknowledged; `unacknowledged`: keys that show a change whose answer the kill cut off, which is
+    allowed."""
 
     entries: int
     lost: int
@@ -44,7 +47,8 @@ class Comparison:
 
 
 class Playback:
-    """One stream, played in as many runs as it takes. `kind` and `target` choose what the writer writes to."""
+    """One stream, played in as many runs as it takes. `kind` and `target` choose what the writer
+    writes to."""
 
     def __init__(self, stream: Stream, folder: Path, clock: Clock, kind: str, target: str) -> None:
         self.stream, self.kind, self.target = stream, kind, target
@@ -65,10 +69,21 @@ class Playback:
     def now(self) -> float:
         return self._clock.monotonic() - self._start
 
-    def run(self, until: float, kill: Callable[[], None] | None, watch: Callable[[int], None]) -> None:
-        """Go on from the last acknowledged step. With `kill`: as soon as the fraction `until` of all steps is acknowledged, send SIGKILL to the writer and
-        call `kill` (for what else is to die). Returns when the writer is gone and its last acknowledgement is read."""
-        command = [sys.executable, "-m", "rewrite_cli.demo.writer", self.kind, self.target, str(self._steps), *map(str, self.acknowledged)]
+    def run(
+        self, until: float, kill: Callable[[], None] | None, watch: Callable[[int], None]
+    ) -> None:
+        """Go on from the last acknowledged step. With `kill`: as soon as the fraction `until` of
+        all steps is acknowledged, send SIGKILL to the writer and call `kill` (for what else is to
+        die). Returns when the writer is gone and its last acknowledgement is read."""
+        command = [
+            sys.executable,
+            "-m",
+            "rewrite_cli.demo.writer",
+            self.kind,
+            self.target,
+            str(self._steps),
+            *map(str, self.acknowledged),
+        ]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert writer.stdout is not None
         began, sampled, killed = None, 0.0, False
@@ -93,7 +108,9 @@ class Playback:
         self.timeline.samples.append((self.now(), tuple(self.records)))
         self.seconds += self.now() - (began if began is not None else self.now())
         if not killed and sum(self.acknowledged) < self.commits:
-            raise Failed(f"the demo's writer stopped early: {_reason(complaint.decode(errors='replace'))}")
+            raise Failed(
+                f"the demo's writer stopped early: {_reason(complaint.decode(errors='replace'))}"
+            )
 
     def _take(self, data: bytes) -> bytes:
         whole = len(data) - len(data) % ACK.size
@@ -115,7 +132,11 @@ class Playback:
             allowed = self._allowed(producer)
             for name in {*expected, *restored}:
                 wanted = expected.get(name, {})
-                present = {key: value for key, value in restored.get(name, {}).items() if flights.producer(key) == producer}
+                present = {
+                    key: value
+                    for key, value in restored.get(name, {}).items()
+                    if flights.producer(key) == producer
+                }
                 for key in {*wanted, *present}:
                     if present.get(key) == wanted.get(key):
                         continue
@@ -123,18 +144,26 @@ class Playback:
                         unacknowledged += 1
                     else:
                         lost += 1
-                        examples.append(f"{name}[{key!r}] is {present.get(key)}, acknowledged was {wanted.get(key)}")
-        return Comparison(sum(map(len, restored.values())), lost, unacknowledged, tuple(examples[:5]))
+                        examples.append(
+                            f"{name}[{key!r}] is {present.get(key)}, acknowledged was "
+                            f"{wanted.get(key)}"
+                        )
+        return Comparison(
+            sum(map(len, restored.values())), lost, unacknowledged, tuple(examples[:5])
+        )
 
     def _reference(self, producer: int) -> State:
         state = self._states[producer]
-        for step in self.stream.steps[producer][self._applied[producer] : self.acknowledged[producer]]:
+        for step in self.stream.steps[producer][
+            self._applied[producer] : self.acknowledged[producer]
+        ]:
             flights.apply(state, step)
         self._applied[producer] = self.acknowledged[producer]
         return state
 
     def _allowed(self, producer: int) -> dict[tuple[str, str], list[Any]]:
-        """What a key may show besides the acknowledged: the steps that may have been on their way."""
+        """What a key may show besides the acknowledged: the steps that may have been on their
+        way."""
         allowed: dict[tuple[str, str], list[Any]] = {}
         first = self.acknowledged[producer]
         for name, changes in self.stream.steps[producer][first : first + self._window]:
@@ -145,5 +174,9 @@ class Playback:
 
 def _reason(complaint: str) -> str:
     """The line of a traceback that names the error."""
-    lines = [line for line in complaint.splitlines() if line and not line[0].isspace() and not line.startswith("Traceback")]
+    lines = [
+        line
+        for line in complaint.splitlines()
+        if line and not line[0].isspace() and not line.startswith("Traceback")
+    ]
     return lines[0] if lines else "without a word"

@@ -1,4 +1,5 @@
-"""The process that the demo kills: plays steps into maps, two producers, and writes an acknowledgement to stdout when a change has returned, never before.
+"""The process that the demo kills: plays steps into maps, two producers, and writes an
+acknowledgement to stdout when a change has returned, never before.
 
 python -m rewrite_cli.demo.writer embedded URL   STEPS START START
 python -m rewrite_cli.demo.writer cluster  HOSTS STEPS START START
@@ -116,7 +117,9 @@ def _run(produce: Callable[[int], None]) -> None:
 def main() -> None:
     kind, target, file, *starts = sys.argv[1:]
     steps = msgpack.unpackb(Path(file).read_bytes(), use_list=False)
-    {"embedded": embedded, "cluster": cluster}[kind](target, steps, [int(start) for start in starts])
+    {"embedded": embedded, "cluster": cluster}[kind](
+        target, steps, [int(start) for start in starts]
+    )
 
 
 if __name__ == "__main__":

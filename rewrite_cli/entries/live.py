@@ -1,4 +1,5 @@
-"""The live entries of a log, now or as they stood at an earlier time: what restore would serve, for export and copies."""
+"""The live entries of a log, now or as they stood at an earlier time: what restore would serve, for
+export and copies."""
 
 from __future__ import annotations
 
@@ -43,7 +44,11 @@ class LiveCluster:
 
 def partial_option(command: F) -> F:
     """`--partial`, as `partial`."""
-    return click.option("--partial", is_flag=True, help="Go on without the logs of missing nodes; what only they hold is left out.")(command)
+    return click.option(
+        "--partial",
+        is_flag=True,
+        help="Go on without the logs of missing nodes; what only they hold is left out.",
+    )(command)
 
 
 def load_parquet() -> None:
@@ -55,16 +60,35 @@ def load_parquet() -> None:
 
 
 def merge(
-    store: SegmentStore, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, *, partial: bool, as_of_ms: int | None = None
+    store: SegmentStore,
+    view: ClusterView,
+    scope: Scope,
+    stack: ExitStack,
+    tell: Tell,
+    *,
+    partial: bool,
+    as_of_ms: int | None = None,
 ) -> LiveCluster:
-    """Merge everything once. `stack` lets go of memory and scratch. `MissingNode` unless `partial`; `Failed` when the time asked for is no longer told."""
+    """Merge everything once. `stack` lets go of memory and scratch. `MissingNode` unless `partial`;
+    `Failed` when the time asked for is no longer told."""
     settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)
-    return _as_of(log, view, scope, stack, tell, settings, as_of_ms) if as_of_ms is not None else _now(log, view, scope, stack, tell, settings)
+    return (
+        _as_of(log, view, scope, stack, tell, settings, as_of_ms)
+        if as_of_ms is not None
+        else _now(log, view, scope, stack, tell, settings)
+    )
 
 
-def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings) -> LiveCluster:
+def _now(
+    log: ClusterLog,
+    view: ClusterView,
+    scope: Scope,
+    stack: ExitStack,
+    tell: Tell,
+    settings: Settings,
+) -> LiveCluster:
     def progress(done: MergeProgress) -> None:
         tell(f"{view}: {done}")
 
@@ -73,25 +97,51 @@ def _now(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tel
     metadata = newest.metadata()
     statistics = newest.statistics
     maps = [name for name in newest.maps() if scope.wants_map(name)]
-    return LiveCluster(view, maps, newest.rows, Decoder(metadata, note), metadata, statistics.seconds, statistics.records, dict(statistics.missing))
+    return LiveCluster(
+        view,
+        maps,
+        newest.rows,
+        Decoder(metadata, note),
+        metadata,
+        statistics.seconds,
+        statistics.records,
+        dict(statistics.missing),
+    )
 
 
-def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, tell: Tell, settings: Settings, as_of_ms: int) -> LiveCluster:
+def _as_of(
+    log: ClusterLog,
+    view: ClusterView,
+    scope: Scope,
+    stack: ExitStack,
+    tell: Tell,
+    settings: Settings,
+    as_of_ms: int,
+) -> LiveCluster:
     forgotten = {
-        name: snapshot.until_ms for name, snapshot in view.manifest.snapshots.items() if snapshot.until_ms > as_of_ms and scope.wants_map(name)
+        name: snapshot.until_ms
+        for name, snapshot in view.manifest.snapshots.items()
+        if snapshot.until_ms > as_of_ms and scope.wants_map(name)
     }
     if forgotten:
         name, until = max(forgotten.items(), key=lambda item: item[1])
         raise Failed(
-            f"{view}: how map {name!r} stood at {iso(as_of_ms)} is no longer known: a rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
+            f"{view}: how map {name!r} stood at {iso(as_of_ms)} is no longer known: a "
+            f"rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
         )
     clock = SystemClock()
     start = clock.monotonic()
-    index = stack.enter_context(closing(NewestIndex(settings.restore_memory_bytes, settings.scratch)))
+    index = stack.enter_context(
+        closing(NewestIndex(settings.restore_memory_bytes, settings.scratch))
+    )
     metadata: dict[tuple[Any, ...], None] = {}
     records = 0
     for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
-        index.add(changes.node, [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms], clears=changes.clears)
+        index.add(
+            changes.node,
+            [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],
+            clears=changes.clears,
+        )
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")
@@ -106,4 +156,12 @@ def _as_of(log: ClusterLog, view: ClusterView, scope: Scope, stack: ExitStack, t
                 yield kept
 
     maps = [name for name in index.maps() if scope.wants_map(name)]
-    return LiveCluster(view, maps, rows, Decoder(metadata, note), list(metadata), clock.monotonic() - start, records)
+    return LiveCluster(
+        view,
+        maps,
+        rows,
+        Decoder(metadata, note),
+        list(metadata),
+        clock.monotonic() - start,
+        records,
+    )

@@ -16,5 +16,9 @@ def connect(addresses: Sequence[str], cluster_name: str = "dev", timeout_s: floa
 
     logging.getLogger("hazelcast").setLevel(logging.CRITICAL)
     return hazelcast.HazelcastClient(
-        cluster_name=cluster_name, cluster_members=list(addresses), cluster_connect_timeout=timeout_s, smart_routing=True, statistics_enabled=False
+        cluster_name=cluster_name,
+        cluster_members=list(addresses),
+        cluster_connect_timeout=timeout_s,
+        smart_routing=True,
+        statistics_enabled=False,
     )

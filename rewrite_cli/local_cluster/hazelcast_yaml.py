@@ -25,7 +25,7 @@ def map_section(names: Sequence[str], agent: str, properties: Mapping[str, str])
         write-delay-seconds: 0              # log first, then memory: anything else is refused
         offload: false                      # a hand-off between threads costs more than the log
         properties:
-          agent: {_quoted(agent)}""")
+          agent: {_quoted(agent)}""")  # noqa: E501
         lines += [f"          {key}: {_quoted(value)}" for key, value in properties.items()]
     return "\n".join(lines)
 
@@ -33,11 +33,11 @@ def map_section(names: Sequence[str], agent: str, properties: Mapping[str, str])
 _PROPERTIES = """\
   properties:
     hazelcast.operation.thread.count: "64"  # a store waits for the disk; with few operation threads, so would everything else
-"""
+"""  # noqa: E501
 
 _CLAIMS = """\
           # cluster-token-file: /etc/imap-wal/eu.token   # the secret without which no cluster can claim the log: imap-wal keys token
-"""
+"""  # noqa: E501
 
 _FILTER = """\
   serialization:
@@ -57,7 +57,9 @@ _FILTER = """\
 """
 
 
-def to_paste(names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]) -> str:
+def to_paste(
+    names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]
+) -> str:
     """A whole hazelcast.yaml for people, with comments. `properties`: further ones of the map
     store."""
     more = "" if "cluster-token-file" in properties else _CLAIMS
@@ -88,10 +90,12 @@ hazelcast:
           # agent-timeout-ms: "2000"        # an agent whose process answers nothing for this time counts as hung
           # settle-timeout-ms: "10000"      # longest wait of an operation for a partition whose owner was lost
           # read-through: "true"            # always ask the log for keys that are not in memory; not needed for eviction
-"""
+"""  # noqa: E501
 
 
-def to_run(cluster_name: str, port: int, ports: Sequence[int], agent: str, properties: Mapping[str, str]) -> str:
+def to_run(
+    cluster_name: str, port: int, ports: Sequence[int], agent: str, properties: Mapping[str, str]
+) -> str:
     """One member of `node start`: TCP-IP join on the loopback address, every map durable."""
     members = ", ".join(f"127.0.0.1:{each}" for each in ports)
     return f"""\
@@ -120,4 +124,4 @@ hazelcast:
         member-list: [{members}]
   map:
 {map_section(["default"], agent, properties)}
-"""
+"""  # noqa: E501

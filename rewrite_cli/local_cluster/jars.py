@@ -13,7 +13,10 @@ from rewrite_cli.console.failures import Failed
 PACKAGE = Path(__file__).parents[1]
 PLUGIN_NAME = "imap-wal-hazelcast.jar"
 HAZELCAST_VERSION = "5.7.0"
-_FETCH = f"mvn -q dependency:copy -Dartifact=com.hazelcast:hazelcast:{HAZELCAST_VERSION} -DoutputDirectory=."
+_FETCH = (
+    f"mvn -q dependency:copy -Dartifact=com.hazelcast:hazelcast:{HAZELCAST_VERSION} "
+    "-DoutputDirectory=."
+)
 
 
 def plugin_jar() -> Path:
@@ -26,7 +29,8 @@ def plugin_jar() -> Path:
     if built.is_file():
         return built
     raise Failed(
-        f"{PLUGIN_NAME} was not found: a wheel ships it; in a source tree build it with `make setup` (or mvn -B -f hazelcast_plugin package)"
+        f"{PLUGIN_NAME} was not found: a wheel ships it; in a source tree build it with "
+        "`make setup` (or mvn -B -f hazelcast_plugin package)"
     )
 
 
@@ -35,21 +39,39 @@ def _check(jar: Path) -> None:
     expected = jar.with_name(f"{jar.name}.sha256").read_text(encoding="ascii").split()[0]
     found = hashlib.sha256(jar.read_bytes()).hexdigest()
     if found != expected:
-        raise Failed(f"{jar} is not the jar of this release: its SHA-256 is {found}, not {expected}; install imap-wal again")
+        raise Failed(
+            f"{jar} is not the jar of this release: its SHA-256 is {found}, not {expected}; "
+            "install imap-wal again"
+        )
 
 
 def hazelcast_jar(given: Path | None = None) -> Path:
     """Hazelcast: as given, beside the plug-in's build, or in the local Maven repository."""
     if given is not None:
         if not given.is_file():
-            raise Failed(f"{given} is no file; --hazelcast-jar takes the path of hazelcast-{HAZELCAST_VERSION}.jar")
+            raise Failed(
+                f"{given} is no file; --hazelcast-jar takes the path of "
+                f"hazelcast-{HAZELCAST_VERSION}.jar"
+            )
         return given
     name = f"hazelcast-{HAZELCAST_VERSION}.jar"
-    repository = Path.home() / ".m2" / "repository" / "com" / "hazelcast" / "hazelcast" / HAZELCAST_VERSION / name
+    repository = (
+        Path.home()
+        / ".m2"
+        / "repository"
+        / "com"
+        / "hazelcast"
+        / "hazelcast"
+        / HAZELCAST_VERSION
+        / name
+    )
     for path in (PACKAGE.parent / "hazelcast_plugin" / "target" / "lib" / name, repository):
         if path.is_file():
             return path
-    raise Failed(f"{name} was not found; fetch it with `{_FETCH}`, then pass --hazelcast-jar ./{name} or set IMAP_WAL_HAZELCAST_JAR")
+    raise Failed(
+        f"{name} was not found; fetch it with `{_FETCH}`, then pass --hazelcast-jar ./{name} "
+        "or set IMAP_WAL_HAZELCAST_JAR"
+    )
 
 
 def java() -> str:
@@ -57,13 +79,22 @@ def java() -> str:
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
-        raise Failed(f"no java in {home}/bin (JAVA_HOME)" if home else "no java on the path: install Java 17, or set JAVA_HOME")
+        raise Failed(
+            f"no java in {home}/bin (JAVA_HOME)"
+            if home
+            else "no java on the path: install Java 17, or set JAVA_HOME"
+        )
     return found
 
 
 def java_version() -> int:
     """Its feature release: 17, 21, …"""
-    run = subprocess.run([java(), "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [java(), "-XshowSettings:properties", "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     for line in run.stderr.splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "java.specification.version":

@@ -1,8 +1,10 @@
-"""`node start`: real members, each with its agent, as children of this process in its process group.
+"""`node start`: real members, each with its agent, as children of this process in its process
+group.
 
 this process ─┬─ agent 1 ◀─ ipc ─ member 1 ─┐
               ├─ agent 2 ◀─ ipc ─ member 2 ─┴─ TCP-IP join on 127.0.0.1
-              └─ …          a signal to the group ends all; a child dies with its parent (PR_SET_PDEATHSIG)
+              └─ …          a signal to the group ends all; a child dies with its parent
+              (PR_SET_PDEATHSIG)
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ STOP_S = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be started. `settings` go to every agent's [log], `properties` to the map store, `clock_offsets_ms` to the agents in turn."""
+    """What is to be started. `settings` go to every agent's [log], `properties` to the map store,
+    `clock_offsets_ms` to the agents in turn."""
 
     url: str
     members: int = 1
@@ -78,7 +81,13 @@ class Child:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, preexec_fn=die_with_parent)
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
 
     @property
     def pid(self) -> int:
@@ -105,8 +114,12 @@ class Cluster:
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self.plan, self._clock = plan, clock
-        self.folder = Path(tempfile.mkdtemp(prefix="imap-wal-"))  # short: a socket's path takes at most 107 bytes
-        self.endpoints = [f"ipc://{self.folder}/agent-{number}.sock" for number in range(1, plan.members + 1)]
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="imap-wal-")
+        )  # short: a socket's path takes at most 107 bytes
+        self.endpoints = [
+            f"ipc://{self.folder}/agent-{number}.sock" for number in range(1, plan.members + 1)
+        ]
         self.agents: list[Child] = []
         self.members: list[Child] = []
 
@@ -120,11 +133,28 @@ class Cluster:
         for number, (port, endpoint) in enumerate(zip(plan.ports, self.endpoints, strict=True), 1):
             toml, yaml = self.folder / f"agent-{number}.toml", self.folder / f"member-{number}.yaml"
             toml.write_text(self._agent_toml(number, endpoint), encoding="utf-8")
-            yaml.write_text(hazelcast_yaml.to_run(plan.cluster_name, port, plan.ports, endpoint, plan.properties), encoding="utf-8")
-            agent = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(toml)] + ["--takeover"] * plan.takeover
+            yaml.write_text(
+                hazelcast_yaml.to_run(
+                    plan.cluster_name, port, plan.ports, endpoint, plan.properties
+                ),
+                encoding="utf-8",
+            )
+            agent = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(toml)] + [
+                "--takeover"
+            ] * plan.takeover
             self.agents.append(Child(f"agent {number}", agent, self.folder / f"agent-{number}.log"))
-            member = [java, *JVM_FLAGS, *plan.java_options, f"-Dhazelcast.config={yaml}", "-cp", classpath, STARTER]
-            self.members.append(Child(f"member {number}", member, self.folder / f"member-{number}.log"))
+            member = [
+                java,
+                *JVM_FLAGS,
+                *plan.java_options,
+                f"-Dhazelcast.config={yaml}",
+                "-cp",
+                classpath,
+                STARTER,
+            ]
+            self.members.append(
+                Child(f"member {number}", member, self.folder / f"member-{number}.log")
+            )
         for child in (*self.agents, *self.members):
             child.start()
         deadline = self._clock.monotonic() + timeout_s
@@ -140,7 +170,8 @@ class Cluster:
             "cluster": plan.cluster,
             "node": f"{plan.node_prefix}-{number}",
             "endpoint": endpoint,
-            "start_policy": "partial",  # `members` are all that there are, also after a run with more
+            # `members` are all that there are, also after a run with more.
+            "start_policy": "partial",
             "clock_offset_ms": offset,
             **({"credentials": plan.credentials.absolute()} if plan.credentials else {}),
         }
@@ -154,9 +185,14 @@ class Cluster:
         for child in (*self.agents, *self.members):
             code = child.ended()
             if code is not None:
-                raise Failed(f"{child.name} ended with {_how(code)} before the cluster was ready: {child.last_words()}")
+                raise Failed(
+                    f"{child.name} ended with {_how(code)} before the cluster was ready: "
+                    f"{child.last_words()}"
+                )
         if self._clock.monotonic() > deadline:
-            raise Failed(f"the cluster was not ready in time: {waiting_for}; the logs are in {self.folder}")
+            raise Failed(
+                f"the cluster was not ready in time: {waiting_for}; the logs are in {self.folder}"
+            )
 
     def _wait_for_agents(self, deadline: float) -> None:
         for agent, endpoint in zip(self.agents, self.endpoints, strict=True):
@@ -186,27 +222,39 @@ class Cluster:
                     client.shutdown()
 
     def watch(self) -> None:
-        """Until all members are gone; an agent that ends is started again, as a service manager would."""
+        """Until all members are gone; an agent that ends is started again, as a service manager
+        would."""
         told: set[int] = set()
         while any(member.ended() is None for member in self.members):
             for member in self.members:
                 code = member.ended()
                 if code is not None and member.pid not in told:
                     told.add(member.pid)
-                    out.echo(f"{member.name} (process {member.pid}) ended with {_how(code)}", err=True)
+                    out.echo(
+                        f"{member.name} (process {member.pid}) ended with {_how(code)}", err=True
+                    )
             for agent in self.agents:
                 code = agent.ended()
                 if code is not None:
-                    out.echo(f"{agent.name} (process {agent.pid}) ended with {_how(code)}; starting it again", err=True)
+                    out.echo(
+                        f"{agent.name} (process {agent.pid}) ended with {_how(code)}; "
+                        "starting it again",
+                        err=True,
+                    )
                     _pause(0.5)
                     agent.start()
             _pause(0.2)
         raise Failed(f"all members ended; the last one said: {self.members[-1].last_words()}")
 
     def stop(self) -> None:
-        """Members first, then agents: what members still write is logged, and every log ends with a clean shutdown."""
+        """Members first, then agents: what members still write is logged, and every log ends with a
+        clean shutdown."""
         for children in (self.members, self.agents):
-            running = [child.process for child in children if child.process is not None and child.process.poll() is None]
+            running = [
+                child.process
+                for child in children
+                if child.process is not None and child.process.poll() is None
+            ]
             for process in running:
                 process.terminate()
             for process in running:
@@ -220,7 +268,9 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def ask_stat(endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = "") -> dict[str, Any] | None:
+def ask_stat(
+    endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = ""
+) -> dict[str, Any] | None:
     """An agent's statistics; None when it does not answer. `NotAllowed` when it refuses the
     connection. `key`, `agent_key`: as `Client` takes them."""
     from imap_wal.agent.transport import Client

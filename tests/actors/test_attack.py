@@ -28,7 +28,8 @@ class Died(BaseException):
 
 
 class Dying:
-    """A storage of a process that ends at its first call that `when` chooses. Locks are not kept."""
+    """A storage of a process that ends at its first call that `when` chooses. Locks are not
+    kept."""
 
     def __init__(self, inner: SegmentStore, when: Any) -> None:
         self._inner, self._when = inner, when
@@ -59,7 +60,10 @@ def test_a_new_log_whose_first_two_opens_died_is_opened_by_the_third(tmp_path: P
         store.delete(file.path)
     options = {"shared": True, "takeover": True, "recovery_policy": "partial"}
     for _ in range(2):
-        registers = Dying(store, lambda name, path: name == "create" and path.startswith("default/embedded/manifest/"))
+        registers = Dying(
+            store,
+            lambda name, path: name == "create" and path.startswith("default/embedded/manifest/"),
+        )
         with pytest.raises(Died):
             embedded(registers, "n1", **options)
     with embedded(store, "n1", **options) as again:
@@ -82,7 +86,9 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
-def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_earlier_epoch(tmp_path: Path, gone: str) -> None:
+def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_earlier_epoch(
+    tmp_path: Path, gone: str
+) -> None:
     """Those archives were left out as if segments still had their entries, because an object of
     an earlier epoch was there."""
     store = LocalObjects(str(tmp_path / "log"))
@@ -106,7 +112,9 @@ def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_ea
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6}
 
 
-def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_left(tmp_path: Path) -> None:
+def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_left(
+    tmp_path: Path,
+) -> None:
     """The empty object that shuts out the writer of a forgotten log stays. The repair was refused:
     the segments were of two logs."""
     store = LocalObjects(str(tmp_path / "log"))
@@ -122,14 +130,20 @@ def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_l
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(tmp_path: Path) -> None:
+def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(
+    tmp_path: Path,
+) -> None:
     """The open itself created the object that was missing, to shut the old writer out, and only
     then looked whether the log reaches as far as the snapshot."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n1") as first:
         first.map("m")["a"] = 1
     writer = embedded(store, "n1")
-    older = {file.path: store.read(file.path) for file in store.list(NODE) if "writer.lock" not in file.path}
+    older = {
+        file.path: store.read(file.path)
+        for file in store.list(NODE)
+        if "writer.lock" not in file.path
+    }
     writer.map("m")["b"] = 2
     compact(store)
     writer.map("m")["lost"] = 3
@@ -143,7 +157,9 @@ def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(tmp
             embedded(store, "n1", takeover=True)
 
 
-def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one(memory: MemoryStore) -> None:
+def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one(
+    memory: MemoryStore,
+) -> None:
     """It took the new log over and marked it as forgotten: it could not be opened again, and its
     acknowledged entries were as good as lost."""
     with embedded(memory, "n2", shared=True) as other, embedded(memory, "n1", shared=True) as old:
@@ -165,7 +181,9 @@ def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(memory: MemoryStore) -> None:
+def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(
+    memory: MemoryStore,
+) -> None:
     """It was about to shut that node's writer out, and opened a new log under its name."""
     with embedded(memory, "n2", shared=True) as other:
         other.map("m")["a"] = 1
@@ -185,7 +203,9 @@ def test_a_log_of_records_is_not_opened_as_one_of_maps(memory: MemoryStore, tmp_
         before = [file.path for file in memory.list("")]
         with pytest.raises(InvalidSetting, match="is a log of records"):
             imap_wal.open("memory://", cluster="log", node="log", storage=memory, takeover=True)
-        config = AgentConfig(url="memory://", cluster="log", node="log", endpoint=f"ipc://{tmp_path}/agent")
+        config = AgentConfig(
+            url="memory://", cluster="log", node="log", endpoint=f"ipc://{tmp_path}/agent"
+        )
         with pytest.raises(InvalidSetting, match="is a log of records"):
             OpenLog(config, ClusterLog(memory, "default", "log"), takeover=True)
         assert [file.path for file in memory.list("")] == before

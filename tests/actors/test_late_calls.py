@@ -36,7 +36,9 @@ def acknowledged(store: Store, key: str, value: Any) -> bool:
     return True
 
 
-def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_replaced_writer_back(memory: MemoryStore) -> None:
+def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_replaced_writer_back(
+    memory: MemoryStore,
+) -> None:
     """Two opened at one moment and were about to use the same epoch. The later of both made the
     permit of that epoch again, after a third had deleted it and shut its writer out."""
     with embedded(memory) as first:
@@ -50,7 +52,10 @@ def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_repl
         writers[0].map("m")["b"] = 1
         writers.append(embedded(memory, takeover=True))
 
-    paused.when, paused.meanwhile = lambda name, path: name == "create" and path.endswith(".writer"), others
+    paused.when, paused.meanwhile = (
+        lambda name, path: name == "create" and path.endswith(".writer"),
+        others,
+    )
     with pytest.raises(ImapWalError):
         embedded(paused, takeover=True)
     assert not acknowledged(writers[0], "lost", 1), "two writers acknowledge"
@@ -60,7 +65,9 @@ def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_repl
         assert dict(again.map("m")) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_a_point_in_time_takeover_of_objects_leaves_what_shuts_the_old_writer_out(tmp_path: Path) -> None:
+def test_a_point_in_time_takeover_of_objects_leaves_what_shuts_the_old_writer_out(
+    tmp_path: Path,
+) -> None:
     """It emptied the object under which the old writer would create its next commit: a copy with
     another name, and the name was free again."""
     store = LocalObjects(str(tmp_path))
@@ -116,7 +123,9 @@ class YoungFilesNotListed:
 
 def sessions(store: Any, node: str) -> Sessions:
     identity = Identity("default", "members", node)
-    log = open_node_log(LogContext(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness()))
+    log = open_node_log(
+        LogContext(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness())
+    )
     return Sessions(log, ClusterLog(store, "default", "members"))
 
 
@@ -124,7 +133,9 @@ def hello(sessions: Sessions, cluster: str) -> Session:
     return sessions.hello(b"connection", About(cluster, f"plug-in of {cluster}", "write"))[0]
 
 
-def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_shows_it(memory: MemoryStore) -> None:
+def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_shows_it(
+    memory: MemoryStore,
+) -> None:
     """Permits were found by a listing. One that came too late left the former cluster's, which then
     acknowledged above the cut."""
     stale: Any = YoungFilesNotListed(memory)
@@ -136,12 +147,17 @@ def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_sho
     assert isinstance(batch.error, OutcomeUnknown)
 
 
-def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_first(memory: MemoryStore) -> None:
+def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_first(
+    memory: MemoryStore,
+) -> None:
     """`prune` drops a lifetime that the following one makes needless. And after a lifetime began,
     no earlier one does: its cuts would take away what counts by the later one."""
     paused = Interrupted(memory)
     slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
-    paused.when, paused.meanwhile = lambda name, path: name == "list" and path.endswith("/claims"), lambda: hello(fast, "B")
+    paused.when, paused.meanwhile = (
+        lambda name, path: name == "list" and path.endswith("/claims"),
+        lambda: hello(fast, "B"),
+    )
     with pytest.raises(VoidIncarnation):
         hello(slow, "A")
     hello(fast, "C")
@@ -149,7 +165,9 @@ def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_firs
     assert [lifetime.cluster_id for lifetime in lifetimes] == ["B", "C"]
 
 
-def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledges(memory: MemoryStore) -> None:
+def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledges(
+    memory: MemoryStore,
+) -> None:
     """The first had written nothing, so no file told of its epoch; the second got the same."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
@@ -170,7 +188,9 @@ def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledge
         assert dict(again.map("m")) == {"a": 1, "b": 1}
 
 
-def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(tmp_path: Path) -> None:
+def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(
+    tmp_path: Path,
+) -> None:
     store = LocalObjects(str(tmp_path))
     gone = embedded(store, "n1", shared=True)
     with embedded(store, "n2", shared=True):
@@ -179,7 +199,9 @@ def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(tmp
     assert not acknowledged(gone, "lost", 1)
 
 
-def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(memory: MemoryStore) -> None:
+def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(
+    memory: MemoryStore,
+) -> None:
     """It wrote on above the cut of that cluster, and a restart took all of that for void."""
     store = embedded(memory, node="program", cluster="members")
     store.map("m")["before"] = 1
@@ -191,7 +213,9 @@ def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(m
     assert sum(len(changes.rows) for changes in log.changes()) == 1
 
 
-def test_a_claim_comes_after_the_incarnation_of_an_embedded_store_that_was_opened_meanwhile(memory: MemoryStore) -> None:
+def test_a_claim_comes_after_the_incarnation_of_an_embedded_store_that_was_opened_meanwhile(
+    memory: MemoryStore,
+) -> None:
     """The store had the higher incarnation: its changes won over later ones of the members."""
     opened: list[Store] = []
     paused = Interrupted(memory)
@@ -201,7 +225,10 @@ def test_a_claim_comes_after_the_incarnation_of_an_embedded_store_that_was_opene
         opened.append(embedded(memory, node="program", cluster="members", shared=True))
         opened[0].map("m")["before"] = 1
 
-    paused.when, paused.meanwhile = lambda name, path: name == "create" and "/claims/manifest/" in path, meanwhile
+    paused.when, paused.meanwhile = (
+        lambda name, path: name == "create" and "/claims/manifest/" in path,
+        meanwhile,
+    )
     session = hello(members, "A")
     assert not acknowledged(opened[0], "after", 1)
     manifest = ClusterLog(memory, "default", "members").manifest()

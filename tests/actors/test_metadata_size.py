@@ -66,7 +66,8 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
 
 
 def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
-    """They are lifetimes with one cluster id. What is kept of the sessions before is bounded too."""
+    """They are lifetimes with one cluster id. What is kept of the sessions before is bounded
+    too."""
     clock = FakeClock()
     who = replace(about("c-1", "p-1"), member_uuid="m-1")
     for number in range(1, 9):
@@ -83,7 +84,10 @@ def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> No
     for number in range(3, 11):
         log = opened(memory, clock)
         sessions = Sessions(log, cluster(memory, clock))
-        sessions.hello(b"c2", replace(who, member_uuid=f"m-{number}", plugin_uuid=f"p-{number}", view=number - 1))
+        sessions.hello(
+            b"c2",
+            replace(who, member_uuid=f"m-{number}", plugin_uuid=f"p-{number}", view=number - 1),
+        )
         sessions.hello(b"c1", who)
         wanted = Wish("c-1", "m-1", ["m-1"], [f"m-{number}"])
         assert sessions.view(b"c1", wanted).incarnation == number

@@ -14,7 +14,16 @@ import imap_wal
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.embedded.store import Store
-from imap_wal.errors import CorruptLog, Fenced, ImapWalError, LogError, LostRace, MissingNode, OutcomeUnknown, WriterLocked
+from imap_wal.errors import (
+    CorruptLog,
+    Fenced,
+    ImapWalError,
+    LogError,
+    LostRace,
+    MissingNode,
+    OutcomeUnknown,
+    WriterLocked,
+)
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.read.view import MaterializedView
@@ -38,7 +47,9 @@ def values(store: Any) -> dict[str, Any]:
     return found  # type: ignore[return-value]
 
 
-def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory: MemoryStore) -> None:
+def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(
+    memory: MemoryStore,
+) -> None:
     """C1: the cluster's manifest was read before the nodes', so an old snapshot was taken beside a
     log without its covered part."""
     with embedded(memory) as store:
@@ -60,7 +71,9 @@ def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(memory:
         view.close()
 
 
-def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(memory: MemoryStore) -> None:
+def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(
+    memory: MemoryStore,
+) -> None:
     """C2: its sweep took archives that the successor had written and not yet named for its own
     leftovers."""
     old = embedded(memory)
@@ -108,7 +121,9 @@ def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: M
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(tmp_path: Path, kind: str) -> None:
+def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(
+    tmp_path: Path, kind: str
+) -> None:
     """C3: the takeover acted on a manifest from before its fence; the archive run between them
     moved what the fence was placed by."""
     for at in range(150):
@@ -155,7 +170,9 @@ def written(root: Path, **options: Any) -> None:
                 store.archive()
 
 
-def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledged_below_it(tmp_path: Path) -> None:
+def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledged_below_it(
+    tmp_path: Path,
+) -> None:
     """C5: it opened with fewer keys, and a lower epoch's entries were ignored by the next open."""
     root = tmp_path / "log"
     written(root)
@@ -167,7 +184,9 @@ def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledg
         imap_wal.open(str(root), node="n1")
 
 
-def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refused(tmp_path: Path) -> None:
+def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refused(
+    tmp_path: Path,
+) -> None:
     """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for
     covered."""
     root = tmp_path / "log"
@@ -182,7 +201,9 @@ def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refuse
             imap_wal.open(str(root), node=node)
 
 
-def test_a_clusters_manifest_that_was_put_back_is_refused_before_an_incarnation_is_given_twice(tmp_path: Path) -> None:
+def test_a_clusters_manifest_that_was_put_back_is_refused_before_an_incarnation_is_given_twice(
+    tmp_path: Path,
+) -> None:
     root = tmp_path / "log"
     written(root)
     folder = root / "default/embedded/manifest"
@@ -206,7 +227,9 @@ def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
-def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refused(tmp_path: Path, order: str) -> None:
+def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refused(
+    tmp_path: Path, order: str
+) -> None:
     """C5: a list of files, then one file after the other; what is gone by then is passed over, as
     some tools do."""
     refused = whole = 0
@@ -224,7 +247,9 @@ def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refuse
         store.archive()
         work(4)
         before = dict(kept)
-        files = sorted((path for path in root.rglob("*") if path.is_file()), reverse=order == "backwards")
+        files = sorted(
+            (path for path in root.rglob("*") if path.is_file()), reverse=order == "backwards"
+        )
         for number, path in enumerate(files):
             if number == at:
                 store.archive()
@@ -243,24 +268,33 @@ def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refuse
         except ImapWalError:
             refused += 1
             continue
-        assert {key: found.get(key) for key in before} == before, f"the log moved on before file {at}"
+        assert {key: found.get(key) for key in before} == before, (
+            f"the log moved on before file {at}"
+        )
         if at >= len(files):
             break
     assert refused and whole
 
 
-def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_opens(tmp_path: Path) -> None:
+def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_opens(
+    tmp_path: Path,
+) -> None:
     """C6: a folder of that name on this machine's disk was an empty log; the next cut then made
     everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
-    here, elsewhere = SplitStore(root, LocalStore(str(tmp_path / "here"))), SplitStore(root, LocalStore(str(tmp_path / "elsewhere")))
+    here, elsewhere = (
+        SplitStore(root, LocalStore(str(tmp_path / "here"))),
+        SplitStore(root, LocalStore(str(tmp_path / "elsewhere"))),
+    )
     with embedded(here) as store:
         store.map("m").update({f"k{number}": number for number in range(1000)})
     with pytest.raises(MissingNode, match="wal_dir"):
         values(elsewhere)
     with pytest.raises(MissingNode, match="wal_dir"):
         embedded(elsewhere)
-    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], "what it holds counts if it returns"
+    assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], (
+        "what it holds counts if it returns"
+    )
     with embedded(here) as store:
         assert len(store.map("m")) == 1000
     with embedded(elsewhere, node="n2", recovery_policy="partial") as store:
@@ -268,9 +302,13 @@ def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_ope
 
 
 def test_an_open_that_is_refused_leaves_nothing_that_others_wait_for(tmp_path: Path) -> None:
-    """Two machines with one name for their own disks: the second was refused, and by then registered; the first could not open either."""
+    """Two machines with one name for their own disks: the second was refused, and by then
+    registered; the first could not open either."""
     root = LocalStore(str(tmp_path / "root"))
-    here, elsewhere = SplitStore(root, LocalStore(str(tmp_path / "here"))), SplitStore(root, LocalStore(str(tmp_path / "elsewhere")))
+    here, elsewhere = (
+        SplitStore(root, LocalStore(str(tmp_path / "here"))),
+        SplitStore(root, LocalStore(str(tmp_path / "elsewhere"))),
+    )
     with embedded(here) as store:
         store.map("m")["a"] = 1
     with pytest.raises(MissingNode):
@@ -279,9 +317,14 @@ def test_an_open_that_is_refused_leaves_nothing_that_others_wait_for(tmp_path: P
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tmp_path: Path) -> None:
+def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(
+    tmp_path: Path,
+) -> None:
     root = LocalStore(str(tmp_path / "root"))
-    lost, new = SplitStore(root, LocalStore(str(tmp_path / "lost"))), SplitStore(root, LocalStore(str(tmp_path / "new")))
+    lost, new = (
+        SplitStore(root, LocalStore(str(tmp_path / "lost"))),
+        SplitStore(root, LocalStore(str(tmp_path / "new"))),
+    )
     with embedded(lost) as store:
         store.map("m").update({"archived": 1, "deleted": 1})
         store.archive()
@@ -299,7 +342,9 @@ def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(tm
 @pytest.mark.parametrize("kind", ["append", "objects"])
 @pytest.mark.parametrize("part", ["", "wal"])
 @pytest.mark.parametrize("archived", [False, True])
-def test_partial_continues_without_a_missing_log_and_never_with_another_one(tmp_path: Path, part: str, archived: bool, kind: str) -> None:
+def test_partial_continues_without_a_missing_log_and_never_with_another_one(
+    tmp_path: Path, part: str, archived: bool, kind: str
+) -> None:
     """It took the other log in, or took its segments for archived ones, which are deleted."""
     make = LocalStore if kind == "append" else LocalObjects
     own, other = make(str(tmp_path / "own")), make(str(tmp_path / "other"))
@@ -308,12 +353,18 @@ def test_partial_continues_without_a_missing_log_and_never_with_another_one(tmp_
             opened.map("m")[key] = 1
             if archived and not part:
                 opened.archive()
-    folder, foreign = (tmp_path / place / "default/embedded/nodes/n1" / part for place in ("own", "other"))
+    folder, foreign = (
+        tmp_path / place / "default/embedded/nodes/n1" / part for place in ("own", "other")
+    )
     shutil.rmtree(folder)
     shutil.copytree(foreign, folder)
     before = sorted(folder.rglob("*"))
     for policy in ("full", "partial"):
-        with pytest.raises(MissingNode, match=f"move default/embedded/nodes/n1{part and '/wal'} away first, and open with recovery_policy='partial'"):
+        with pytest.raises(
+            MissingNode,
+            match=f"move default/embedded/nodes/n1{part and '/wal'} away first, and open with "
+            "recovery_policy='partial'",
+        ):
             embedded(own, recovery_policy=policy)
     assert {path for path in before if "writer.lock" not in path.name} <= set(folder.rglob("*"))
     folder.rename(tmp_path / "away")
@@ -324,7 +375,9 @@ def test_partial_continues_without_a_missing_log_and_never_with_another_one(tmp_
         assert dict(opened.map("m")) == {"new": 2}
 
 
-def test_a_first_open_that_another_process_overtakes_at_any_call_finds_no_damage(memory: MemoryStore) -> None:
+def test_a_first_open_that_another_process_overtakes_at_any_call_finds_no_damage(
+    memory: MemoryStore,
+) -> None:
     """It looks at a node without a manifest before it takes the lock; the cluster's manifest, read
     after that, names the log that the other process began."""
     for at in range(60):
@@ -353,7 +406,11 @@ def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind:
         """The process ends here."""
 
     for at in range(0, 200, 1 if kind == "append" else 3):
-        store = MemoryStore(f"{tmp_path}-{at}") if kind == "append" else LocalObjects(str(tmp_path / str(at)))
+        store = (
+            MemoryStore(f"{tmp_path}-{at}")
+            if kind == "append"
+            else LocalObjects(str(tmp_path / str(at)))
+        )
         with embedded(store) as opened:
             opened.map("m")["lost"] = 1
         for file in store.list("default/embedded/nodes/n1"):
@@ -379,7 +436,9 @@ def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_store_under_another_node_name_shuts_out_the_one_before_it(tmp_path: Path, kind: str) -> None:
+def test_a_store_under_another_node_name_shuts_out_the_one_before_it(
+    tmp_path: Path, kind: str
+) -> None:
     """C7: two hosts on one root both acknowledged, and a deletion came back."""
     inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
     first = embedded(inner, "host-a")
@@ -402,11 +461,15 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(memory: MemoryStore) -> None:
+def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(
+    memory: MemoryStore,
+) -> None:
     old = embedded(memory)
     old.map("m")["a"] = 1
     log = old.committer.log
-    log.manifests.update(lambda manifest: replace(manifest, wal_id="", newest=0))  # as that version leaves it
+    log.manifests.update(
+        lambda manifest: replace(manifest, wal_id="", newest=0)
+    )  # as that version leaves it
     for file in memory.list(f"{NODE}/wal"):
         if not file.path.endswith(".wal"):
             memory.delete(file.path)
@@ -416,7 +479,8 @@ def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(memory:
 
 
 def test_a_segment_that_a_replaced_writer_begins_late_is_void(memory: MemoryStore) -> None:
-    """Its successor had written nothing, so no segment of it said that this one came too late; and a deletion came back."""
+    """Its successor had written nothing, so no segment of it said that this one came too late; and
+    a deletion came back."""
     slow = Interrupted(memory)
     first = embedded(slow, "a")
     first.map("m").update({"k": 1, "other": 1})
@@ -473,7 +537,9 @@ class AppendsByName(LocalStore):
         return ByName()
 
 
-def test_a_replaced_writers_late_append_by_name_does_not_reach_the_recovered_segment(tmp_path: Path) -> None:
+def test_a_replaced_writers_late_append_by_name_does_not_reach_the_recovered_segment(
+    tmp_path: Path,
+) -> None:
     """C8: on HDFS it went into the recovered copy, and the next open said ShortLog."""
     store = AppendsByName(str(tmp_path))
     old = embedded(store)

@@ -27,11 +27,18 @@ _names = itertools.count(1)
 
 
 def config(
-    folder: Path, node: str = "n1", url: str = "", lifetime_timeout_s: float = 0, *, start_policy: str = "", start_timeout_s: float = 120, **log: Any
+    folder: Path,
+    node: str = "n1",
+    url: str = "",
+    lifetime_timeout_s: float = 0,
+    *,
+    start_policy: str = "",
+    start_timeout_s: float = 120,
+    **log: Any,
 ) -> AgentConfig:
     """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise.
-    One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise; then the
-    default `start_policy` holds."""
+    One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise; then
+    the default `start_policy` holds."""
     return AgentConfig.from_mapping(
         {
             "url": url or f"file://{folder}/log",
@@ -131,20 +138,45 @@ def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 
-    server.open_store = lambda url, **_: Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))  # type: ignore[assignment]
+    server.open_store = lambda url, **_: Deadly(
+        LocalStore(url.removeprefix("file://")), Plan((fault,))
+    )  # type: ignore[assignment]
     serve_in_process(settings, ready)
 
 
-def entry(key: str, value: str | None, order: tuple[int, int, int, int], *, name: str = "orders", expires_at_ms: int = 0) -> list[Any]:
+def entry(
+    key: str,
+    value: str | None,
+    order: tuple[int, int, int, int],
+    *,
+    name: str = "orders",
+    expires_at_ms: int = 0,
+) -> list[Any]:
     data = None if value is None else value.encode()
-    return [name, key.encode(), "k", data, "v", value is None, 1_763_720_000_000, expires_at_ms, 7, list(order)]
+    return [
+        name,
+        key.encode(),
+        "k",
+        data,
+        "v",
+        value is None,
+        1_763_720_000_000,
+        expires_at_ms,
+        7,
+        list(order),
+    ]
 
 
 class Plugin:
     """A member's side: one connection, requests numbered as the protocol says."""
 
     def __init__(
-        self, endpoint: str, cluster_id: str = "cluster-1", uuid: str = "plugin-1", timeout_ms: int = 20_000, member: str = "member-1"
+        self,
+        endpoint: str,
+        cluster_id: str = "cluster-1",
+        uuid: str = "plugin-1",
+        timeout_ms: int = 20_000,
+        member: str = "member-1",
     ) -> None:
         self.client = NamedClient(endpoint, timeout_ms)
         self.cluster_id, self.uuid, self.member = cluster_id, uuid, member
@@ -153,9 +185,14 @@ class Plugin:
 
     def about(self, **changes: Any) -> dict[str, Any]:
         fields = {
-            "protocol": 1, "cluster_id": self.cluster_id, "member_uuid": self.member, "plugin_uuid": self.uuid, "plugin_version": "0",
-            "partition_count": 271, "purpose": "write",
-        }  # fmt: skip
+            "protocol": 1,
+            "cluster_id": self.cluster_id,
+            "member_uuid": self.member,
+            "plugin_uuid": self.uuid,
+            "plugin_version": "0",
+            "partition_count": 271,
+            "purpose": "write",
+        }
         return {**fields, **changes}
 
     def hello(self, **changes: Any) -> dict[str, Any]:
@@ -171,11 +208,16 @@ class Plugin:
         return self.incarnation, version, self.session, request
 
     def payload(self, first: int, changes: dict[str, str | None]) -> bytes:
-        return b"".join(msgpack.packb(entry(key, value, self.order(first + index))) for index, (key, value) in enumerate(changes.items()))
+        return b"".join(
+            msgpack.packb(entry(key, value, self.order(first + index)))
+            for index, (key, value) in enumerate(changes.items())
+        )
 
     def send(self, first: int, changes: dict[str, str | None]) -> list[Any]:
         """One append of changes numbered from `first`; the answer's header without its number."""
-        header, _ = self.client.ask("append", self.session, first, len(changes), payload=self.payload(first, changes))
+        header, _ = self.client.ask(
+            "append", self.session, first, len(changes), payload=self.payload(first, changes)
+        )
         return [header[0], *header[2:]]
 
     def asked(self) -> list[Any]:
@@ -205,7 +247,9 @@ class Plugin:
                 return sorted(found)
 
     def load(self, *keys: str, name: str = "orders") -> dict[str, tuple[str, int]]:
-        header, payload = self.client.ask("load", name, len(keys), payload=b"".join(msgpack.packb(key.encode()) for key in keys))
+        header, payload = self.client.ask(
+            "load", name, len(keys), payload=b"".join(msgpack.packb(key.encode()) for key in keys)
+        )
         assert header[0] == "entries", header
         found = list(msgpack.Unpacker(_fed(payload)))
         assert len(found) == header[2]

@@ -1,4 +1,5 @@
-"""What a member sends is in the log once, whoever dies in between; what was acknowledged is never void."""
+"""What a member sends is in the log once, whoever dies in between; what was acknowledged is never
+void."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from tests.agent.harness import config, named, plugin, serve_in_process, serve_u
 from tests.support import FakeClock, SeededRandomness, Threads, eventually, segments
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"])
+_context.set_forkserver_preload(
+    ["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"]
+)
 
 
 def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
@@ -47,9 +50,16 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
     """What a restore of the cluster gives."""
-    view = MaterializedView(ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings())
+    view = MaterializedView(
+        ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings()
+    )
     view.catch_up()
-    found = {row[1].decode(): row[3].decode() for rows in view.rows(name) for row in rows if row[3] is not None}
+    found = {
+        row[1].decode(): row[3].decode()
+        for rows in view.rows(name)
+        for row in rows
+        if row[3] is not None
+    }
     view.close()
     return found
 
@@ -65,7 +75,9 @@ class Process:
     def __init__(self, settings: AgentConfig, fault: Fault | None = None) -> None:
         ours, theirs = _context.Pipe(duplex=False)
         arguments = (settings, theirs) if fault is None else (settings, theirs, fault)
-        self.process = _context.Process(target=serve_in_process if fault is None else serve_until_fault, args=arguments)
+        self.process = _context.Process(
+            target=serve_in_process if fault is None else serve_until_fault, args=arguments
+        )
         self.process.start()
         theirs.close()
         assert ours.poll(60), "the agent does not start"
@@ -82,26 +94,45 @@ class Process:
         return self.process.exitcode
 
 
-# ---- hello, append, ack --------------------------------------------------------------------------------------------
+# ---- hello, append, ack --------------------------------------------------------------------------
 
 
 def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         welcome = member.hello()
         assert {**welcome, "agent_version": ""} == {
-            "protocol": 1, "node": "n1", "session": 1, "incarnation": 1, "last_request": 0, "max_value_bytes": 128 * 1024 * 1024,
-            "max_message_bytes": 144 * 1024 * 1024, "agent_version": "", "former": [],
-        }  # fmt: skip
+            "protocol": 1,
+            "node": "n1",
+            "session": 1,
+            "incarnation": 1,
+            "last_request": 0,
+            "max_value_bytes": 128 * 1024 * 1024,
+            "max_message_bytes": 144 * 1024 * 1024,
+            "agent_version": "",
+            "former": [],
+        }
         assert member.put(a="1", b="2") == ["ack", 1, 2]
         assert member.put(a=None) == ["ack", 3, 1]
-        assert logged(settings) == [("a", "1", (1, 1, 1, 1)), ("b", "2", (1, 1, 1, 2)), ("a", None, (1, 1, 1, 3))]
+        assert logged(settings) == [
+            ("a", "1", (1, 1, 1, 1)),
+            ("b", "2", (1, 1, 1, 2)),
+            ("a", None, (1, 1, 1, 3)),
+        ]
         assert member.values() == {"b": "2"}
     assert live(settings) == {"b": "2"}
 
 
 @pytest.mark.parametrize(
     "request_",
-    [("append", 1, 1, 1), ("metadata", 1, 1), ("keys", "m", None, 1), ("list", "m", None, 1, [0]), ("load", "m", 0), ("maps", ["m"]), ("schemas",)],
+    [
+        ("append", 1, 1, 1),
+        ("metadata", 1, 1),
+        ("keys", "m", None, 1),
+        ("list", "m", None, 1, [0]),
+        ("load", "m", 0),
+        ("maps", ["m"]),
+        ("schemas",),
+    ],
 )
 def test_nothing_is_answered_before_hello(settings: AgentConfig, request_: tuple[Any, ...]) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
@@ -128,7 +159,9 @@ def test_a_plug_in_of_another_protocol_is_told_so(settings: AgentConfig) -> None
         assert member.put(a="1")[:2] == ["error", "not-ready"]
 
 
-def test_a_reading_connection_of_the_same_plug_in_does_not_shut_out_the_writing_one(settings: AgentConfig) -> None:
+def test_a_reading_connection_of_the_same_plug_in_does_not_shut_out_the_writing_one(
+    settings: AgentConfig,
+) -> None:
     with serving(settings), plugin(settings) as writer, plugin(settings, greet=False) as reader:
         assert reader.hello(purpose="read")["session"] == writer.session
         assert writer.put(a="1")[0] == "ack"
@@ -137,7 +170,9 @@ def test_a_reading_connection_of_the_same_plug_in_does_not_shut_out_the_writing_
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os", "async"])
-def test_every_durability_keeps_what_was_acknowledged_before_a_stop(tmp_path: Path, durability: str) -> None:
+def test_every_durability_keeps_what_was_acknowledged_before_a_stop(
+    tmp_path: Path, durability: str
+) -> None:
     settings = config(tmp_path, durability=durability, sync_interval_ms=20)
     with serving(settings), plugin(settings) as member:
         for number in range(200):
@@ -160,7 +195,7 @@ def test_many_members_share_commits(settings: AgentConfig) -> None:
     assert len(live(settings)) == 480
 
 
-# ---- sent again ----------------------------------------------------------------------------------------------------
+# ---- sent again ----------------------------------------------------------------------------------
 
 
 def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConfig) -> None:
@@ -176,12 +211,19 @@ def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConf
     assert [order[3] for _, _, order in logged(settings)] == [1, 2]
 
 
-def test_of_a_message_whose_front_is_in_the_log_only_the_rest_is_appended(settings: AgentConfig) -> None:
+def test_of_a_message_whose_front_is_in_the_log_only_the_rest_is_appended(
+    settings: AgentConfig,
+) -> None:
     with serving(settings), plugin(settings) as member:
         member.send(1, {"a": "1", "b": "2"})
         assert member.send(1, {"a": "1", "b": "2", "c": "3", "d": "4"}) == ["ack", 1, 4]
         assert member.hello()["last_request"] == 4
-    assert [(key, order[3]) for key, _, order in logged(settings)] == [("a", 1), ("b", 2), ("c", 3), ("d", 4)]
+    assert [(key, order[3]) for key, _, order in logged(settings)] == [
+        ("a", 1),
+        ("b", 2),
+        ("c", 3),
+        ("d", 4),
+    ]
 
 
 def test_an_agent_that_was_killed_recognises_what_is_sent_again(settings: AgentConfig) -> None:
@@ -200,7 +242,13 @@ def test_an_agent_that_was_killed_recognises_what_is_sent_again(settings: AgentC
 
 @pytest.mark.parametrize(
     ("kind", "when", "there"),
-    [("append", "before", False), ("append", "after", True), ("sync", "before", True), ("sync", "after", True), ("exists", "after", True)],
+    [
+        ("append", "before", False),
+        ("append", "after", True),
+        ("sync", "before", True),
+        ("sync", "after", True),
+        ("exists", "after", True),
+    ],
 )
 def test_an_agent_killed_between_append_and_acknowledgement_leaves_one_record_after_the_resend(
     settings: AgentConfig, kind: Any, when: Any, there: bool
@@ -225,13 +273,20 @@ def test_a_later_connection_of_a_plug_in_shuts_the_earlier_one_out(settings: Age
     with serving(settings), plugin(settings) as old, plugin(settings) as new:
         assert old.session == new.session
         assert old.put(a="old")[:2] == ["error", "superseded"]
-        assert old.client.ask("metadata", old.session, 1, payload=msgpack.packb(["schema", 1, b""]))[0][2] == "superseded"
+        assert (
+            old.client.ask("metadata", old.session, 1, payload=msgpack.packb(["schema", 1, b""]))[
+                0
+            ][2]
+            == "superseded"
+        )
         assert new.put(a="new") == ["ack", 1, 1]
         assert old.put(a="old")[:2] == ["error", "superseded"]
     assert [value for _, value, _ in logged(settings)] == ["new"]
 
 
-def test_a_welcome_counts_what_came_just_before_it_on_the_earlier_connection(settings: AgentConfig) -> None:
+def test_a_welcome_counts_what_came_just_before_it_on_the_earlier_connection(
+    settings: AgentConfig,
+) -> None:
     agent = Agent(settings)  # not serving: both requests are received in one turn
     try:
         with plugin(settings, greet=False) as old, plugin(settings, greet=False) as new:
@@ -264,57 +319,96 @@ def _both(agent: Agent) -> list[Any]:
     return _held[:] if len(_held) >= 2 else []
 
 
-# ---- incarnations --------------------------------------------------------------------------------------------------
+# ---- incarnations --------------------------------------------------------------------------------
 
 
-def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_next_hello(settings: AgentConfig) -> None:
+def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_next_hello(
+    settings: AgentConfig,
+) -> None:
     """Else `last_request` would count the refused one in: of a session the log has a prefix."""
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
         refused = member.client.ask("append", member.session, 2, 1, payload=b"\xc1")[0]
         assert refused[2] == "bad-request"
         assert member.send(3, {"b": "3"})[:2] == ["error", "not-ready"]
-        assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(["schema", 1, b""]))[0][2] == "not-ready"
+        assert (
+            member.client.ask(
+                "metadata", member.session, 1, payload=msgpack.packb(["schema", 1, b""])
+            )[0][2]
+            == "not-ready"
+        )
         assert member.hello()["last_request"] == 1
         assert member.send(3, {"b": "3"})[0] == "ack"
         assert member.hello()["last_request"] == 3
     assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "3")]
 
 
-def test_answers_come_in_the_order_of_the_requests_also_when_one_is_refused_at_once(settings: AgentConfig) -> None:
+def test_answers_come_in_the_order_of_the_requests_also_when_one_is_refused_at_once(
+    settings: AgentConfig,
+) -> None:
     with serving(settings), plugin(settings) as member:
         ask = member.client
         for _ in range(20):
             first = member.hello()["last_request"] + 1
-            large = {f"k{number}": "v" * 2000 for number in range(400)}  # the two behind it are there when its turn is over
+            large = {
+                f"k{number}": "v" * 2000 for number in range(400)
+            }  # the two behind it are there when its turn is over
             numbers = [
-                ask.post("append", member.session, first, len(large), payload=member.payload(first, large)),
-                ask.post("append", member.session, first + 400, 1, payload=member.payload(first + 400, {"a": "1"})),
+                ask.post(
+                    "append",
+                    member.session,
+                    first,
+                    len(large),
+                    payload=member.payload(first, large),
+                ),
+                ask.post(
+                    "append",
+                    member.session,
+                    first + 400,
+                    1,
+                    payload=member.payload(first + 400, {"a": "1"}),
+                ),
                 ask.post("append", member.session, first + 401, 1, payload=b"\xc1"),
             ]
-            assert [ask.answer(number)[0][0] for number in numbers] == ["ack", "ack", "error"]  # it passes over what came too early
+            assert [ask.answer(number)[0][0] for number in numbers] == [
+                "ack",
+                "ack",
+                "error",
+            ]  # it passes over what came too early
 
 
 @pytest.mark.parametrize("kind", ["append", "sync"])
-def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neither_is_counted_in_by_mistake(
+def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neither_is_counted_in_by_mistake(  # noqa: E501
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    failing = FaultyStore(memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),)))
+    failing = FaultyStore(
+        memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
+    )
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: failing)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
         numbers = [
-            member.client.post("append", member.session, first, 1, payload=member.payload(first, {key: "2"})) for first, key in ((2, "b"), (3, "c"))
+            member.client.post(
+                "append", member.session, first, 1, payload=member.payload(first, {key: "2"})
+            )
+            for first, key in ((2, "b"), (3, "c"))
         ]
         answers = [member.client.answer(number)[0] for number in numbers]
         assert [answer[0] for answer in answers] == ["error", "error"], answers
-        eventually(lambda: member.client.ask("hello", member.about())[0][0] == "welcome", "the agent opens its log again")
+        eventually(
+            lambda: member.client.ask("hello", member.about())[0][0] == "welcome",
+            "the agent opens its log again",
+        )
         last = member.hello()["last_request"]
         assert last in ((1,) if kind == "append" else (1, 2, 3))
         for first, key in ((2, "b"), (3, "c")):
             assert member.send(first, {key: "2"})[0] == "ack"
-    assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "2"), ("c", "2")]
+    assert [(key, value) for key, value, _ in logged(settings)] == [
+        ("a", "1"),
+        ("b", "2"),
+        ("c", "2"),
+    ]
 
 
 def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> None:
@@ -350,7 +444,8 @@ def test_a_cluster_that_another_followed_stays_out_until_it_is_started_anew(tmp_
 
 
 def test_a_member_that_was_merged_into_another_cluster_and_back_goes_on(tmp_path: Path) -> None:
-    """The plug-in of the newest incarnation is who knows that the older cluster id is the one that lives on."""
+    """The plug-in of the newest incarnation is who knows that the older cluster id is the one that
+    lives on."""
     one = config(tmp_path, "n1")
     with serving(one), plugin(one) as first:
         first.put(a="1")
@@ -367,7 +462,9 @@ def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_pa
 
     def write(settings: AgentConfig, fight: int, member: int) -> None:
         """Write for a cluster until it is refused."""
-        with plugin(settings, cluster_id=f"cluster-{fight}", uuid=f"plugin-{fight}-{member}") as old:
+        with plugin(
+            settings, cluster_id=f"cluster-{fight}", uuid=f"plugin-{fight}-{member}"
+        ) as old:
             for number in range(1, 100_000):
                 key = f"{fight}.{member}.{number}"
                 answer = old.put(**{key: "v"})
@@ -378,8 +475,13 @@ def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_pa
 
     def fight(number: int) -> None:
         writers = Threads(lambda: write(one, number, 1), lambda: write(two, number, 2))
-        eventually(lambda: {f"{number}.1.5", f"{number}.2.5"} <= acked, "both members of the old cluster write")
-        with plugin(one if number % 2 else two, cluster_id=f"rival-{number}", uuid=f"rival-{number}") as rival:
+        eventually(
+            lambda: {f"{number}.1.5", f"{number}.2.5"} <= acked,
+            "both members of the old cluster write",
+        )
+        with plugin(
+            one if number % 2 else two, cluster_id=f"rival-{number}", uuid=f"rival-{number}"
+        ) as rival:
             assert rival.put(**{f"rival.{number}": "v"})[0] == "ack"
             acked.add(f"rival.{number}")
             writers.join()
@@ -391,19 +493,26 @@ def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_pa
     assert acked <= found.keys(), f"acknowledged and void: {sorted(acked - found.keys())}"
 
 
-def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_not_void_if_it_is_acknowledged(settings: AgentConfig) -> None:
+def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_not_void_if_it_is_acknowledged(  # noqa: E501
+    settings: AgentConfig,
+) -> None:
     """Append of the old and hello of the new cluster in one turn of the loop."""
     agent = Agent(settings)
     answers: list[Any] = []
     try:
-        with plugin(settings, greet=False) as old, plugin(settings, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new:
+        with (
+            plugin(settings, greet=False) as old,
+            plugin(settings, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new,
+        ):
             greeting = Threads(old.hello)
             eventually(lambda: agent._turn(10) or old.session, "the first was welcomed")
             greeting.join()
             _held.clear()
             sent = Threads(lambda: answers.append(old.send(1, {"a": "1"})))
             assert agent._router._poller.poll(10_000)
-            eventually(lambda: _held.extend(agent._router.receive(10)) or _held, "the append is there")
+            eventually(
+                lambda: _held.extend(agent._router.receive(10)) or _held, "the append is there"
+            )
             again = Threads(new.hello)
             messages = eventually(lambda: _both(agent), "both requests are there")
             agent._router.receive = lambda timeout_ms: messages  # type: ignore[method-assign,assignment]
@@ -418,13 +527,15 @@ def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_no
     assert ("a" in live(settings)) or answers[0][0] == "error"
 
 
-# ---- one writer, faults --------------------------------------------------------------------------------------------
+# ---- one writer, faults --------------------------------------------------------------------------
 
 
 def test_a_second_agent_of_the_node_is_refused_naming_the_first(tmp_path: Path) -> None:
     first, second = config(tmp_path), config(tmp_path)
     with serving(first), plugin(first) as member:
-        with pytest.raises(WriterLocked, match=r"imap-wal agent at ipc://.*--?takeover|imap-wal agent at ipc://"):
+        with pytest.raises(
+            WriterLocked, match=r"imap-wal agent at ipc://.*--?takeover|imap-wal agent at ipc://"
+        ):
             Agent(second)
         assert member.put(a="1")[0] == "ack"
 
@@ -444,7 +555,10 @@ def test_an_agent_that_was_taken_over_acknowledges_nothing_more_and_ends(tmp_pat
     thread.start()
     with plugin(first) as old:
         assert old.put(a="1")[0] == "ack"
-        taking = AgentConfig.from_mapping({"url": second.url, "cluster": "c", "node": "n1", "endpoint": second.endpoint}, takeover=True)
+        taking = AgentConfig.from_mapping(
+            {"url": second.url, "cluster": "c", "node": "n1", "endpoint": second.endpoint},
+            takeover=True,
+        )
         with serving(taking), plugin(taking) as new:
             assert new.request == 1
             assert old.put(b="zombie")[:2] == ["error", "outcome-unknown"]
@@ -456,10 +570,12 @@ def test_an_agent_that_was_taken_over_acknowledges_nothing_more_and_ends(tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "error_code"), [("append", "full"), ("sync", "outcome-unknown")])
-def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_tells_what_is_in_the_log(
+def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_tells_what_is_in_the_log(  # noqa: E501
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str, error_code: str
 ) -> None:
-    faulty = FaultyStore(memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),)))
+    faulty = FaultyStore(
+        memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
+    )
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.05)
     settings = config(tmp_path, url=memory.url)
@@ -470,8 +586,13 @@ def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_te
         assert "planned fault" in answer[2]
         refused = member.put(c="3")
         assert refused[:2] == ["error", "not-ready"]
-        eventually(lambda: agent._node_log.epoch == 2 and agent._committer.failure is None, "the log was opened again")
-        assert member.put(d="4")[:2] == ["error", "not-ready"], "the connection is to say hello again"
+        eventually(
+            lambda: agent._node_log.epoch == 2 and agent._committer.failure is None,
+            "the log was opened again",
+        )
+        assert member.put(d="4")[:2] == ["error", "not-ready"], (
+            "the connection is to say hello again"
+        )
         member.request = 0
         in_log = [order[3] for _, _, order in logged(settings)]
         assert member.hello()["last_request"] == max(in_log)
@@ -481,7 +602,9 @@ def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_te
     assert [order[3] for _, _, order in logged(settings)] == [1, 2]
 
 
-def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
@@ -494,13 +617,17 @@ def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(tmp_path
         assert not member.stat()["healthy"]
         header, _ = member.client.ask("hello", member.about())
         assert header[2] == "not-ready"
-        eventually(lambda: len(faulty.fired) == 6 and agent._committer.failure is None, "it came back")
+        eventually(
+            lambda: len(faulty.fired) == 6 and agent._committer.failure is None, "it came back"
+        )
         member.hello()
         assert member.put(c="3")[0] == "ack"
     assert {"a", "c"} <= live(settings).keys()
 
 
-def test_sigterm_commits_what_waits_and_says_in_the_log_that_the_end_was_clean(settings: AgentConfig) -> None:
+def test_sigterm_commits_what_waits_and_says_in_the_log_that_the_end_was_clean(
+    settings: AgentConfig,
+) -> None:
     process = Process(settings)
     with plugin(settings) as member:
         for number in range(50):
@@ -527,17 +654,28 @@ def test_each_session_writes_who_it_is_into_the_log(settings: AgentConfig) -> No
         if frame.kind == format.METADATA
         for item in entries.values(frame.payload)
     ]
-    assert named(metadata) == [("member", "cluster-1", "member-1", "n1", 1, 1), ("member", "cluster-1", "member-1", "n1", 2, 1)]
+    assert named(metadata) == [
+        ("member", "cluster-1", "member-1", "n1", 1, 1),
+        ("member", "cluster-1", "member-1", "n1", 2, 1),
+    ]
 
 
-def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_before_it(tmp_path: Path) -> None:
+def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_before_it(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         with plugin(settings, cluster_id="cluster-2", uuid="plugin-2"):
             pass
-    manifest = cluster_manifests(open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
-    claims = claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1].claims
+    manifest = cluster_manifests(
+        open_store(settings.url), "default/c", FakeClock(), SeededRandomness(1)
+    ).read()[1]
+    claims = (
+        claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), SeededRandomness(1))
+        .read()[1]
+        .claims
+    )
     assert named(dict(claims)) == {"cluster-1": 1, "cluster-2": 2}
     first, second = manifest.lifetimes
     found = (first.cluster_id, first.incarnation, second.cluster_id, second.incarnation)

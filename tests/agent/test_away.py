@@ -26,7 +26,11 @@ LEASE_MS = 200
 @pytest.fixture(params=["append", "objects"])
 def inner(request: pytest.FixtureRequest, memory: MemoryStore, tmp_path: Path) -> SegmentStore:
     """A storage that appends, under a lock; and one of objects, under a lease."""
-    return memory if request.param == "append" else LocalObjects(str(tmp_path / "log"), lease_ms=LEASE_MS)
+    return (
+        memory
+        if request.param == "append"
+        else LocalObjects(str(tmp_path / "log"), lease_ms=LEASE_MS)
+    )
 
 
 @pytest.fixture
@@ -46,10 +50,14 @@ def back(agent: Agent, member: Plugin) -> None:
 
 
 def refused(answer: list[Any], *codes: str) -> None:
-    assert answer[0] == "error" and answer[1] in codes and "the storage is away" in answer[2], answer
+    assert answer[0] == "error" and answer[1] in codes and "the storage is away" in answer[2], (
+        answer
+    )
 
 
-def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(tmp_path: Path, away: AwayStore) -> None:
+def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
+    tmp_path: Path, away: AwayStore
+) -> None:
     settings = config(tmp_path, url=away.url, archive_interval_s=3600)
     with serving(settings) as agent, plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
@@ -73,7 +81,9 @@ def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
         assert {"a", "life0", "life1", "life2"} <= set(member.keys())
 
 
-def test_a_storage_that_does_not_answer_while_the_log_is_opened_again_keeps_nobody_waiting(tmp_path: Path, away: AwayStore) -> None:
+def test_a_storage_that_does_not_answer_while_the_log_is_opened_again_keeps_nobody_waiting(
+    tmp_path: Path, away: AwayStore
+) -> None:
     settings = config(tmp_path, url=away.url)
     waiting, answer = threading.Event(), threading.Event()
 
@@ -99,9 +109,15 @@ def test_a_storage_that_does_not_answer_while_the_log_is_opened_again_keeps_nobo
         assert member.put(d="4")[0] == "ack"
 
 
-def test_a_stop_while_the_storage_is_away_says_so_and_leaves_nothing_open(tmp_path: Path, away: AwayStore) -> None:
+def test_a_stop_while_the_storage_is_away_says_so_and_leaves_nothing_open(
+    tmp_path: Path, away: AwayStore
+) -> None:
     settings = config(tmp_path, url=away.url)
-    with pytest.raises(StorageUnavailable, match="what was acknowledged is in it"), serving(settings), plugin(settings) as member:
+    with (
+        pytest.raises(StorageUnavailable, match="what was acknowledged is in it"),
+        serving(settings),
+        plugin(settings) as member,
+    ):
         assert member.put(a="1")[0] == "ack"
         away.away = True
     away.away = False
@@ -158,7 +174,9 @@ def test_whichever_call_fails_while_the_log_is_opened_again_a_later_attempt_succ
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: store)
     monkeypatch.setattr(mender, "REOPEN_S", 0.01)
     monkeypatch.setattr(mender, "REOPEN_S_MAX", 0.02)
-    settings = config(tmp_path, url=inner.url, archive_interval_s=3600, avoid_flush_during_recovery=True)
+    settings = config(
+        tmp_path, url=inner.url, archive_interval_s=3600, avoid_flush_during_recovery=True
+    )
     acknowledged = set()
     with serving(settings) as agent, plugin(settings) as member:
         at = 0
@@ -166,7 +184,10 @@ def test_whichever_call_fails_while_the_log_is_opened_again_a_later_attempt_succ
             at += 1
             store.at, store.calls, store.write_fails = at, 0, True
             assert member.put(lost="1")[0] == "error"
-            eventually(lambda: agent._mender is None and agent._committer.failure is None, f"it came back after call {store.at} failed")
+            eventually(
+                lambda: agent._mender is None and agent._committer.failure is None,
+                f"it came back after call {store.at} failed",
+            )
             member.hello()
             assert member.put(**{f"k{at}": "v"})[0] == "ack"
             acknowledged.add(f"k{at}")

@@ -1,4 +1,5 @@
-"""Requests that are not as the protocol draws them: answered, nothing appended, and the agent goes on."""
+"""Requests that are not as the protocol draws them: answered, nothing appended, and the agent goes
+on."""
 
 from __future__ import annotations
 
@@ -42,9 +43,21 @@ def raw(member: Plugin, *frames: bytes) -> list[Any]:
 
 
 HEADERS = [
-    b"", b"\xc1", b"\x93", msgpack.packb(7), msgpack.packb("append"), msgpack.packb([]), msgpack.packb(["append"]), msgpack.packb([1, 1]),
-    b"\x81\x90\x01", b"\x92\xa4stat\x81\x90\x01", msgpack.packb(["append", "one"]), msgpack.packb({"kind": "append"}), msgpack.packb([b"append", 1]), b"\xff" * 100,
-]  # fmt: skip
+    b"",
+    b"\xc1",
+    b"\x93",
+    msgpack.packb(7),
+    msgpack.packb("append"),
+    msgpack.packb([]),
+    msgpack.packb(["append"]),
+    msgpack.packb([1, 1]),
+    b"\x81\x90\x01",
+    b"\x92\xa4stat\x81\x90\x01",
+    msgpack.packb(["append", "one"]),
+    msgpack.packb({"kind": "append"}),
+    msgpack.packb([b"append", 1]),
+    b"\xff" * 100,
+]
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=repr)
@@ -66,15 +79,52 @@ def test_a_message_of_one_or_three_frames_is_answered(settings: AgentConfig) -> 
 
 
 REQUESTS: list[tuple[Any, ...]] = [
-    ("dance",), ("dance", 1, 2, 3), ("hello",), ("hello", None), ("hello", 7), ("hello", "x"), ("hello", []), ("hello", {}),
-    ("hello", {"protocol": 1}), ("hello", {"protocol": 1, "cluster_id": "c", "plugin_uuid": "p"}), ("hello", {"protocol": "1"}), ("hello", {}, {}),
-    ("append",), ("append", 1), ("append", 1, 1), ("append", 1, 1, 1, 1), ("append", [], 1, 1), ("append", {}, 1, 1), ("append", None, None, None),
-    ("append", 1, "x", 1), ("append", 1, 1, "x"), ("append", 1, None, 1), ("append", 1, 1, -1), ("append", 1, 1, 0), ("append", 1, 5, 0), ("append", 1, 0, 1),
-    ("append", 1, -5, 2), ("append", 1, 1, 2**40), ("append", 99, 1, 1),
-    ("metadata",), ("metadata", 1), ("metadata", 1, "x"), ("metadata", 1, 1), ("metadata", 1, 0),
-    ("keys",), ("keys", "m"), ("keys", "m", "x", 10), ("keys", "m", [], 10), ("keys", "m", None, "x"), ("keys", "m", 12345, 10), ("keys", "m", None, 1, 2),
-    ("load",), ("load", "m"), ("load", "m", "x"), ("load", "m", 5),
-]  # fmt: skip
+    ("dance",),
+    ("dance", 1, 2, 3),
+    ("hello",),
+    ("hello", None),
+    ("hello", 7),
+    ("hello", "x"),
+    ("hello", []),
+    ("hello", {}),
+    ("hello", {"protocol": 1}),
+    ("hello", {"protocol": 1, "cluster_id": "c", "plugin_uuid": "p"}),
+    ("hello", {"protocol": "1"}),
+    ("hello", {}, {}),
+    ("append",),
+    ("append", 1),
+    ("append", 1, 1),
+    ("append", 1, 1, 1, 1),
+    ("append", [], 1, 1),
+    ("append", {}, 1, 1),
+    ("append", None, None, None),
+    ("append", 1, "x", 1),
+    ("append", 1, 1, "x"),
+    ("append", 1, None, 1),
+    ("append", 1, 1, -1),
+    ("append", 1, 1, 0),
+    ("append", 1, 5, 0),
+    ("append", 1, 0, 1),
+    ("append", 1, -5, 2),
+    ("append", 1, 1, 2**40),
+    ("append", 99, 1, 1),
+    ("metadata",),
+    ("metadata", 1),
+    ("metadata", 1, "x"),
+    ("metadata", 1, 1),
+    ("metadata", 1, 0),
+    ("keys",),
+    ("keys", "m"),
+    ("keys", "m", "x", 10),
+    ("keys", "m", [], 10),
+    ("keys", "m", None, "x"),
+    ("keys", "m", 12345, 10),
+    ("keys", "m", None, 1, 2),
+    ("load",),
+    ("load", "m"),
+    ("load", "m", "x"),
+    ("load", "m", 5),
+]
 
 
 def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
@@ -88,9 +138,16 @@ def test_requests_with_wrong_fields_are_answered_and_nothing_is_appended(
         for request in REQUESTS:
             header, _ = member.client.ask(*request)
             assert header[0] == "error", request
-            assert header[2] in ("bad-request", "unsupported-version", "not-ready", "restore-failed"), (request, header)
+            assert header[2] in (
+                "bad-request",
+                "unsupported-version",
+                "not-ready",
+                "restore-failed",
+            ), (request, header)
             assert isinstance(header[3], str)
-        assert [operation for operation in watched.operations if operation.kind == "append"] == before
+        assert [
+            operation for operation in watched.operations if operation.kind == "append"
+        ] == before
         member.hello()
         assert member.put(a="1") == ["ack", 1, 1]
         assert member.values() == {"a": "1"}
@@ -154,11 +211,19 @@ def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_
             header, _ = member.client.ask("append", member.session, 1, count, payload=payload)
             assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
             member.hello()
-        for wrong in (b"", msgpack.packb(["member", 1, b""]), msgpack.packb(["schema", "1", b""]), msgpack.packb(["schema", 1]), b"\xc1"):
+        for wrong in (
+            b"",
+            msgpack.packb(["member", 1, b""]),
+            msgpack.packb(["schema", "1", b""]),
+            msgpack.packb(["schema", 1]),
+            b"\xc1",
+        ):
             header, _ = member.client.ask("metadata", member.session, 1, payload=wrong)
             assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
             member.hello()
-        assert [operation for operation in watched.operations if operation.kind == "append"] == before
+        assert [
+            operation for operation in watched.operations if operation.kind == "append"
+        ] == before
         assert member.hello()["last_request"] == 0
         assert member.put(a="1") == ["ack", 1, 1]
     with serving(settings), plugin(settings) as member:
@@ -168,21 +233,36 @@ def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_
 NUMBERS = ["timestamp_ms", "expires_at_ms", "partition", "partition_version", "request"]
 
 
-@pytest.mark.parametrize(("field", "value"), [*((field, value) for field in NUMBERS for value in (2**63, 2**64 - 1)), ("partition_version", -1)])
-def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(settings: AgentConfig, field: str, value: int) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((field, value) for field in NUMBERS for value in (2**63, 2**64 - 1)),
+        ("partition_version", -1),
+    ],
+)
+def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(
+    settings: AgentConfig, field: str, value: int
+) -> None:
     """It was acknowledged, and no segment was archived any more."""
     with serving(settings), plugin(settings) as member:
         first = value if field == "request" else 1
         row = entry("a", "1", member.order(first, value if field == "partition_version" else 1))
         if field in NUMBERS[:3]:
             row[NUMBERS.index(field) + 6] = value
-        header, _ = member.client.ask("append", member.session, first, 1, payload=msgpack.packb(row))
+        header, _ = member.client.ask(
+            "append", member.session, first, 1, payload=msgpack.packb(row)
+        )
         assert header[:1] + header[2:3] == ["error", "bad-request"]
         assert f"{field} is {value}; it takes" in header[3]
         assert member.hello()["last_request"] == 0
         assert member.put(a="1") == ["ack", 1, 1]
     store = open_store(settings.url)
-    log = open_node_log(LogContext(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()), what="the test")
+    log = open_node_log(
+        LogContext(
+            store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()
+        ),
+        what="the test",
+    )
     assert archive_sealed(store, log.identity.node_folder, "n1", log.manifests).records == 1
     log.close()
 
@@ -200,7 +280,9 @@ def test_a_tombstone_with_an_expiry_is_refused(settings: AgentConfig, key: str) 
         assert member.values() == {"b": "1"}
 
 
-def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(settings: AgentConfig, seed: int) -> None:
+def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(
+    settings: AgentConfig, seed: int
+) -> None:
     chance = Random(seed)
     with serving(settings), plugin(settings) as member:
         good = member.payload(1, {"a": "1", "b": "2"})
@@ -214,7 +296,14 @@ def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(se
             assert header[2] == "bad-request"
             member.hello()
         for _ in range(100):
-            assert raw(member, chance.randbytes(chance.randrange(40)), chance.randbytes(chance.randrange(40)))[0] == "error"
+            assert (
+                raw(
+                    member,
+                    chance.randbytes(chance.randrange(40)),
+                    chance.randbytes(chance.randrange(40)),
+                )[0]
+                == "error"
+            )
         assert member.stat()["healthy"]
     with serving(settings), plugin(settings) as member:
         assert len(member.keys()) <= 2
@@ -223,7 +312,9 @@ def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(se
 def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
     settings = config(tmp_path, max_value_bytes=1000)
     with serving(settings), plugin(settings) as member:
-        header, _ = member.client.ask("append", member.session, 1, 1, payload=member.payload(1, {"a": "x" * 1000}))
+        header, _ = member.client.ask(
+            "append", member.session, 1, 1, payload=member.payload(1, {"a": "x" * 1000})
+        )
         assert header[2] == "too-large"
         assert "max_value_bytes is 1000" in header[3]
         member.hello()
@@ -231,9 +322,13 @@ def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m" * 1025, "🙂" * 257])
-def test_a_map_name_that_is_too_long_is_refused_in_appends_and_listings(settings: AgentConfig, name: str) -> None:
+def test_a_map_name_that_is_too_long_is_refused_in_appends_and_listings(
+    settings: AgentConfig, name: str
+) -> None:
     with serving(settings), plugin(settings) as member:
-        payload = msgpack.packb(entry("a", "1", member.order(1))) + msgpack.packb(entry("b", "2", member.order(2), name=name))
+        payload = msgpack.packb(entry("a", "1", member.order(1))) + msgpack.packb(
+            entry("b", "2", member.order(2), name=name)
+        )
         header, _ = member.client.ask("append", member.session, 1, 2, payload=payload)
         assert header[:1] + header[2:3] == ["error", "bad-request"]
         assert "append: the name of a map takes" in header[3]
@@ -267,7 +362,7 @@ def test_a_value_of_64_megabytes_travels_and_comes_back(settings: AgentConfig) -
         assert member.load("big") == {"big": (value, 0)}
 
 
-# ---- configuration -------------------------------------------------------------------------------------------------
+# ---- configuration -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -277,7 +372,10 @@ def test_a_value_of_64_megabytes_travels_and_comes_back(settings: AgentConfig) -
         ("url = 'file:///x'\nendpont = 'tcp://h:1'", "unknown setting endpont"),
         ("url = 'file:///x'\n[log]\nsegment_size = 1", r"unknown setting log\.segment_size"),
         ("url = 'file:///x'\nendpoint = 'udp://h:1'", "endpoint is 'udp://h:1'"),
-        ("url = 'file:///x'\n[log]\ndurability = 'maybe'", "durability is 'maybe'; it takes one of always"),
+        (
+            "url = 'file:///x'\n[log]\ndurability = 'maybe'",
+            "durability is 'maybe'; it takes one of always",
+        ),
         ("url = 'file:///x'\n[log]\nring_slots = 3", "ring_slots is 3"),
         ("url = ", "not TOML"),
     ],
@@ -305,7 +403,9 @@ def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
         "url = 'file:///x'\nendpoint = 1",
     ],
 )
-def test_a_setting_of_the_wrong_type_is_a_wrong_setting_and_not_a_traceback(tmp_path: Path, toml: str) -> None:
+def test_a_setting_of_the_wrong_type_is_a_wrong_setting_and_not_a_traceback(
+    tmp_path: Path, toml: str
+) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(toml)
     with pytest.raises(InvalidSetting):
@@ -314,23 +414,47 @@ def test_a_setting_of_the_wrong_type_is_a_wrong_setting_and_not_a_traceback(tmp_
 
 def test_an_endpoint_that_is_taken_is_named_and_the_log_is_let_go(tmp_path: Path) -> None:
     first = config(tmp_path, "n1", url="memory://endpoint-taken")
-    with serving(AgentConfig.from_mapping({"url": first.url, "node": "n1", "endpoint": "tcp://127.0.0.1:17701"})):
+    with serving(
+        AgentConfig.from_mapping(
+            {"url": first.url, "node": "n1", "endpoint": "tcp://127.0.0.1:17701"}
+        )
+    ):
         for _ in range(2):
             with pytest.raises(InvalidSetting, match=r"tcp://127\.0\.0\.1:17701"):
-                Agent(AgentConfig.from_mapping({"url": first.url, "node": "n2", "endpoint": "tcp://127.0.0.1:17701"}))
+                Agent(
+                    AgentConfig.from_mapping(
+                        {"url": first.url, "node": "n2", "endpoint": "tcp://127.0.0.1:17701"}
+                    )
+                )
 
 
-def test_the_command_refuses_a_wrong_configuration_with_exit_code_2_and_a_locked_log_with_4(tmp_path: Path) -> None:
+def test_the_command_refuses_a_wrong_configuration_with_exit_code_2_and_a_locked_log_with_4(
+    tmp_path: Path,
+) -> None:
     imap_wal = [sys.executable, "-m", "rewrite_cli.cli"]
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("url = 'file:///x'\nnod = 'x'")
-    run = subprocess.run([*imap_wal, "agent", "--config", str(wrong)], capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        [*imap_wal, "agent", "--config", str(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert run.returncode == 2, run.stderr
     assert "unknown setting nod" in run.stderr
     held = config(tmp_path)
     right = tmp_path / "right.toml"
-    right.write_text(f"url = '{held.url}'\ncluster = 'c'\nnode = 'n1'\nendpoint = 'ipc://{tmp_path}/other.sock'")
+    right.write_text(
+        f"url = '{held.url}'\ncluster = 'c'\nnode = 'n1'\nendpoint = 'ipc://{tmp_path}/other.sock'"
+    )
     with serving(held):
-        run = subprocess.run([*imap_wal, "agent", "--config", str(right)], capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(
+            [*imap_wal, "agent", "--config", str(right)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert run.returncode == 4, run.stderr
     assert "imap-wal agent at" in run.stderr

@@ -12,7 +12,11 @@ from tests.agent.harness import config, plugin, serving
 
 
 def permits(url: str) -> list[str]:
-    found = [file.path for file in open_store(url).list("default/c/claims") if file.path.endswith(".claim")]
+    found = [
+        file.path
+        for file in open_store(url).list("default/c/claims")
+        if file.path.endswith(".claim")
+    ]
     return sorted(found)
 
 
@@ -20,12 +24,14 @@ def test_only_the_newest_claim_has_a_permit(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings):
         for number in range(1, 4):
-            with plugin(settings, cluster_id=f"cluster-{number}", uuid=f"plugin-{number}") as member:
+            with plugin(
+                settings, cluster_id=f"cluster-{number}", uuid=f"plugin-{number}"
+            ) as member:
                 assert member.put(a="1")[0] == "ack"
                 assert permits(settings.url) == [f"default/c/claims/{number:08d}.claim"]
 
 
-def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_nothing_for_the_old_cluster(
+def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_nothing_for_the_old_cluster(  # noqa: E501
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on NFS, where a client may cache for a minute that a file is absent."""
@@ -36,7 +42,9 @@ def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_not
         before, next_claim = claims.read(), claims.next_path(claims.read()[0])
         monkeypatch.setattr(claims, "read", lambda: before)
         there = LocalStore.exists
-        monkeypatch.setattr(LocalStore, "exists", lambda store, path: path != next_claim and there(store, path))
+        monkeypatch.setattr(
+            LocalStore, "exists", lambda store, path: path != next_claim and there(store, path)
+        )
         with plugin(two, cluster_id="cluster-2", uuid="plugin-2") as new:
             assert new.put(b="1")[0] == "ack"
             answer = old.put(c="1")

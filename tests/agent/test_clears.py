@@ -31,9 +31,18 @@ def partition_of(key: str) -> int:
     return partition_id(key.encode(), COUNT)
 
 
-def clear(member: Plugin, request: int, *partitions: int, count: int = COUNT, **changed: Any) -> list[Any]:
+def clear(
+    member: Plugin, request: int, *partitions: int, count: int = COUNT, **changed: Any
+) -> list[Any]:
     """The answer to an append of clears."""
-    fields = {"key": None, "key_class": "", "deleted": True, "value": None, "value_class": "", **changed}
+    fields = {
+        "key": None,
+        "key_class": "",
+        "deleted": True,
+        "value": None,
+        "value_class": "",
+        **changed,
+    }
     rows = [
         [
             "orders",
@@ -49,11 +58,15 @@ def clear(member: Plugin, request: int, *partitions: int, count: int = COUNT, **
         ]
         for index, partition in enumerate(partitions)
     ]
-    header, _ = member.client.ask("append", member.session, request, len(rows), payload=b"".join(map(msgpack.packb, rows)))
+    header, _ = member.client.ask(
+        "append", member.session, request, len(rows), payload=b"".join(map(msgpack.packb, rows))
+    )
     return [header[0], *header[2:]]
 
 
-def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(settings: AgentConfig) -> None:
+def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(
+    settings: AgentConfig,
+) -> None:
     cleared = {0, 7, 100}
     left = {key for key in KEYS if partition_of(key) not in cleared}
     with serving(settings), plugin(settings) as member:
@@ -68,25 +81,40 @@ def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(s
         header, payload = member.client.ask("list", "orders", None, 100, [7, 8])
         unpacker = msgpack.Unpacker()
         unpacker.feed(payload)
-        assert header[0] == "list" and {key.decode() for key, _, _ in unpacker} == {key for key in left if partition_of(key) == 8} | {back}
+        assert header[0] == "list" and {key.decode() for key, _, _ in unpacker} == {
+            key for key in left if partition_of(key) == 8
+        } | {back}
     with serving(settings), plugin(settings) as member:
         assert (member.session, member.request) == (1, 2004)
         assert set(member.keys()) == left | {back}
         assert clear(member, 2005, *range(COUNT)) == ["ack", 2005, COUNT]
         assert member.keys() == []
     store = open_store(settings.url)
-    frames = [frame for path in segments(store) for frame in SegmentReader(store, path).frames() if frame.kind == format.CLEARS]
+    frames = [
+        frame
+        for path in segments(store)
+        for frame in SegmentReader(store, path).frames()
+        if frame.kind == format.CLEARS
+    ]
     assert [frame.count for frame in frames] == [3, COUNT]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"partition": -1}, {"partition": COUNT}, {"count": 0}, {"count": 2**31, "partition": 5}, {"deleted": False}, {"value": b"v"},
-        {"partition": "7"}, {"count": None}, {"key_class": "k"}, {"value_class": "v"},
+        {"partition": -1},
+        {"partition": COUNT},
+        {"count": 0},
+        {"count": 2**31, "partition": 5},
+        {"deleted": False},
+        {"value": b"v"},
+        {"partition": "7"},
+        {"count": None},
+        {"key_class": "k"},
+        {"value_class": "v"},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_clear_of_no_partition_is_refused(settings: AgentConfig, wrong: dict[str, Any]) -> None:
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
@@ -97,13 +125,18 @@ def test_a_clear_of_no_partition_is_refused(settings: AgentConfig, wrong: dict[s
 
 
 @pytest.mark.parametrize("count", [1, COUNT - 1, COUNT + 1])
-def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(settings: AgentConfig, count: int) -> None:
+def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(
+    settings: AgentConfig, count: int
+) -> None:
     """With 1, it deleted the whole map."""
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         answer = clear(member, 2, 0, count=count)
         assert answer[:2] == ["error", "bad-request"]
-        assert f"a clear is for one of {count} partitions; the hello of this connection gave partition_count {COUNT}" in answer[2]
+        assert (
+            f"a clear is for one of {count} partitions; the hello of this connection gave "
+            f"partition_count {COUNT}" in answer[2]
+        )
         assert member.hello()["last_request"] == 1
         assert member.values() == {"a": "1"}
         assert clear(member, 2, *range(COUNT)) == ["ack", 2, COUNT]
@@ -111,7 +144,9 @@ def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(s
 
 
 @pytest.mark.parametrize("given", [None, 0])
-def test_a_clear_is_refused_if_the_hello_gave_no_number_of_partitions(settings: AgentConfig, given: int | None) -> None:
+def test_a_clear_is_refused_if_the_hello_gave_no_number_of_partitions(
+    settings: AgentConfig, given: int | None
+) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(partition_count=given)
         member.put(a="1")

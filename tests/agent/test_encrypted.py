@@ -17,7 +17,9 @@ SECRET = "a-value-that-nobody-may-read"
 
 
 @pytest.mark.parametrize("where", ["this process", "another process"])
-def test_members_write_archive_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_members_write_archive_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     """The agent reads its keys from their source, and so does the process that archives."""
     monkeypatch.setattr(archiver, "HERE_BYTES_MAX", 2**40 if where == "this process" else 0)
     settings = config(tmp_path, encryption_keys=key_file(tmp_path, "a"), archive_interval_s=0.2)
@@ -45,11 +47,17 @@ def test_an_agent_with_the_wrong_keys_does_not_start(tmp_path: Path, keys: tuple
     settings = config(tmp_path, encryption_keys=key_file(tmp_path, "a"))
     with serving(settings), plugin(settings) as member:
         member.put(k=SECRET)
-    with pytest.raises(EncryptionError, match="'a'"), serving(config(tmp_path, encryption_keys=key_file(tmp_path, *keys))):
+    with (
+        pytest.raises(EncryptionError, match="'a'"),
+        serving(config(tmp_path, encryption_keys=key_file(tmp_path, *keys))),
+    ):
         pass
     with pytest.raises(EncryptionError, match="no keys are given"), serving(config(tmp_path)):
         pass
-    with pytest.raises(InvalidSetting, match="encryption_keys"), serving(config(tmp_path, encryption_keys="file:/nowhere")):
+    with (
+        pytest.raises(InvalidSetting, match="encryption_keys"),
+        serving(config(tmp_path, encryption_keys="file:/nowhere")),
+    ):
         pass
     with serving(settings):
         pass

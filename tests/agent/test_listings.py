@@ -40,7 +40,9 @@ def member(agent: Agent) -> Iterator[Plugin]:
         yield member
 
 
-def page(member: Plugin, cursor: Any, limit: int = 10, name: str = "orders") -> tuple[list[Any], list[str]]:
+def page(
+    member: Plugin, cursor: Any, limit: int = 10, name: str = "orders"
+) -> tuple[list[Any], list[str]]:
     """The answer's header without its number, and the keys."""
     header, payload = member.client.ask("keys", name, cursor, limit)
     unpacker = msgpack.Unpacker()
@@ -54,7 +56,9 @@ def refused(answer: tuple[list[Any], list[str]]) -> None:
     assert "begin again" in header[2]
 
 
-def test_a_page_asked_again_on_another_connection_is_the_same_page(agent: Agent, member: Plugin) -> None:
+def test_a_page_asked_again_on_another_connection_is_the_same_page(
+    agent: Agent, member: Plugin
+) -> None:
     first, keys = page(member, None)
     second, more = page(member, first[1])
     with plugin(agent.config, uuid="reader") as again:  # the answer was lost with its connection
@@ -86,18 +90,26 @@ def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> No
         refused(page(member, first[1]))
 
 
-def test_an_index_that_was_built_anew_ends_a_listing_with_an_error(agent: Agent, member: Plugin) -> None:
+def test_an_index_that_was_built_anew_ends_a_listing_with_an_error(
+    agent: Agent, member: Plugin
+) -> None:
     first, _ = page(member, None)
     agent._reads._view._begin_anew()
     refused(page(member, first[1]))
     assert member.keys() == KEYS
 
 
-def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error(agent: Agent, member: Plugin) -> None:
+def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error(
+    agent: Agent, member: Plugin
+) -> None:
     first, _ = page(member, None)
     log = agent._all_logs
     marks = {"n1": _mark(agent)}
-    log.manifests.update(lambda manifest: manifest.with_snapshot("orders", Snapshot(1, (), marks, 0, 0, 0, 0, dropped=1)))
+    log.manifests.update(
+        lambda manifest: manifest.with_snapshot(
+            "orders", Snapshot(1, (), marks, 0, 0, 0, 0, dropped=1)
+        )
+    )
     member.load("k01")  # this read merges
     refused(page(member, first[1]))
 
@@ -108,7 +120,9 @@ def _mark(agent: Agent) -> Any:
     return LowWaterMark(agent._node_log.directory, agent._node_log.end)
 
 
-def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(
+    agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, _ = page(member, None)
     listing = agent._reads._listings._listings[first[1][0]]
     monkeypatch.setattr(listing, "_batches", _failing())
@@ -129,7 +143,9 @@ def test_a_cursor_that_is_none_of_ours_is_a_bad_request(member: Plugin) -> None:
         assert header[2] == "bad-request"
 
 
-def test_a_page_is_bounded_by_bytes_too(agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_bounded_by_bytes_too(
+    agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listings, "PAGE_BYTES", 12)
     header, keys = page(member, None)
     assert header[2] == len(keys) == 4
@@ -137,14 +153,17 @@ def test_a_page_is_bounded_by_bytes_too(agent: Agent, member: Plugin, monkeypatc
 
 
 def hazelcast_key(number: int) -> bytes:
-    """As Hazelcast serialises a text: no partition hash, the serializer's id, the length, the text."""
+    """As Hazelcast serialises a text: no partition hash, the serializer's id, the length, the
+    text."""
     text = b"k%d" % number
     return bytes(4) + (-11).to_bytes(4, "big", signed=True) + len(text).to_bytes(4, "big") + text
 
 
 def put_keys(member: Plugin, keys: list[bytes]) -> None:
     rows = [entry("", "v", member.order(1 + number)) for number in range(len(keys))]
-    payload = b"".join(msgpack.packb([row[0], key, *row[2:]]) for row, key in zip(rows, keys, strict=True))
+    payload = b"".join(
+        msgpack.packb([row[0], key, *row[2:]]) for row, key in zip(rows, keys, strict=True)
+    )
     assert member.client.ask("append", member.session, 1, len(keys), payload=payload)[0][0] == "ack"
 
 
@@ -173,10 +192,14 @@ def test_a_listing_of_some_partitions_has_their_keys_and_no_others(settings: Age
         put_keys(member, keys)
         place = {key: hash_to_index(Data(key).get_partition_hash(), 271) for key in keys}
         for wanted in ([], [0], [3, 7, 270], list(range(271))):
-            assert sorted(listed(member, wanted)) == sorted(key for key in keys if place[key] in wanted)
+            assert sorted(listed(member, wanted)) == sorted(
+                key for key in keys if place[key] in wanted
+            )
 
 
-def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(settings: AgentConfig) -> None:
+def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(
+    settings: AgentConfig,
+) -> None:
     with serving(settings), plugin(settings) as member:
         put_keys(member, [hazelcast_key(number) for number in range(500)])
         everything = list(range(271))
@@ -186,7 +209,9 @@ def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(setti
         assert member.client.ask("list", "orders", header[2], 10, everything)[0][0] == "list"
 
 
-def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 5)
     keys = [hazelcast_key(number) for number in range(20)]
     with serving(settings), plugin(settings) as member:
@@ -206,7 +231,9 @@ def test_partitions_that_there_are_not_are_a_bad_request(member: Plugin) -> None
 
 
 @pytest.mark.parametrize("count", [-1, "271", 271.0, True, 2**31])
-def test_an_invalid_partition_count_is_refused_in_the_hello(settings: AgentConfig, count: Any) -> None:
+def test_an_invalid_partition_count_is_refused_in_the_hello(
+    settings: AgentConfig, count: Any
+) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         header, _ = member.client.ask("hello", member.about(partition_count=count))
         assert header[2] == "bad-request"
@@ -214,7 +241,9 @@ def test_an_invalid_partition_count_is_refused_in_the_hello(settings: AgentConfi
 
 
 @pytest.mark.parametrize("count", [None, 0])
-def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(settings: AgentConfig, count: Any) -> None:
+def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(
+    settings: AgentConfig, count: Any
+) -> None:
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(partition_count=count)
         header, _ = member.client.ask("list", "orders", None, 10, [0])
@@ -240,7 +269,9 @@ class Pages:
 
 @pytest.mark.parametrize("sizes", [[], [1], [10], [3, 10, 10], [10, 10], [1, 1, 1, 9]])
 @pytest.mark.parametrize("limit", [1, 3, 10, 1000])
-def test_whatever_batches_the_index_gives_a_listing_has_every_key_once(sizes: list[int], limit: int) -> None:
+def test_whatever_batches_the_index_gives_a_listing_has_every_key_once(
+    sizes: list[int], limit: int
+) -> None:
     found = listings.Listings(Pages(sizes), SeededRandomness(1))  # type: ignore[arg-type]
     cursor, keys = None, []
     while True:

@@ -32,17 +32,33 @@ def leave(member: Plugin, store: SegmentStore) -> None:
     eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
 
 
-def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(tmp_path: Path) -> None:
-    one, two = config(tmp_path, "n1", lifetime_timeout_s=LONG_S), config(tmp_path, "n2", lifetime_timeout_s=LONG_S)
+def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(
+    tmp_path: Path,
+) -> None:
+    one, two = (
+        config(tmp_path, "n1", lifetime_timeout_s=LONG_S),
+        config(tmp_path, "n2", lifetime_timeout_s=LONG_S),
+    )
     store = open_store(one.url)
-    with serving(one), serving(two), plugin(one) as old, plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as lone:
+    with (
+        serving(one),
+        serving(two),
+        plugin(one) as old,
+        plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as lone,
+    ):
         eventually(lambda: signs(store, FOLDER), "the sign of the first")
         for _ in range(3):
             refused = asked(lone)
             assert refused[:2] == ["error", "not-ready"]
-            assert "the former cluster cluster-1 is alive" in refused[2] and "node 'n1'" in refused[2] and "waiting" in refused[2]
+            assert (
+                "the former cluster cluster-1 is alive" in refused[2]
+                and "node 'n1'" in refused[2]
+                and "waiting" in refused[2]
+            )
         assert old.put(a="1")[0] == "ack", "nothing was claimed"
-        assert [file.path for file in store.list(f"{FOLDER}/claims") if file.path.endswith(".claim")] == [layout.claim_path(FOLDER, 1)]
+        assert [
+            file.path for file in store.list(f"{FOLDER}/claims") if file.path.endswith(".claim")
+        ] == [layout.claim_path(FOLDER, 1)]
         leave(old, store)
         assert asked(lone)[0] == "welcome", "after a clean stop there is no wait"
 
@@ -52,7 +68,10 @@ def test_a_cluster_that_was_voided_waits_too_until_the_newer_one_is_over(tmp_pat
     store = open_store(one.url)
     with serving(one), plugin(one) as first:
         leave(first, store)
-        with plugin(one, cluster_id="cluster-2", uuid="plugin-2") as second, plugin(one, greet=False, uuid="plugin-1, again") as again:
+        with (
+            plugin(one, cluster_id="cluster-2", uuid="plugin-2") as second,
+            plugin(one, greet=False, uuid="plugin-1, again") as again,
+        ):
             eventually(lambda: signs(store, FOLDER), "the sign of the second")
             assert "the former cluster cluster-2 is alive" in asked(again)[2]
             leave(second, store)
@@ -60,7 +79,10 @@ def test_a_cluster_that_was_voided_waits_too_until_the_newer_one_is_over(tmp_pat
 
 
 def test_a_view_and_another_member_of_the_cluster_never_wait(tmp_path: Path) -> None:
-    one, two = config(tmp_path, "n1", lifetime_timeout_s=LONG_S), config(tmp_path, "n2", lifetime_timeout_s=LONG_S)
+    one, two = (
+        config(tmp_path, "n1", lifetime_timeout_s=LONG_S),
+        config(tmp_path, "n2", lifetime_timeout_s=LONG_S),
+    )
     with serving(one), serving(two), plugin(one, member="a") as first:
         eventually(lambda: signs(open_store(one.url), FOLDER), "the sign")
         with plugin(two, greet=False, uuid="plugin-2", member="b") as second:
@@ -69,12 +91,19 @@ def test_a_view_and_another_member_of_the_cluster_never_wait(tmp_path: Path) -> 
             assert first.client.ask("view", about)[0][0] == "view"
 
 
-def test_a_sign_is_renewed_while_members_are_heard_and_goes_when_they_are_not(tmp_path: Path) -> None:
+def test_a_sign_is_renewed_while_members_are_heard_and_goes_when_they_are_not(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path, lifetime_timeout_s=0.3)
     store = open_store(settings.url)
     with serving(settings), plugin(settings) as member:
         seen: set[str] = set()
-        eventually(lambda: member.client.ask("beat") and (seen.update(signs(store, FOLDER)) or len(seen) >= 3), "it is renewed")
+        eventually(
+            lambda: (
+                member.client.ask("beat") and (seen.update(signs(store, FOLDER)) or len(seen) >= 3)
+            ),
+            "it is renewed",
+        )
         eventually(lambda: not signs(store, FOLDER), "nothing is heard: it goes")
         eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
 
@@ -88,7 +117,10 @@ def test_a_member_of_an_older_incarnation_is_no_sign_of_life(tmp_path: Path) -> 
         sign = agent._sessions.sign
         assert sign is not None
         leave(old, store)
-        with plugin(settings, greet=False) as stale, plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
+        with (
+            plugin(settings, greet=False) as stale,
+            plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new,
+        ):
             assert asked(stale)[:2] == ["error", "void-incarnation"]
             leave(new, store)
             assert stale.client.ask("beat")[0][2] == "not-ready"
@@ -118,7 +150,9 @@ def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path
     store.create(left, b"")
     with serving(settings) as agent:
         watch = agent._sessions.start._watch
-        eventually(lambda: left in watch._since and watch.alive() == "", "it has not changed for so long")
+        eventually(
+            lambda: left in watch._since and watch.alive() == "", "it has not changed for so long"
+        )
         with plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as new:
             assert new.incarnation == 2
     assert signs(store, FOLDER) == [], "what was waited for is removed"
@@ -131,7 +165,9 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
     memory.create(layout.alive_path(FOLDER, "n2", 1, 1), b"")
     clock.advance(100)
-    assert "'n1'" in watch.alive() and "'n2'" in watch.alive(), "whatever its age is, it is new here"
+    assert "'n1'" in watch.alive() and "'n2'" in watch.alive(), (
+        "whatever its age is, it is new here"
+    )
     clock.advance(5)
     memory.delete(layout.alive_path(FOLDER, "n1", 1, 1))
     memory.create(layout.alive_path(FOLDER, "n1", 1, 2), b"")
@@ -144,7 +180,9 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
     assert signs(memory, FOLDER) == []
 
 
-def test_a_sign_that_only_an_old_listing_shows_was_renewed(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sign_that_only_an_old_listing_shows_was_renewed(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on NFS."""
     clock = FakeClock()
     watch = Watch(memory, FOLDER, 6, clock)

@@ -49,7 +49,9 @@ def test_two_listings_at_once_do_not_disturb_each_other(settings: AgentConfig) -
         assert found == 50
 
 
-def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_its_end(settings: AgentConfig) -> None:
+def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_its_end(
+    settings: AgentConfig,
+) -> None:
     with serving(settings), plugin(settings) as member:
         member.put(**{f"k{number}": "v" for number in range(50)})
         oldest = member.client.ask("keys", "orders", None, 1)[0][2]
@@ -61,17 +63,26 @@ def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_
         assert len(member.keys()) == 50
 
 
-def test_load_gives_the_newest_of_all_nodes_and_leaves_out_what_is_absent_deleted_or_expired(tmp_path: Path) -> None:
+def test_load_gives_the_newest_of_all_nodes_and_leaves_out_what_is_absent_deleted_or_expired(
+    tmp_path: Path,
+) -> None:
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as first, plugin(two, uuid="plugin-2") as second:
         first.put(moved="old", stays="1", deleted="1")
 
         # the partition went to the other member: a greater version there
         def change(key: str, value: str | None, request: int, expires: int = 0) -> bytes:
-            return msgpack.packb(entry(key, value, second.order(request, version=2), expires_at_ms=expires))
+            return msgpack.packb(
+                entry(key, value, second.order(request, version=2), expires_at_ms=expires)
+            )
 
         now = int(time.time() * 1000)
-        payload = change("moved", "new", 1) + change("deleted", None, 2) + change("expired", "x", 3, now - 1) + change("later", "y", 4, now + 10**6)
+        payload = (
+            change("moved", "new", 1)
+            + change("deleted", None, 2)
+            + change("expired", "x", 3, now - 1)
+            + change("later", "y", 4, now + 10**6)
+        )
         assert second.client.ask("append", second.session, 1, 4, payload=payload)[0][0] == "ack"
         first.put(moved="a late write under the old version")
         for member in (first, second):
@@ -102,31 +113,46 @@ def test_a_read_sees_the_log_through_rotation_and_archive(tmp_path: Path) -> Non
 
 
 def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentConfig) -> None:
-    types = [Schema("order", (("number", 11), ("state", 17))), Schema("x" * 500, (("a", 1),)), Schema("empty", ())]
+    types = [
+        Schema("order", (("number", 11), ("state", 17))),
+        Schema("x" * 500, (("a", 1),)),
+        Schema("empty", ()),
+    ]
     schemas = [["schema", schema.id, schema.to_bytes()] for schema in types]
     assert min(schema.id for schema in types) < 0 < max(schema.id for schema in types)
     with serving(settings), plugin(settings) as member:
         payload = b"".join(msgpack.packb(schema) for schema in schemas)
         assert member.client.ask("metadata", member.session, 3, payload=payload)[0][:1] == ["ack"]
-        assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(schemas[0]))[0][2:] == [0, 1]
+        assert member.client.ask("metadata", member.session, 1, payload=msgpack.packb(schemas[0]))[
+            0
+        ][2:] == [0, 1]
     for archived in (False, True):
         with serving(settings) as agent, plugin(settings) as member:
             header, payload = member.client.ask("schemas")
             assert header[2] == 3
             unpacker = msgpack.Unpacker()
             unpacker.feed(payload)
-            assert sorted(map(tuple, unpacker)) == sorted((number, data) for _, number, data in schemas)
+            assert sorted(map(tuple, unpacker)) == sorted(
+                (number, data) for _, number, data in schemas
+            )
             if not archived:
                 member.put(a="1")
                 agent._archive()
 
 
-def test_schemas_that_do_not_fit_into_an_answer_come_in_several(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_that_do_not_fit_into_an_answer_come_in_several(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 100)
     types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
     with serving(settings), plugin(settings) as member:
-        payload = b"".join(msgpack.packb(["schema", schema.id, schema.to_bytes()]) for schema in types)
-        assert member.client.ask("metadata", member.session, len(types), payload=payload)[0][0] == "ack"
+        payload = b"".join(
+            msgpack.packb(["schema", schema.id, schema.to_bytes()]) for schema in types
+        )
+        assert (
+            member.client.ask("metadata", member.session, len(types), payload=payload)[0][0]
+            == "ack"
+        )
         found: list[int] = []
         after: list[int] = []
         while not found or after[0] is not None:
@@ -153,12 +179,16 @@ def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -
         for wrong in ([3], "orders/"):
             assert member.client.ask("maps", wrong)[0][2] == "bad-request", wrong
         known, bad = member.client.ask("maps", ["orders", "x" * 5000])[0][2:]
-        assert known == ["orders"] and set(bad) == {"x" * 5000}, "one wrong name does not prevent the answer for the others"
+        assert known == ["orders"] and set(bad) == {"x" * 5000}, (
+            "one wrong name does not prevent the answer for the others"
+        )
     with serving(settings), plugin(settings) as member:
         assert member.client.ask("maps", names)[0][2] == ["orders"]
 
 
-def test_a_read_error_stays_until_a_read_succeeds(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_error_stays_until_a_read_succeeds(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
@@ -171,13 +201,17 @@ def test_a_read_error_stays_until_a_read_succeeds(settings: AgentConfig, monkeyp
         eventually(lambda: not agent._reads.worker.state.error, "a read has succeeded")
 
 
-def test_much_that_was_appended_is_merged_without_a_request(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_that_was_appended_is_merged_without_a_request(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.FRESH_BYTES", 10_000)
     monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         view = agent._reads._view
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
-        assert member.keys("nothing") == [], "what nobody reads is not merged in advance; from now on it is"
+        assert member.keys("nothing") == [], (
+            "what nobody reads is not merged in advance; from now on it is"
+        )
         before, reads = view.ends(), agent._reads.served
         member.put(a="1")
         assert view.ends() == before, "a little waits for a request"
@@ -189,7 +223,11 @@ def test_much_that_was_appended_is_merged_without_a_request(settings: AgentConfi
 
 
 def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
-    with serving(settings) as agent, plugin(settings) as writer, plugin(settings, uuid="reader") as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings) as writer,
+        plugin(settings, uuid="reader") as reader,
+    ):
         writer.put(**{f"k{number}": "v" for number in range(100)})
         with agent._reads._view._lock:  # a merge under way
             listing = Threads(reader.keys)
@@ -198,16 +236,22 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
         listing.join()
 
 
-def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 1000)
     with serving(settings), plugin(settings) as member:
         keys = [f"k{number}" for number in range(10)]
         member.put(**dict.fromkeys(keys, "x" * 400))
-        header, _ = member.client.ask("load", "orders", 10, payload=b"".join(msgpack.packb(key.encode()) for key in keys))
+        header, _ = member.client.ask(
+            "load", "orders", 10, payload=b"".join(msgpack.packb(key.encode()) for key in keys)
+        )
         assert header[2:] == [2, 2], "not all that are looked up at once"
 
 
-def test_reads_that_waited_together_share_one_look_at_the_storage(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_that_waited_together_share_one_look_at_the_storage(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readers = [f"reader{number}" for number in range(8)]
     with serving(settings) as agent, plugin(settings) as writer, ExitStack() as stack:
         members = [stack.enter_context(plugin(settings, uuid=uuid)) for uuid in readers]
@@ -220,7 +264,9 @@ def test_reads_that_waited_together_share_one_look_at_the_storage(settings: Agen
             eventually(lambda: looks, "the first one looks")
             writer.put(a="2")
             answers: list[Any] = []
-            others = Threads(*[lambda member=member: answers.append(member.load("a")) for member in members[1:]])
+            others = Threads(
+                *[lambda member=member: answers.append(member.load("a")) for member in members[1:]]
+            )
             eventually(lambda: agent._reads._arrived == len(readers), "all have asked")
         first.join()
         others.join()
@@ -228,7 +274,9 @@ def test_reads_that_waited_together_share_one_look_at_the_storage(settings: Agen
         assert len(looks) == 2
 
 
-def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(tmp_path: Path, memory: MemoryStore) -> None:
+def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(
+    tmp_path: Path, memory: MemoryStore
+) -> None:
     settings = config(tmp_path, url=memory.url, segment_bytes=600)
     with serving(settings), plugin(settings) as member:
         for number in range(20):
@@ -258,7 +306,9 @@ def test_a_storage_that_fails_under_a_read_is_told_and_the_next_read_works(
         assert member.values() == {"a": "1"}
 
 
-def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
@@ -269,13 +319,18 @@ def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(settings: AgentC
         assert member.keys() == ["a"]
 
 
-def test_an_agent_on_a_full_disk_still_serves_reads(tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_on_a_full_disk_still_serves_reads(
+    tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
-        faulty._seen, faulty.plan = [0], Plan((Fault("error", kind="append|open_append|create", times=0, error=NoSpace),))
+        faulty._seen, faulty.plan = (
+            [0],
+            Plan((Fault("error", kind="append|open_append|create", times=0, error=NoSpace),)),
+        )
         assert member.put(b="2")[:2] == ["error", "full"]
         assert member.values() == {"a": "1"}
         assert not member.stat()["healthy"]
@@ -300,7 +355,11 @@ def test_statistics_say_what_the_agent_does(settings: AgentConfig) -> None:
 def test_an_agent_opens_its_log_again_where_it_left_off(settings: AgentConfig) -> None:
     for life in range(3):
         with serving(settings) as agent, plugin(settings) as member:
-            assert (agent.statistics()["epoch"], member.session, member.request) == (life + 1, 1, life)
+            assert (agent.statistics()["epoch"], member.session, member.request) == (
+                life + 1,
+                1,
+                life,
+            )
             member.put(**{f"life{life}": "v"})
     agent = Agent(settings)
     assert agent._node_log.recovery.clean

@@ -24,9 +24,21 @@ MAPS = [f"map-{number:02d}" for number in range(60)]
 def write(url: str, node: str, values: dict[str, str | None]) -> None:
     """The log of one half of a split network: each map has the key of this half, and those of
     `values` are in one map that both halves changed."""
-    log = open_node_log(LogContext(open_store(url), Identity("default", "c", node), Settings(), SystemClock(), SystemRandomness()), what="the test")
+    log = open_node_log(
+        LogContext(
+            open_store(url),
+            Identity("default", "c", node),
+            Settings(),
+            SystemClock(),
+            SystemRandomness(),
+        ),
+        what="the test",
+    )
     rows = [put(f"of-{node}", node, (3, 1, 1, number), name) for number, name in enumerate(MAPS)]
-    rows += [put(key, value, (3, 1, 1, 100 + number), MAPS[7]) for number, (key, value) in enumerate(values.items())]
+    rows += [
+        put(key, value, (3, 1, 1, 100 + number), MAPS[7])
+        for number, (key, value) in enumerate(values.items())
+    ]
     log.write(format.ENTRIES, len(rows), [pack(row) for row in rows])
     log.clusters.update(lambda manifest: replace(manifest, incarnation=3))
     log.close()
@@ -42,7 +54,15 @@ def test_one_map_with_conflicts_among_sixty_is_listed_and_loaded_as_the_others(
     with serving(settings), plugin(settings) as member:
         both = {"of-n1": "n1", "of-n2": "n2"}
         found = {name: member.values(name) for name in MAPS}
-        assert found == {**dict.fromkeys(MAPS, both), MAPS[7]: {**both, "a": "1", "b": "2", "c": "1", "d": "1"}}
+        assert found == {
+            **dict.fromkeys(MAPS, both),
+            MAPS[7]: {**both, "a": "1", "b": "2", "c": "1", "d": "1"},
+        }
         for name in (b"a", b"b", b"c"):
-            assert sum(f"key {name!r}" in message and MAPS[7] in message for message in caplog.messages) == 1
+            assert (
+                sum(
+                    f"key {name!r}" in message and MAPS[7] in message for message in caplog.messages
+                )
+                == 1
+            )
         assert "key b'd'" not in caplog.text

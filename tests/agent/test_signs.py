@@ -27,7 +27,9 @@ def test_a_beat_before_hello_is_refused_and_shuts_nothing(tmp_path: Path) -> Non
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when a restore reads all logs, or an archive is made."""
     settings = config(tmp_path)
     reached, go_on = threading.Event(), threading.Event()
@@ -36,7 +38,11 @@ def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(tmp_path:
         reached.set()
         assert go_on.wait(60)
 
-    with serving(settings) as agent, plugin(settings) as member, plugin(settings, uuid="reader") as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings) as member,
+        plugin(settings, uuid="reader") as reader,
+    ):
         monkeypatch.setattr(agent._reads._view, "catch_up", slow)
         asked = reader.client.post("keys", "orders", None, 10)
         assert reached.wait(60)
@@ -45,13 +51,23 @@ def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(tmp_path:
         assert reader.client.answer(asked)[0][0] == "keys"
 
 
-def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = config(tmp_path)
     order: list[str] = []
-    with serving(settings) as agent, plugin(settings) as member, plugin(settings, uuid="other") as beating:
+    with (
+        serving(settings) as agent,
+        plugin(settings) as member,
+        plugin(settings, uuid="other") as beating,
+    ):
         sync, send = NodeLog.sync, agent._router.send
         monkeypatch.setattr(NodeLog, "sync", lambda log: (order.append("sync"), sync(log))[1])
-        monkeypatch.setattr(agent._router, "send", lambda to, header, *rest: (order.append(header[0]), send(to, header, *rest))[1])
+        monkeypatch.setattr(
+            agent._router,
+            "send",
+            lambda to, header, *rest: (order.append(header[0]), send(to, header, *rest))[1],
+        )
         handle = agent._handle
 
         def together(message: object, pending: object) -> None:
@@ -70,7 +86,12 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(tmp_path: Path
 
 def test_after_bye_all_connections_of_the_plug_in_must_say_hello_again(tmp_path: Path) -> None:
     settings = config(tmp_path)
-    with serving(settings), plugin(settings) as member, plugin(settings, greet=False) as reading, plugin(settings, uuid="another") as other:
+    with (
+        serving(settings),
+        plugin(settings) as member,
+        plugin(settings, greet=False) as reading,
+        plugin(settings, uuid="another") as other,
+    ):
         reading.hello(purpose="read")
         assert member.put(a="1")[0] == "ack"
         assert member.client.ask("bye")[0][0] == "bye"

@@ -41,14 +41,25 @@ def test_a_log_of_one_node_waits_for_no_node(tmp_path: Path) -> None:
 def test_wait_all_names_the_node_that_is_missing_and_ends_when_it_comes(tmp_path: Path) -> None:
     former_cluster(tmp_path, "n1", "n2", "n3")
     one, two, three = settings_of(tmp_path, "n1", "n2", "n3")
-    with serving(one), serving(two), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
+    with (
+        serving(one),
+        serving(two),
+        plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
+    ):
         eventually(lambda: "node 'n2'" not in member.asked()[2], "n2 is seen")
         refused = member.asked()
         assert refused[:2] == ["error", "not-ready"]
         assert "node 'n3': no sign of its agent, for the" in refused[2]
-        assert "start_policy 'wait-all' waits for all 3 nodes" in refused[2] and "(start_timeout_s 120)" in refused[2]
+        assert (
+            "start_policy 'wait-all' waits for all 3 nodes" in refused[2]
+            and "(start_timeout_s 120)" in refused[2]
+        )
         start = member.stat()["start"]
-        assert (start["policy"], start["cluster_id"], start["late"]) == ("wait-all", "cluster-2", False)
+        assert (start["policy"], start["cluster_id"], start["late"]) == (
+            "wait-all",
+            "cluster-2",
+            False,
+        )
         assert list(start["nodes"]) == ["n3"] and "node 'n3'" in start["waiting"]
         assert member.stat()["claim"]["incarnation"] == 1, "nothing was claimed"
         with serving(three):
@@ -66,19 +77,40 @@ def test_a_node_whose_member_is_in_another_cluster_does_not_count(tmp_path: Path
             stack.enter_context(serving(settings))
         member = stack.enter_context(plugin(one, greet=False, cluster_id="cluster-2", uuid="new-1"))
         other = stack.enter_context(plugin(two, greet=False, cluster_id="cluster-3", uuid="new-2"))
-        eventually(lambda: other.asked() and "node 'n2': its member is in another cluster, cluster-3" in member.asked()[2], "it is known")
-        eventually(lambda: member.asked() and "node 'n1': its member is in another cluster, cluster-2" in other.asked()[2], "both know it")
+        eventually(
+            lambda: (
+                other.asked()
+                and "node 'n2': its member is in another cluster, cluster-3" in member.asked()[2]
+            ),
+            "it is known",
+        )
+        eventually(
+            lambda: (
+                member.asked()
+                and "node 'n1': its member is in another cluster, cluster-2" in other.asked()[2]
+            ),
+            "both know it",
+        )
         stack.enter_context(serving(three))
         eventually(lambda: other.asked() and "node 'n3'" not in member.asked()[2], "n3 is seen")
         assert member.asked()[0] == other.asked()[0] == "error", "each waits for the other"
         other.cluster_id = "cluster-2"  # its member has joined
-        eventually(lambda: other.asked() and member.asked()[0] == "welcome", "now they are one cluster")
+        eventually(
+            lambda: other.asked() and member.asked()[0] == "welcome", "now they are one cluster"
+        )
         assert other.asked()[0] == "welcome"
 
 
-def test_a_cluster_that_writes_counts_as_alive_also_where_agents_give_no_signs(tmp_path: Path) -> None:
+def test_a_cluster_that_writes_counts_as_alive_also_where_agents_give_no_signs(
+    tmp_path: Path,
+) -> None:
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
-    with serving(one), serving(two), plugin(one) as member, plugin(two, greet=False, cluster_id="cluster-2", uuid="p2") as out:
+    with (
+        serving(one),
+        serving(two),
+        plugin(one) as member,
+        plugin(two, greet=False, cluster_id="cluster-2", uuid="p2") as out,
+    ):
         assert member.put(a="1")[0] == "ack"
         assert out.stat()["claim"]["alive"] is True, "its member has just written"
 
@@ -86,9 +118,15 @@ def test_a_cluster_that_writes_counts_as_alive_also_where_agents_give_no_signs(t
 def test_wait_most_waits_for_more_than_half_of_the_nodes(tmp_path: Path) -> None:
     former_cluster(tmp_path, "n1", "n2", "n3", "n4")
     one, two, three = settings_of(tmp_path, "n1", "n2", "n3", start_policy="wait-most")
-    with serving(one), serving(two), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
+    with (
+        serving(one),
+        serving(two),
+        plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
+    ):
         eventually(lambda: "node 'n2'" not in member.asked()[2], "n2 is seen")
-        assert "'wait-most' waits for 3 of the 4 nodes" in member.asked()[2], "two of four are not more than half"
+        assert "'wait-most' waits for 3 of the 4 nodes" in member.asked()[2], (
+            "two of four are not more than half"
+        )
         with serving(three):
             eventually(lambda: member.asked()[0] == "welcome", "three are")
 
@@ -100,12 +138,21 @@ def test_partial_waits_for_no_node(tmp_path: Path) -> None:
         assert member.asked()[0] == "welcome"
 
 
-def test_after_the_time_out_the_error_says_what_to_do_and_the_wait_continues(tmp_path: Path) -> None:
+def test_after_the_time_out_the_error_says_what_to_do_and_the_wait_continues(
+    tmp_path: Path,
+) -> None:
     former_cluster(tmp_path, "n1", "n2")
     one, two = settings_of(tmp_path, "n1", "n2", start_timeout_s=0)
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
         text = member.asked()[2]
-        for part in ("within start_timeout_s (0 s)", "node 'n2'", "Start the agents", "imap-wal forget-node", "imap-wal claim --force", '"partial"'):
+        for part in (
+            "within start_timeout_s (0 s)",
+            "node 'n2'",
+            "Start the agents",
+            "imap-wal forget-node",
+            "imap-wal claim --force",
+            '"partial"',
+        ):
             assert part in text
         assert member.stat()["start"]["late"]
         assert member.stat()["healthy"], "a service manager must not restart an agent that waits"
@@ -130,7 +177,10 @@ def test_a_view_and_a_cluster_that_returns_wait_for_no_node(tmp_path: Path) -> N
         store = open_store(one.url)
         eventually(lambda: not store.list(layout.alive_folder(FOLDER)), "it is over")
     (one,) = settings_of(tmp_path, "n1")
-    with serving(one), plugin(one, greet=False, cluster_id="cluster-1", uuid="restarted", member="a") as member:
+    with (
+        serving(one),
+        plugin(one, greet=False, cluster_id="cluster-1", uuid="restarted", member="a") as member,
+    ):
         assert member.asked()[0] == "welcome"
         about = {"cluster_id": "cluster-1", "member_uuid": "a", "members": ["a"], "lost": ["b"]}
         assert member.client.ask("view", about)[0][0] == "view"
@@ -141,7 +191,11 @@ def test_an_agent_with_members_gives_one_sign_and_one_without_another(tmp_path: 
     store = open_store(one.url)
 
     def given() -> list[str]:
-        files = [file.path for folder in ("alive", "present") for file in store.list(f"{FOLDER}/claims/{folder}")]
+        files = [
+            file.path
+            for folder in ("alive", "present")
+            for file in store.list(f"{FOLDER}/claims/{folder}")
+        ]
         return [path.split("/")[-2] for path in files]
 
     with serving(one):
@@ -155,16 +209,26 @@ def test_an_agent_with_members_gives_one_sign_and_one_without_another(tmp_path: 
     store.create(layout.present_path(FOLDER, "other", 1, 7), b"cluster-1")
     with serving(one):
         left = [layout.present_path(FOLDER, "n1", 1, 7), layout.present_path(FOLDER, "other", 1, 7)]
-        assert [store.exists(path) for path in left] == [False, True], "what a killed agent of this node left is deleted"
+        assert [store.exists(path) for path in left] == [False, True], (
+            "what a killed agent of this node left is deleted"
+        )
 
 
-def test_a_storage_that_does_not_answer_delays_only_the_hello(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_that_does_not_answer_delays_only_the_hello(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
     hanging = threading.Event()
-    with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member, plugin(one, greet=False) as other:
+    with (
+        serving(one),
+        plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
+        plugin(one, greet=False) as other,
+    ):
         look = Watch.look
-        monkeypatch.setattr(Watch, "look", lambda watch, begun: hanging.wait(60) and look(watch, begun))
+        monkeypatch.setattr(
+            Watch, "look", lambda watch, begun: hanging.wait(60) and look(watch, begun)
+        )
         asked = member.client.post("hello", member.about())
         assert other.stat()["node"] == "n1", "the loop answers"
         header, _ = member.client.answer(asked)
@@ -173,12 +237,17 @@ def test_a_storage_that_does_not_answer_delays_only_the_hello(tmp_path: Path, mo
         eventually(lambda: "node 'n2'" in member.asked()[2], "it answers again")
 
 
-def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a slow object store with many nodes."""
     former_cluster(tmp_path, "n1", "n2")
     one, two = (config(tmp_path, node, lifetime_timeout_s=600) for node in ("n1", "n2"))
     gate = threading.Semaphore(0)
-    with serving(one) as agent, plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
+    with (
+        serving(one) as agent,
+        plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member,
+    ):
         assert "node 'n2'" in member.asked()[2]
         start = agent._sessions.start
         watch, look = start._watch, start._watch.look
@@ -186,7 +255,9 @@ def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(tmp_path:
         with serving(two):
             assert "node 'n2'" in member.asked()[2], "the error has what is known"
             member.cluster_id = "cluster-3"
-            assert "has not answered yet" in member.asked()[2], "about another cluster it knows nothing"
+            assert "has not answered yet" in member.asked()[2], (
+                "about another cluster it knows nothing"
+            )
             eventually(lambda: gate.release() or start.looked(start._asked[2]), "the look ends")
             while gate.acquire(blocking=False):
                 pass
@@ -195,7 +266,9 @@ def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(tmp_path:
                 gate.release()
 
 
-def test_a_look_that_fails_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_that_fails_is_named_in_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
 
@@ -204,18 +277,28 @@ def test_a_look_that_fails_is_named_in_the_error(tmp_path: Path, monkeypatch: py
 
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
         monkeypatch.setattr(Watch, "alive", broken)
-        eventually(lambda: "OSError: the disk is away" in member.asked()[2], "the error has the reason")
+        eventually(
+            lambda: "OSError: the disk is away" in member.asked()[2], "the error has the reason"
+        )
         monkeypatch.undo()
         eventually(lambda: "node 'n2'" in member.asked()[2], "it works again")
 
 
-def test_while_a_cluster_waits_the_loop_reads_no_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_cluster_waits_the_loop_reads_no_signs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
     looking: set[str] = set()
     for name in ("alive", "_see", "_presence"):
         method = getattr(Watch, name)
-        monkeypatch.setattr(Watch, name, lambda watch, *rest, method=method: looking.add(threading.current_thread().name) or method(watch, *rest))
+        monkeypatch.setattr(
+            Watch,
+            name,
+            lambda watch, *rest, method=method: (
+                looking.add(threading.current_thread().name) or method(watch, *rest)
+            ),
+        )
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
         for _ in range(3):
             assert "node 'n2'" in member.asked()[2]
@@ -270,14 +353,18 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
     assert "no sign of its agent, for the 111 s" in seen(watch, "n2")
 
 
-def test_a_sign_that_only_an_old_listing_shows_was_renewed(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sign_that_only_an_old_listing_shows_was_renewed(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on NFS."""
     watch, clock = watching(memory)
     path = layout.present_path(FOLDER, "n2", 1, 1)
     memory.create(path, b"")
     listing = memory.list(f"{FOLDER}/claims/present")
     memory.delete(path)
-    monkeypatch.setattr(MemoryStore, "list", lambda store, folder: listing if folder.endswith("present") else [])
+    monkeypatch.setattr(
+        MemoryStore, "list", lambda store, folder: listing if folder.endswith("present") else []
+    )
     assert seen(watch, "n2"), "it may be what a kill left"
     clock.advance(6)
     assert seen(watch, "n2") == ""
@@ -292,10 +379,20 @@ def test_a_node_of_any_name_is_found_by_its_sign() -> None:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match="lifetime_timeout_s is 0, so agents give no signs, and start_policy is 'wait-all'"):
+    with pytest.raises(
+        InvalidSetting,
+        match="lifetime_timeout_s is 0, so agents give no signs, and start_policy is 'wait-all'",
+    ):
         AgentConfig.from_mapping({"url": "memory://x", "lifetime_timeout_s": 0})
-    with pytest.raises(InvalidSetting, match="start_policy is 'most'; it takes one of wait-all, wait-most, partial"):
+    with pytest.raises(
+        InvalidSetting, match="start_policy is 'most'; it takes one of wait-all, wait-most, partial"
+    ):
         AgentConfig.from_mapping({"url": "memory://x", "start_policy": "most"})
     with pytest.raises(InvalidSetting, match="start_timeout_s is -1"):
         AgentConfig.from_mapping({"url": "memory://x", "start_timeout_s": -1})
-    assert AgentConfig.from_mapping({"url": "memory://x", "lifetime_timeout_s": 0, "start_policy": "partial"}).start_timeout_s == 120
+    assert (
+        AgentConfig.from_mapping(
+            {"url": "memory://x", "lifetime_timeout_s": 0, "start_policy": "partial"}
+        ).start_timeout_s
+        == 120
+    )

@@ -43,7 +43,11 @@ def unhealthy(member: Plugin, thread: str, why: str) -> dict[str, Any]:
 
     def says() -> Any:
         stat = member.stat()
-        return stat if not stat["healthy"] and thread in stat["failure"] and why in stat["failure"] else None
+        return (
+            stat
+            if not stat["healthy"] and thread in stat["failure"] and why in stat["failure"]
+            else None
+        )
 
     stat = eventually(says, f"the agent says that {thread} has {why}")
     state: dict[str, Any] = stat["threads"][thread]
@@ -65,14 +69,19 @@ def test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_u
             assert unhealthy(member, "imap-wal-reads", "No space left")["alive"]
             for _ in range(2):
                 header, _ = member.client.ask("keys", "orders", None, 10)
-                assert header[:1] + header[2:3] == ["error", "restore-failed"] and "No space left" in header[3]
+                assert (
+                    header[:1] + header[2:3] == ["error", "restore-failed"]
+                    and "No space left" in header[3]
+                )
             assert member.put(a="1")[0] == "ack", "writes continue"
             patch.undo()
             assert member.keys() == ["a", *KEYS]
             healthy(member)
 
 
-def test_a_restore_at_start_that_failed_is_tried_again_by_itself(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_at_start_that_failed_is_tried_again_by_itself(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reads, "AGAIN_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
@@ -82,7 +91,9 @@ def test_a_restore_at_start_that_failed_is_tried_again_by_itself(settings: Agent
             healthy(member)
 
 
-def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add = NewestIndex.add
 
     def half(index: NewestIndex, node: str, rows: Any, *arguments: Any, **named: Any) -> None:
@@ -123,7 +134,9 @@ def test_an_answer_that_cannot_be_sent_is_followed_by_an_error_and_the_next_read
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(settings) as agent, plugin(settings, timeout_ms=10_000) as member:
         assert member.keys() == KEYS
 
@@ -138,7 +151,9 @@ def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(settings: Agen
         assert member.put(a="1")[0] == "ack", "writes continue"
 
 
-def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(worker, "PAUSE_S", 0.01)
     settings = config(tmp_path, durability="interval", sync_interval_ms=20)
     with serving(settings) as agent, plugin(settings) as member:
@@ -150,7 +165,9 @@ def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(tmp_path: Path, monke
         eventually(lambda: agent._committer.statistics.syncs > 0, "the keeper syncs")
 
 
-def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
     from imap_wal.retention import archive
@@ -167,7 +184,9 @@ def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_
             eventually(lambda: list(tmp_path.rglob("*.parquet")), "an archive")
 
 
-def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(settings), plugin(settings) as member:
         with monkeypatch.context() as patch:
             patch.setattr(server, "_check_entries", full)
@@ -178,7 +197,7 @@ def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(settings: Age
         assert member.put(a="1")[0] == "ack"
 
 
-# ---- the mechanism -------------------------------------------------------------------------------------------------
+# ---- the mechanism -------------------------------------------------------------------------------
 
 
 def run(turn: Callable[[Worker], bool]) -> Worker:
@@ -187,7 +206,9 @@ def run(turn: Callable[[Worker], bool]) -> Worker:
     return made
 
 
-def test_the_error_of_a_turn_stays_until_a_turn_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_turn_stays_until_a_turn_has_done_its_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(worker, "PAUSE_S", 0.001)
     steps: list[Any] = [full, False, True]
     reached, go = threading.Semaphore(0), threading.Semaphore(0)

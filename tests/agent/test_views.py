@@ -27,7 +27,9 @@ from tests.support import FakeClock, eventually
 @contextmanager
 def member(settings: AgentConfig, name: str, view: int = 0, cluster: str = "X") -> Iterator[Plugin]:
     """A member that has said hello; its UUID is its name."""
-    with plugin(settings, greet=False, cluster_id=cluster, uuid=f"plugin of {name}", member=name) as found:
+    with plugin(
+        settings, greet=False, cluster_id=cluster, uuid=f"plugin of {name}", member=name
+    ) as found:
         found.hello(view=view)
         yield found
 
@@ -35,13 +37,22 @@ def member(settings: AgentConfig, name: str, view: int = 0, cluster: str = "X") 
 @contextmanager
 def stranger(settings: AgentConfig, name: str, uuid: str = "") -> Iterator[Plugin]:
     """A member that has not said hello yet."""
-    with plugin(settings, greet=False, cluster_id="X", uuid=uuid or f"plugin of {name}", member=name) as found:
+    with plugin(
+        settings, greet=False, cluster_id="X", uuid=uuid or f"plugin of {name}", member=name
+    ) as found:
         yield found
 
 
-def view(asking: Plugin, members: str, lost: str = "", changes: dict[str, Any] | None = None) -> list[Any]:
+def view(
+    asking: Plugin, members: str, lost: str = "", changes: dict[str, Any] | None = None
+) -> list[Any]:
     """The answer's header without its number."""
-    about = {"cluster_id": asking.cluster_id, "member_uuid": asking.member, "members": list(members), "lost": list(lost)}
+    about = {
+        "cluster_id": asking.cluster_id,
+        "member_uuid": asking.member,
+        "members": list(members),
+        "lost": list(lost),
+    }
     header, _ = asking.client.ask("view", {**about, **(changes or {})})
     return [header[0], *header[2:]]
 
@@ -56,15 +67,26 @@ def greet(asking: Plugin, view: int = 0) -> list[Any]:
 
 
 def claims(url: str) -> ClaimManifest:
-    found = claim_manifests(open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1]
-    return replace(found, claims=named(dict(found.claims)), members=named(found.members), lost=named(found.lost))
+    found = claim_manifests(
+        open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)
+    ).read()[1]
+    return replace(
+        found,
+        claims=named(dict(found.claims)),
+        members=named(found.members),
+        lost=named(found.lost),
+    )
 
 
 def restored(url: str) -> dict[str, str]:
     store = open_store(url)
     with closing(MaterializedView(ClusterLog(store, "default", "c"), Settings())) as found:
         found.catch_up()
-        return {row[1].decode(): (row[3] or b"").decode() for rows in found.rows("orders") for row in rows}
+        return {
+            row[1].decode(): (row[3] or b"").decode()
+            for rows in found.rows("orders")
+            for row in rows
+        }
 
 
 class Halves:
@@ -73,8 +95,12 @@ class Halves:
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.settings = {name: config(folder, f"n-{name}") for name in "abc"}
         self.url = self.settings["a"].url
-        self.agents = {name: stack.enter_context(serving(each)) for name, each in self.settings.items()}
-        self.a, self.b, self.c = (stack.enter_context(member(each, name)) for name, each in self.settings.items())
+        self.agents = {
+            name: stack.enter_context(serving(each)) for name, each in self.settings.items()
+        }
+        self.a, self.b, self.c = (
+            stack.enter_context(member(each, name)) for name, each in self.settings.items()
+        )
         for each in (self.a, self.b, self.c):
             assert each.put(**{f"of {each.member}": "1"})[0] == "ack"
 
@@ -85,7 +111,7 @@ def halves(tmp_path: Path) -> Iterator[Halves]:
         yield Halves(stack, tmp_path)
 
 
-# ---- of two halves one wins --------------------------------------------------------------------------------------------
+# ---- of two halves one wins ----------------------------------------------------------------------
 
 
 def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: Halves) -> None:
@@ -97,12 +123,24 @@ def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: 
     assert halves.c.put(late="2")[0] == "error"
     refused = greet(halves.c, view=1)
     assert refused[:2] == ["error", "void-incarnation"]
-    assert "member c was left out of view 2: it must join the cluster again as a new member" in refused[2]
-    assert restored(halves.url) == {"of a": "1", "of b": "1", "of c": "1", "late a": "1", "late b": "1"}
+    assert (
+        "member c was left out of view 2: it must join the cluster again as a new member"
+        in refused[2]
+    )
+    assert restored(halves.url) == {
+        "of a": "1",
+        "of b": "1",
+        "of c": "1",
+        "late a": "1",
+        "late b": "1",
+    }
 
 
-def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is_void(halves: Halves) -> None:
-    """Its agent sees the claim between sync and acknowledgement, though the cluster id is the same."""
+def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is_void(
+    halves: Halves,
+) -> None:
+    """Its agent sees the claim between sync and acknowledgement, though the cluster id is the
+    same."""
     assert view(halves.a, "ab", "c")[0] == "view"
     answer = halves.c.put(late="lost")
     assert answer[:2] == ["error", "outcome-unknown"]
@@ -122,15 +160,29 @@ def test_the_second_of_two_halves_is_refused_also_for_a_view_of_its_own(halves: 
 
 
 def test_two_claimers_of_one_half_get_the_same_view(halves: Halves) -> None:
-    assert view(halves.a, "ab", "c") == view(halves.b, "ab", "c") == view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
-    assert len(cluster_manifests(open_store(halves.url), "default/c", FakeClock(), SeededRandomness(1)).read()[1].lifetimes) == 2
+    assert (
+        view(halves.a, "ab", "c")
+        == view(halves.b, "ab", "c")
+        == view(halves.a, "ab", "c")
+        == ["view", 2, ["a", "b"]]
+    )
+    assert (
+        len(
+            cluster_manifests(open_store(halves.url), "default/c", FakeClock(), SeededRandomness(1))
+            .read()[1]
+            .lifetimes
+        )
+        == 2
+    )
 
 
 def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: Halves) -> None:
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
-    assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], "and does not let a lost member in"
+    assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], (
+        "and does not let a lost member in"
+    )
 
 
 def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves) -> None:
@@ -138,15 +190,21 @@ def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves)
     with member(halves.settings["c"], "d", view=2) as joined:
         assert joined.put(joined="1")[0] == "ack"
         assert claims(halves.url).members == ("a", "b", "d")
-        assert view(halves.a, "ab", "d") == ["view", 3, ["a", "b"]], "it is fenced as every other member"
+        assert view(halves.a, "ab", "d") == ["view", 3, ["a", "b"]], (
+            "it is fenced as every other member"
+        )
         assert joined.put(joined="2")[0] == "error"
     assert restored(halves.url)["joined"] == "1"
 
 
-def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_number(halves: Halves) -> None:
+def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_number(
+    halves: Halves,
+) -> None:
     """Else it would write beside those who hold it for fenced."""
     view(halves.a, "ab", "c")
-    assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]], "nothing of it is there to be fenced"
+    assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]], (
+        "nothing of it is there to be fenced"
+    )
     with stranger(halves.settings["c"], "d") as late:
         assert greet(late, view=2)[:2] == ["error", "void-incarnation"]
 
@@ -159,7 +217,9 @@ def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves)
         assert greet(late, view=2)[0] == "welcome"
 
 
-def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The claimer's process ended in between."""
     begin = claims_module.begin
 
@@ -176,7 +236,9 @@ def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello
     assert restored(halves.url) == {"of a": "1", "of b": "1", "of c": "1", "still": "1"}
 
 
-def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It stops between write and acknowledgement, and all of the claim happens meanwhile."""
     log = halves.agents["c"]._node_log
     sync, meanwhile = log.sync, []
@@ -194,7 +256,9 @@ def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(halves: Ha
     assert restored(halves.url)["late"] == "1", "it was in the log when the cut was pinned"
 
 
-def test_a_lifetime_that_begins_late_does_not_cut_what_counts_by_a_later_one(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lifetime_that_begins_late_does_not_cut_what_counts_by_a_later_one(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two claimers, the first of which pins its cuts and then sleeps."""
     pin, slept = claims_module.pin_cuts, []
 
@@ -210,17 +274,32 @@ def test_a_lifetime_that_begins_late_does_not_cut_what_counts_by_a_later_one(hal
     monkeypatch.setattr(claims_module, "pin_cuts", slow)
     assert view(halves.a, "ab", "c")[:2] == ["error", "void-incarnation"]
     assert slept[1] == ["view", 3, ["b"]]
-    assert [each.incarnation for each in ClusterLog(open_store(halves.url), "default", "c").manifest().lifetimes] == [1, 3]
+    assert [
+        each.incarnation
+        for each in ClusterLog(open_store(halves.url), "default", "c").manifest().lifetimes
+    ] == [1, 3]
 
 
 BAD: list[dict[str, Any]] = [
-    {"members": ["b"]}, {"members": []}, {"members": "a"}, {"members": ["a", 1]}, {"members": ["a", ""]}, {"members": None}, {"lost": None},
-    {"lost": ["a"]}, {"lost": [1]}, {"members": ["a", "b"], "lost": ["b"]}, {"cluster_id": "Y"}, {"member_uuid": "b"},
-]  # fmt: skip
+    {"members": ["b"]},
+    {"members": []},
+    {"members": "a"},
+    {"members": ["a", 1]},
+    {"members": ["a", ""]},
+    {"members": None},
+    {"lost": None},
+    {"lost": ["a"]},
+    {"lost": [1]},
+    {"members": ["a", "b"], "lost": ["b"]},
+    {"cluster_id": "Y"},
+    {"member_uuid": "b"},
+]
 
 
 @pytest.mark.parametrize("changes", BAD, ids=str)
-def test_a_request_for_a_view_with_wrong_fields_claims_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_request_for_a_view_with_wrong_fields_claims_nothing(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     settings = config(tmp_path)
     with serving(settings), member(settings, "a") as asking:
         assert view(asking, "a", "c", changes)[:2] == ["error", "bad-request"]
@@ -234,7 +313,9 @@ def test_a_view_is_not_given_before_hello(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [-1, "1", None, 1.5])
-def test_a_hello_with_a_view_that_is_no_number_is_a_bad_request(tmp_path: Path, number: Any) -> None:
+def test_a_hello_with_a_view_that_is_no_number_is_a_bad_request(
+    tmp_path: Path, number: Any
+) -> None:
     settings = config(tmp_path)
     with serving(settings), stranger(settings, "a") as asking:
         assert asking.client.ask("hello", asking.about(view=number))[0][2] == "bad-request"
@@ -248,27 +329,42 @@ def test_a_claim_manifest_of_before_has_an_open_list() -> None:
     assert ClaimManifest.from_json(json.loads(json.dumps(closed.to_json()))) == closed
 
 
-# ---- a cluster that another one followed -------------------------------------------------------------------------------
+# ---- a cluster that another one followed ---------------------------------------------------------
 
 
-def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by_one(halves: Halves) -> None:
+def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by_one(
+    halves: Halves,
+) -> None:
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         assert lone.put(lone="1")[0] == "ack"
     for each in (halves.a, halves.b, halves.c):
         refused = greet(each, view=1)
         assert refused[:2] == ["error", "void-incarnation"]
-        assert "restart the members of this cluster, one after the other or all at once" in refused[2]
+        assert (
+            "restart the members of this cluster, one after the other or all at once" in refused[2]
+        )
     with stranger(halves.settings["a"], "a2") as restarted:
         assert greet(restarted)[0] == "welcome"
         assert restarted.put(again="1")[0] == "ack"
-        assert greet(halves.b, view=1)[:2] == ["error", "void-incarnation"], "what it holds is not in the log"
+        assert greet(halves.b, view=1)[:2] == ["error", "void-incarnation"], (
+            "what it holds is not in the log"
+        )
         with stranger(halves.settings["b"], "b2") as second:
             assert greet(second, view=restarted.incarnation)[0] == "welcome"
             assert second.put(second="1")[0] == "ack"
-    assert restored(halves.url) == {"of a": "1", "of b": "1", "of c": "1", "lone": "1", "again": "1", "second": "1"}
+    assert restored(halves.url) == {
+        "of a": "1",
+        "of b": "1",
+        "of c": "1",
+        "lone": "1",
+        "again": "1",
+        "second": "1",
+    }
 
 
-def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         lone.put(lone="1")
     pin, others = claims_module.pin_cuts, ExitStack()
@@ -284,7 +380,7 @@ def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it
     assert claims(halves.url).cluster_id == "Z"
 
 
-# ---- former: what counts of the session before -------------------------------------------------------------------------
+# ---- former: what counts of the session before ---------------------------------------------------
 
 
 def test_a_survivor_learns_which_of_its_requests_count(halves: Halves) -> None:
@@ -298,7 +394,9 @@ def test_a_survivor_learns_which_of_its_requests_count(halves: Halves) -> None:
     assert "above" not in restored(halves.url)
 
 
-def test_a_request_below_the_cut_that_was_not_acknowledged_counts(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_below_the_cut_that_was_not_acknowledged_counts(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, sync = halves.b.session, halves.agents["b"]._node_log.sync
     claimed: list[Any] = []
 
@@ -314,7 +412,9 @@ def test_a_request_below_the_cut_that_was_not_acknowledged_counts(halves: Halves
     assert restored(halves.url)["below"] == "1"
 
 
-def one_turn(agent: server.Agent, asking: Plugin, kind: str, *fields: Any, payload: bytes = b"") -> list[Any]:
+def one_turn(
+    agent: server.Agent, asking: Plugin, kind: str, *fields: Any, payload: bytes = b""
+) -> list[Any]:
     """A request to an agent that nothing else serves; the answer's header."""
     number = asking.client.post(kind, *fields, payload=payload)
     eventually(lambda: agent._turn(10) or asking.client._socket.poll(0), "it answers")
@@ -329,9 +429,19 @@ def test_former_is_the_same_after_the_agent_was_killed(tmp_path: Path, killed: s
         with serving(two), member(two, "a") as a, stranger(one, "b") as b:
             welcome = one_turn(agent, b, "hello", b.about())[2]
             b.session, b.incarnation = welcome["session"], welcome["incarnation"]
-            assert one_turn(agent, b, "append", b.session, 1, 1, payload=b.payload(1, {"below": "1"}))[0] == "ack"
+            assert (
+                one_turn(agent, b, "append", b.session, 1, 1, payload=b.payload(1, {"below": "1"}))[
+                    0
+                ]
+                == "ack"
+            )
             assert view(a, "ab", "c")[0] == "view"
-            assert one_turn(agent, b, "append", b.session, 2, 1, payload=b.payload(2, {"above": "1"}))[0] == "error"
+            assert (
+                one_turn(agent, b, "append", b.session, 2, 1, payload=b.payload(2, {"above": "1"}))[
+                    0
+                ]
+                == "error"
+            )
             if killed == "after the hello":
                 assert one_turn(agent, b, "hello", b.about())[2]["former"] == [[b.session, 1]]
     finally:
@@ -356,19 +466,28 @@ def test_former_is_told_for_each_earlier_view_by_its_own_cut(halves: Halves) -> 
     assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     halves.b.put(void="2")
-    first, second = (halves.agents["a"]._sessions._by_plugin[identity("plugin of a"), incarnation].number for incarnation in (1, 2))
+    first, second = (
+        halves.agents["a"]._sessions._by_plugin[identity("plugin of a"), incarnation].number
+        for incarnation in (1, 2)
+    )
     assert greet(halves.a)[1]["former"] == [[first, 1], [second, 0]]
     with member(halves.settings["b"], "e", view=3):
         known = halves.agents["b"]._node_log.manifests.read()[1].former
     assert [known[session] for session in sessions] == [1, 2]
 
 
-def test_former_is_left_out_where_files_above_the_cut_are_gone(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_is_left_out_where_files_above_the_cut_are_gone(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer that cannot be proved is not given."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
     log = halves.agents["b"]._node_log
-    log.manifests.update(lambda manifest: manifest.__class__.from_json({**manifest.to_json(), "removed": tuple(log.end)}))
+    log.manifests.update(
+        lambda manifest: manifest.__class__.from_json(
+            {**manifest.to_json(), "removed": tuple(log.end)}
+        )
+    )
     assert greet(halves.b)[1]["former"] == []
 
 
@@ -382,7 +501,9 @@ def test_former_is_read_from_archives_too(halves: Halves) -> None:
     assert "void" not in restored(halves.url)
 
 
-def test_former_is_not_told_when_another_view_was_claimed_meanwhile(halves: Halves, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_former_is_not_told_when_another_view_was_claimed_meanwhile(
+    halves: Halves, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its cut may be lower than what was read: an answer must stay true."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"

@@ -26,12 +26,16 @@ def test_thousands_of_archive_runs_leave_a_few_archives_of_a_map() -> None:
         archives.append(Archive("m", f"{number}", first, position, 1, 0, size))
         largest = max(largest, len(archives))
     assert [archive.first for archive in archives] == sorted(archive.first for archive in archives)
-    assert all(one.last < two.first for one, two in pairwise(archives)), "what is taken in is the end"
+    assert all(one.last < two.first for one, two in pairwise(archives)), (
+        "what is taken in is the end"
+    )
     assert largest <= 40, "seven of each size"
     assert written <= 8 * 5000 * 50_000, "an entry is written again a few times only"
 
 
-def test_many_archive_runs_lose_nothing_and_readers_see_every_entry_once(memory: MemoryStore) -> None:
+def test_many_archive_runs_lose_nothing_and_readers_see_every_entry_once(
+    memory: MemoryStore,
+) -> None:
     written = {}
     with imap_wal.open("memory://", node="n1", storage=memory, preallocate=False) as store:
         for number in range(40):
@@ -41,12 +45,22 @@ def test_many_archive_runs_lose_nothing_and_readers_see_every_entry_once(memory:
                 del store.map("m", raw=True)[b"%d" % number]
                 del written[b"%d" % number]
             store.archive()
-    manifest = node_manifests(memory, "default/embedded/nodes/n1", SystemClock(), SystemRandomness()).read()[1]
+    manifest = node_manifests(
+        memory, "default/embedded/nodes/n1", SystemClock(), SystemRandomness()
+    ).read()[1]
     assert len(manifest.archives) <= 2 * 2 * 7
-    assert {archive.path for archive in manifest.archives} == {file.path for file in memory.list("") if file.path.endswith(".parquet")}
-    assert sum(archive.tombstones for archive in manifest.archives) == 8 and sum(archive.records for archive in manifest.archives) == 88
+    assert {archive.path for archive in manifest.archives} == {
+        file.path for file in memory.list("") if file.path.endswith(".parquet")
+    }
+    assert (
+        sum(archive.tombstones for archive in manifest.archives) == 8
+        and sum(archive.records for archive in manifest.archives) == 88
+    )
     with imap_wal.open("memory://", node="n1", storage=memory) as store:
-        assert dict(store.map("m", raw=True)) == written and store.map("other", raw=True)[b"k"] == b"39"
+        assert (
+            dict(store.map("m", raw=True)) == written
+            and store.map("other", raw=True)[b"k"] == b"39"
+        )
     reader = LogReader("memory://", cluster="embedded", node="n1", storage=memory)
     positions = [record.position for record in reader.read()]
     assert len(positions) == 88 and positions == sorted(set(positions))

@@ -36,7 +36,8 @@ def test_duckdb_and_pandas_read_an_archive_with_no_code_of_ours(tmp_path: Path) 
     assert len(files) == 2 and not segments(store)
 
     found = duckdb.sql(
-        f"SELECT map, key, value, deleted, request, node, epoch, segment, index FROM read_parquet({files!r}) ORDER BY request"
+        "SELECT map, key, value, deleted, request, node, epoch, segment, index FROM "
+        f"read_parquet({files!r}) ORDER BY request"
     ).fetchall()
     assert found == [
         ("orders", b"a", b"1", False, 4, "n1", 1, 1, 0),
@@ -44,14 +45,17 @@ def test_duckdb_and_pandas_read_an_archive_with_no_code_of_ours(tmp_path: Path) 
         ("orders", b"a", None, True, 6, "n1", 1, 1, 0),
     ]
     newest = duckdb.sql(
-        f"SELECT key, arg_max(deleted, (incarnation, partition_version, session, request)) FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
+        "SELECT key, arg_max(deleted, (incarnation, partition_version, session, request)) "
+        f"FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
     )
     assert newest.fetchall() == [(b"a", True)]
 
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
     assert [field.name for field in parquet_file.ARCHIVE_SCHEMA] == list(frame.columns)
-    compression = duckdb.sql(f"SELECT DISTINCT compression FROM parquet_metadata({files!r})").fetchall()
+    compression = duckdb.sql(
+        f"SELECT DISTINCT compression FROM parquet_metadata({files!r})"
+    ).fetchall()
     assert compression == [("ZSTD",)]
 
 
@@ -72,11 +76,16 @@ def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
         )
         for _ in range(100)
     ]
-    rows = [(*row[:7], 0 if row[5] else row[7], *row[8:]) for row in rows]  # a tombstone does not expire
+    rows = [
+        (*row[:7], 0 if row[5] else row[7], *row[8:]) for row in rows
+    ]  # a tombstone does not expire
     positions = [Position(1, 2, number, number % 3) for number in range(100)]
     batch = to_batch(rows, "n1", positions)
     assert to_rows(batch) == rows and to_positions(batch) == positions
-    assert to_rows(batch.slice(33, 20)) == rows[33:53] and to_positions(batch.slice(33, 20)) == positions[33:53]
+    assert (
+        to_rows(batch.slice(33, 20)) == rows[33:53]
+        and to_positions(batch.slice(33, 20)) == positions[33:53]
+    )
     assert to_rows(to_batch([], "n1")) == []
 
 
@@ -85,19 +94,32 @@ def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.rotate()
     append(log, put("a", "2", (1, 1, 1, 2)))
-    done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    done = archive_sealed(
+        memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+    )
     assert (done.segments, done.records) == (1, 1) and len(segments(memory)) == 1
     append(log, put("b", "1", (1, 1, 1, 3)))
     assert values(view(memory)) == {"a": "2", "b": "1"}
-    assert archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed).segments == 0
+    assert (
+        archive_sealed(
+            memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+        ).segments
+        == 0
+    )
 
 
 @pytest.mark.parametrize("operation", ["create", "create_from", "delete"])
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(memory: MemoryStore, operation: str, after: int) -> None:
+def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(
+    memory: MemoryStore, operation: str, after: int
+) -> None:
     log = node(memory)
     for number in range(3):
-        append(log, put("a", number, (1, 1, 7, number + 1)), put(f"k{number}", "x", (1, 1, 7, 10 + number), "other"))
+        append(
+            log,
+            put("a", number, (1, 1, 7, number + 1)),
+            put(f"k{number}", "x", (1, 1, 7, 10 + number), "other"),
+        )
         log.rotate()
     log.close(clean=False)
     dying = Dying(memory, operation, after)
@@ -107,15 +129,21 @@ def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(memory: M
     left = copy_files(memory)
     assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
     again = node(left)
-    assert again.requests == {7: 12}, "the sessions' requests are known with or without the segments"
+    assert again.requests == {7: 12}, (
+        "the sessions' requests are known with or without the segments"
+    )
     again.close()
     archive_sealed(left, log.identity.node_folder, "n1", again.manifests)
     known = {item.path for item in again.manifests.read()[1].archives}
-    assert {file.path for file in left.list("") if file.path.endswith(".parquet")} == known and not segments(left)
+    assert {
+        file.path for file in left.list("") if file.path.endswith(".parquet")
+    } == known and not segments(left)
     assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
 
 
-def test_damage_in_a_sealed_segment_stops_the_run_before_anything_changes(memory: MemoryStore) -> None:
+def test_damage_in_a_sealed_segment_stops_the_run_before_anything_changes(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     for number in range(2):
         append(log, put("a", number, (1, 1, 1, number)))
@@ -130,7 +158,9 @@ def test_damage_in_a_sealed_segment_stops_the_run_before_anything_changes(memory
     assert [(file.path, file.size) for file in memory.list("")] == before
 
 
-def test_more_maps_than_may_be_open_at_once(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_maps_than_may_be_open_at_once(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "OPEN_FILES_MAX", 3)
     log = node(memory)
     for number in range(20):
@@ -139,10 +169,14 @@ def test_more_maps_than_may_be_open_at_once(memory: MemoryStore, monkeypatch: py
     done = archive_sealed(memory, log.identity.node_folder, "n1", log.manifests)
     assert done.records == 20 and len(done.archives) == 10
     made = view(memory)
-    assert {name: values(made, name)["a"] for name in made.maps()} == {f"map {number}": str(number + 10) for number in range(10)}
+    assert {name: values(made, name)["a"] for name in made.maps()} == {
+        f"map {number}": str(number + 10) for number in range(10)
+    }
 
 
-def test_a_thousand_maps_are_archived_with_one_pass_over_the_segments_in_bounded_memory(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_maps_are_archived_with_one_pass_over_the_segments_in_bounded_memory(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []
@@ -196,7 +230,11 @@ def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyP
     metadata = pq.ParquetFile(io.BytesIO(memory.read(item.path))).metadata
     assert metadata.num_row_groups > 1 and metadata.num_rows == 500
     # reading from the middle
-    middle = [place for changes in cluster(memory).changes(positions=True) for place in changes.positions or []]
+    middle = [
+        place
+        for changes in cluster(memory).changes(positions=True)
+        for place in changes.positions or []
+    ]
     since = list(cluster(memory).changes({"n1": middle[249]}, positions=True))
     assert [place for changes in since for place in changes.positions or []] == middle[250:]
 
@@ -209,7 +247,9 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
     made = MaterializedView(cluster(store), SMALL)
     made.catch_up()
     assert values(made) == {"a": "4"} and len(segments(store)) == 5
-    done = archive_sealed(store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+    done = archive_sealed(
+        store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+    )
     assert done.segments == 5 and done.records == 5
     append(log, put("a", "new", (1, 1, 1, 9)))
     made.catch_up()

@@ -41,15 +41,33 @@ def sealed(root: Path, keys: int = 300) -> Any:
 
 
 def archive(log: Any, write: Any) -> Any:
-    return archive_sealed(log.store, log.identity.node_folder, log.identity.node, log.manifests, epoch=log.epoch, writing=log.unsealed, write=write)
+    return archive_sealed(
+        log.store,
+        log.identity.node_folder,
+        log.identity.node,
+        log.manifests,
+        epoch=log.epoch,
+        writing=log.unsealed,
+        write=write,
+    )
 
 
 def test_what_another_process_writes_is_what_this_one_would_write(tmp_path: Path) -> None:
     found = []
     for name in ("here", "there"):
         log = sealed(tmp_path / name)
-        done = archive(log, write_archives if name == "here" else ArchiverProcess(f"file://{tmp_path}/{name}").write)
-        found.append([(each.map, each.first, each.last, each.records, each.tombstones) for each in done.archives])
+        done = archive(
+            log,
+            write_archives
+            if name == "here"
+            else ArchiverProcess(f"file://{tmp_path}/{name}").write,
+        )
+        found.append(
+            [
+                (each.map, each.first, each.last, each.records, each.tombstones)
+                for each in done.archives
+            ]
+        )
         log.close()
         with imap_wal.open(f"file://{tmp_path}/{name}", node="n1") as store:
             assert len(store.map("m", raw=True)) == 300
@@ -83,12 +101,23 @@ def test_what_it_raises_is_raised_here(tmp_path: Path) -> None:
     segment.write_bytes(data)
     with pytest.raises(CorruptLog) as raised:
         archive(log, ArchiverProcess(f"file://{tmp_path}").write)
-    assert raised.value.file in str(segment) and raised.value.offset > 0 and str(raised.value.offset) in str(raised.value)
+    assert (
+        raised.value.file in str(segment)
+        and raised.value.offset > 0
+        and str(raised.value.offset) in str(raised.value)
+    )
     log.close(clean=False)
 
 
 @pytest.mark.parametrize(
-    "error", [NotFound("gone", "a/b"), Unavailable("away"), OSError(28, "No space left"), CorruptLog("f", 7, "x"), KeyError("k")]
+    "error",
+    [
+        NotFound("gone", "a/b"),
+        Unavailable("away"),
+        OSError(28, "No space left"),
+        CorruptLog("f", 7, "x"),
+        KeyError("k"),
+    ],
 )
 def test_an_error_travels_as_it_is(error: Exception) -> None:
     import pickle
@@ -153,13 +182,17 @@ while (process := other._process) is None:
     pass
 print(process.pid, flush=True)
 process.wait()
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+"""  # noqa: E501
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert parent.stdout is not None and parent.stderr is not None
     os.kill(int(parent.stdout.readline()), 0)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert parent.stderr.read() == b"", "its end of the pipe is closed: it has ended, without a word"
+    assert parent.stderr.read() == b"", (
+        "its end of the pipe is closed: it has ended, without a word"
+    )
 
 
 def test_what_a_run_published_before_it_failed_is_deleted(tmp_path: Path) -> None:
@@ -183,7 +216,9 @@ def test_only_a_storage_that_another_process_can_open_is_archived_elsewhere() ->
     assert writer_for("s3://bucket/root") is not None
 
 
-def test_an_agent_archives_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_archives_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     used: list[ArchiveJob] = []
     write = ArchiverProcess.write
 

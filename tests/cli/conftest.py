@@ -37,7 +37,8 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("ls", url)`: the command as a user would start it, with its exit code; in an empty folder, without variables."""
+    """`run("ls", url)`: the command as a user would start it, with its exit code; in an empty
+    folder, without variables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
 

@@ -12,10 +12,20 @@ from tests.cli.conftest import Run
 from tests.support import eventually
 
 
-def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(run: Run, tmp_path: Path) -> None:
-    one, two = config(tmp_path, "n1", lifetime_timeout_s=600), config(tmp_path, "n2", lifetime_timeout_s=600)
+def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(
+    run: Run, tmp_path: Path
+) -> None:
+    one, two = (
+        config(tmp_path, "n1", lifetime_timeout_s=600),
+        config(tmp_path, "n2", lifetime_timeout_s=600),
+    )
     store = open_store(one.url)
-    with serving(one), serving(two), plugin(one) as old, plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new:
+    with (
+        serving(one),
+        serving(two),
+        plugin(one) as old,
+        plugin(two, greet=False, cluster_id="cluster-2", uuid="plugin-2") as new,
+    ):
         assert old.put(a="1")[0] == "ack"
         eventually(lambda: signs(store, "default/c"), "the sign of the first")
         assert new.client.ask("hello", new.about())[0][2] == "not-ready"
@@ -38,7 +48,9 @@ def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(r
         assert old.put(c="1")[0] == "error"
         assert new.hello()["incarnation"] == 3
         assert new.values() == {"a": "1", "b": "1"}
-    assert [file.path for file in store.list("default/c/claims") if file.path.endswith(".claim")] == [layout.claim_path("default/c", 3)]
+    assert [
+        file.path for file in store.list("default/c/claims") if file.path.endswith(".claim")
+    ] == [layout.claim_path("default/c", 3)]
 
 
 def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
@@ -52,15 +64,22 @@ def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
 def test_a_log_that_no_members_ever_had_is_left_as_it_is(run: Run, tmp_path: Path) -> None:
     one = config(tmp_path, "n1")
     with serving(one):
-        assert run("claim", one.url, "--force", "--yes", "-o", "json").json["clusters"][0]["claimed"] == 0
+        assert (
+            run("claim", one.url, "--force", "--yes", "-o", "json").json["clusters"][0]["claimed"]
+            == 0
+        )
         assert not open_store(one.url).list("default/c/claims")
 
 
-def test_a_cluster_that_was_followed_and_does_not_know_it_gives_no_sign_of_life(run: Run, tmp_path: Path) -> None:
+def test_a_cluster_that_was_followed_and_does_not_know_it_gives_no_sign_of_life(
+    run: Run, tmp_path: Path
+) -> None:
     """It only beats: nothing that it asks for looks at the claim."""
     one = config(tmp_path, "n1", lifetime_timeout_s=0.3)
     store = open_store(one.url)
     with serving(one), plugin(one) as old:
         eventually(lambda: old.client.ask("beat") and signs(store, "default/c"), "the sign")
         run("claim", one.url, "--force", "--yes")
-        eventually(lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign goes")
+        eventually(
+            lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign goes"
+        )

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from imap_wal.inspect.inventory import survey
-from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, Snapshot, claim_manifests, cluster_manifests
+from imap_wal.manifest.cluster import (
+    ClaimManifest,
+    ClusterManifest,
+    Snapshot,
+    claim_manifests,
+    cluster_manifests,
+)
 from imap_wal.repair.cluster import OF_NO_CLUSTER, ClusterRepair
 from imap_wal.repair.report import SALVAGE
 from storage_backends import StoredFile, open_store
@@ -22,11 +28,15 @@ CLAIMS = "default/c/claims/manifest"
 
 
 def claims_of(url: str) -> ClaimManifest:
-    return claim_manifests(open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)).read()[1]
+    return claim_manifests(
+        open_store(url), "default/c", {}, FakeClock(), SeededRandomness(1)
+    ).read()[1]
 
 
 def cluster_of(url: str) -> ClusterManifest:
-    return cluster_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[1]
+    return cluster_manifests(open_store(url), "default/c", FakeClock(), SeededRandomness(1)).read()[
+        1
+    ]
 
 
 @pytest.fixture
@@ -66,7 +76,9 @@ def test_a_repaired_copy_keeps_the_claims(run: Run, url: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["cut", "removed", "older"])
-def test_a_lost_manifest_of_claims_is_found_and_no_incarnation_is_given_again(run: Run, url: str, tmp_path: Path, how: str) -> None:
+def test_a_lost_manifest_of_claims_is_found_and_no_incarnation_is_given_again(
+    run: Run, url: str, tmp_path: Path, how: str
+) -> None:
     path = newest_claims(url)
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-20])
@@ -104,7 +116,10 @@ def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: st
         path.unlink()
     verified = run("verify", url, "-o", "json")
     assert verified.code == 3
-    assert any("was claimed" in each["what"] or "has seen" in each["what"] for each in verified.json["files"])
+    assert any(
+        "was claimed" in each["what"] or "has seen" in each["what"]
+        for each in verified.json["files"]
+    )
 
 
 def test_a_snapshot_of_known_and_new_files_says_no_sizes_and_rows_of_them() -> None:

@@ -38,7 +38,10 @@ def held(root: Path) -> dict[str, object]:
 
 def test_export_gives_what_is_left_now_and_at_an_earlier_time(run: Run, root: Path) -> None:
     def exported(*more: str) -> dict[str, object]:
-        return {line["key"]: line["value"] for line in run("export", root, "--map", "orders", *more).lines}
+        return {
+            line["key"]: line["value"]
+            for line in run("export", root, "--map", "orders", *more).lines
+        }
 
     start = FakeClock().now_ms()
     assert exported() == AFTER
@@ -54,14 +57,22 @@ def test_dump_shows_a_clear_in_its_place(run: Run, root: Path) -> None:
     assert "orders cleared (partition 0 of 1)" in run("dump", root, "--key", "k3").out
 
 
-def test_stat_counts_what_was_cleared_as_dead_and_verify_finds_nothing(run: Run, root: Path) -> None:
+def test_stat_counts_what_was_cleared_as_dead_and_verify_finds_nothing(
+    run: Run, root: Path
+) -> None:
     counts = {count["map"]: count for count in run("stat", root, "-o", "json").json["maps"]}
-    assert (counts["orders"]["records"], counts["orders"]["live"], counts["orders"]["dead"]) == (23, 2, 21)
+    assert (counts["orders"]["records"], counts["orders"]["live"], counts["orders"]["dead"]) == (
+        23,
+        2,
+        21,
+    )
     ended = run("verify", root, "-o", "json")
     assert ended.code == 0, ended.out
 
 
-def test_a_copy_by_repair_and_a_restore_keep_what_is_left(run: Run, root: Path, tmp_path: Path) -> None:
+def test_a_copy_by_repair_and_a_restore_keep_what_is_left(
+    run: Run, root: Path, tmp_path: Path
+) -> None:
     assert run("repair", root, "--to", tmp_path / "copy").code in (0, 3)
     assert held(tmp_path / "copy") == AFTER
     ended = run("restore", root, "--to", tmp_path / "restored")
@@ -72,6 +83,8 @@ def test_a_copy_by_repair_and_a_restore_keep_what_is_left(run: Run, root: Path, 
 def test_a_rewrite_and_a_prune_leave_what_is_left(run: Run, root: Path) -> None:
     assert run("rewrite", root).code == 0
     assert run("prune", root, "--yes").code == 0
-    (snapshot,) = [line for line in run("stat", root, "-o", "json").json["maps"] if line["map"] == "orders"]
+    (snapshot,) = [
+        line for line in run("stat", root, "-o", "json").json["maps"] if line["map"] == "orders"
+    ]
     assert (snapshot["records"], snapshot["live"]) == (2, 2)
     assert held(root) == AFTER

@@ -50,7 +50,9 @@ def test_whoever_looks_names_map_key_and_positions(run: Run, split: str, command
         said = " ".join(printed.split())
         assert "map 'orders', key b'a'" in said
         for name in ("n1", "n2"):
-            assert f"ns/c/nodes/{name}/wal/00000001-00000001.wal at 00000001.00000001." in said, "files and positions"
+            assert f"ns/c/nodes/{name}/wal/00000001-00000001.wal at 00000001.00000001." in said, (
+                "files and positions"
+            )
         assert "that of node 'n1' counts" in said
         assert "b'b'" not in said
         assert "b'c'" not in said, "something newer has settled it"
@@ -68,7 +70,9 @@ def live(store: SegmentStore) -> dict[bytes, bytes | None]:
         return {row[1]: row[3] for rows in view.rows("orders") for row in rows}
 
 
-def test_a_rewrite_keeps_all_claims_until_it_is_told(run: Run, split: str, store: SegmentStore) -> None:
+def test_a_rewrite_keeps_all_claims_until_it_is_told(
+    run: Run, split: str, store: SegmentStore
+) -> None:
     ended = run("rewrite", split, "-o", "json")
     assert ended.code == 0 and "b'a'" in ended.err, "a warning names the key"
     done = ended.json["clusters"][0]["maps"][0]
@@ -79,14 +83,18 @@ def test_a_rewrite_keeps_all_claims_until_it_is_told(run: Run, split: str, store
     for command in ("verify", "doctor", "stat"):
         looked = run(command, split)
         assert looked.code == 3 and "b'a'" in looked.out, "still to be decided"
-        assert f"{store.list('ns/c/snapshot')[0].path} (order" in " ".join(looked.out.split()), "both are in the snapshot"
+        assert f"{store.list('ns/c/snapshot')[0].path} (order" in " ".join(looked.out.split()), (
+            "both are in the snapshot"
+        )
     assert "1 keys in conflict; the snapshot keeps all claims" in run("rewrite", split).err
     assert run("rewrite", split, "--resolve", "node=n2").code == 0
     assert live(store) == {b"a": b"2", b"b": b"1", b"c": b"3"}
     assert run("verify", split).code == 0
 
 
-def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(run: Run, split: str, store: SegmentStore) -> None:
+def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(
+    run: Run, split: str, store: SegmentStore
+) -> None:
     assert run("rewrite", split, "--resolve", "oldest").code == 2
     assert run("rewrite", split, "--resolve", "node=n3").code == 2
     tried = run("rewrite", split, "--resolve", "newest", "--dry-run", "-o", "json").json
@@ -94,7 +102,9 @@ def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(run: 
     assert store.list("ns/c/set-aside") == store.list("ns/c/snapshot") == []
 
 
-def test_a_claim_of_a_node_that_was_forgotten_is_still_found_and_can_be_chosen(run: Run, split: str, store: SegmentStore) -> None:
+def test_a_claim_of_a_node_that_was_forgotten_is_still_found_and_can_be_chosen(
+    run: Run, split: str, store: SegmentStore
+) -> None:
     assert run("rewrite", split).code == 0
     assert run("forget-node", split, "--node", "n2", "--yes").code == 0
     assert live(store)[b"a"] == b"1"
@@ -105,13 +115,21 @@ def test_a_claim_of_a_node_that_was_forgotten_is_still_found_and_can_be_chosen(r
     assert live(store)[b"a"] == b"2"
 
 
-@pytest.mark.parametrize("readers", [("export",), ("export", "--as-of", "2099-01-01T00:00"), ("restore",)])
-def test_whoever_reads_the_live_entries_survives_it_and_says_so(run: Run, split: str, readers: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "readers", [("export",), ("export", "--as-of", "2099-01-01T00:00"), ("restore",)]
+)
+def test_whoever_reads_the_live_entries_survives_it_and_says_so(
+    run: Run, split: str, readers: tuple[str, ...]
+) -> None:
     ended = run(readers[0], split, *readers[1:])
     assert ended.code == 0
     assert "map 'orders', key b'a'" in ended.err and "b'c'" not in ended.err
     if readers[0] == "export":
-        assert {line["key"]["hex"]: line["value"]["hex"] for line in ended.lines} == {"61": "31", "62": "31", "63": "33"}
+        assert {line["key"]["hex"]: line["value"]["hex"] for line in ended.lines} == {
+            "61": "31",
+            "62": "31",
+            "63": "33",
+        }
 
 
 def test_a_store_opens_on_it(split: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -139,7 +157,9 @@ def test_a_repair_decides_in_the_copy_and_keeps_what_lost(
     before = [(file.path, store.read(file.path)) for file in store.list("")]
     tried = run("repair", split, "--prefer", prefer, "--dry-run", "-o", "json")
     assert tried.code == 0 and tried.json["summary"]["conflicts"] == []
-    assert tried.json["summary"]["preferred"] == [{"cluster": "ns/c", "map": "orders", "keys": 1, "set_aside": ""}]
+    assert tried.json["summary"]["preferred"] == [
+        {"cluster": "ns/c", "map": "orders", "keys": 1, "set_aside": ""}
+    ]
     done = run("repair", split, "--to", f"file://{tmp_path}/copy", "--prefer", prefer, "-o", "json")
     assert done.code == 0 and done.json["summary"]["conflicts"] == []
     (decided,) = done.json["summary"]["preferred"]
@@ -148,9 +168,11 @@ def test_a_repair_decides_in_the_copy_and_keeps_what_lost(
     assert [(row[1], row[3]) for row in rows] == [(b"a", lost)]
     assert live(copy) == {b"a": kept, b"b": b"1", b"c": b"3"}
     assert run("verify", f"file://{tmp_path}/copy").code == 0
-    assert [(file.path, store.read(file.path)) for file in store.list("") if "writer.lock" not in file.path] == [
-        each for each in before if "writer.lock" not in each[0]
-    ], "the log itself is only read"
+    assert [
+        (file.path, store.read(file.path))
+        for file in store.list("")
+        if "writer.lock" not in file.path
+    ] == [each for each in before if "writer.lock" not in each[0]], "the log itself is only read"
 
 
 def test_a_repair_decides_only_what_the_preferred_node_claims(run: Run, tmp_path: Path) -> None:
@@ -162,16 +184,26 @@ def test_a_repair_decides_only_what_the_preferred_node_claims(run: Run, tmp_path
         log.close()
     done = run("repair", url, "--to", f"file://{tmp_path}/copy", "--prefer", "n2", "-o", "json")
     assert done.code == 3, "key b is still to be decided"
-    assert "key b'b'" in done.json["summary"]["conflicts"][0] and len(done.json["summary"]["conflicts"]) == 1
+    assert (
+        "key b'b'" in done.json["summary"]["conflicts"][0]
+        and len(done.json["summary"]["conflicts"]) == 1
+    )
     copy = open_store(f"file://{tmp_path}/copy")
     assert live(copy) == {b"a": b"n2", b"b": b"n1"}
     text = run("repair", url, "--to", f"file://{tmp_path}/again", "--prefer", "n2").out
-    assert "of 1 keys in conflict the change of node 'n2' counts; what lost is in ns/c/set-aside/orders/" in text
+    assert (
+        "of 1 keys in conflict the change of node 'n2' counts; what lost is in "
+        "ns/c/set-aside/orders/" in text
+    )
     assert "n1, n2, n3" in run("repair", url, "--dry-run", "--prefer", "n4").err
 
 
-@pytest.mark.parametrize(("how", "kept", "lost"), [("newest", "2", b"1"), ("node=n1", "1", b"2"), ("node=n2", "2", b"1")])
-def test_a_rewrite_decides_and_keeps_what_lost(run: Run, split: str, store: SegmentStore, how: str, kept: str, lost: bytes) -> None:
+@pytest.mark.parametrize(
+    ("how", "kept", "lost"), [("newest", "2", b"1"), ("node=n1", "1", b"2"), ("node=n2", "2", b"1")]
+)
+def test_a_rewrite_decides_and_keeps_what_lost(
+    run: Run, split: str, store: SegmentStore, how: str, kept: str, lost: bytes
+) -> None:
     done = run("rewrite", split, "--resolve", how, "-o", "json").json["clusters"][0]["maps"][0]
     assert done["conflicts"] == 1
     rows = [row for batch in batches(store, done["set_aside"]) for row in to_rows(batch)]
@@ -179,7 +211,9 @@ def test_a_rewrite_decides_and_keeps_what_lost(run: Run, split: str, store: Segm
     for command in ("verify", "stat", "doctor"):
         assert "b'a'" not in run(command, split).out
     assert run("verify", split).code == 0
-    held = {row[1]: row[3] for changes in ClusterLog(store, "ns", "c").changes() for row in changes.rows}
+    held = {
+        row[1]: row[3] for changes in ClusterLog(store, "ns", "c").changes() for row in changes.rows
+    }
     assert held == {b"a": kept.encode(), b"b": b"1", b"c": b"3"}
     assert run("prune", split, "--yes").code == 0
     assert run("export", split, "--map", "orders").code == 0

@@ -17,8 +17,13 @@ from tests.cli.conftest import Run
 
 
 def test_help_lists_every_command_and_reads_no_parquet_library() -> None:
-    program = "import sys, rewrite_cli.cli as c; c.group.main(['--help'], standalone_mode=False); sys.exit('pyarrow' in sys.modules or 'pyspark' in sys.modules)"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    program = (
+        "import sys, rewrite_cli.cli as c; c.group.main(['--help'], standalone_mode=False); "
+        "sys.exit('pyarrow' in sys.modules or 'pyspark' in sys.modules)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert all(name in ended.stdout for name in COMMANDS)
 
@@ -51,7 +56,9 @@ def test_a_place_without_a_log_says_what_the_url_should_be(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(("below", "up"), [("prod", "one level up"), ("prod/eu", "two levels up")])
-def test_a_url_too_deep_says_how_far_up_the_root_is(run: Run, root: Path, below: str, up: str) -> None:
+def test_a_url_too_deep_says_how_far_up_the_root_is(
+    run: Run, root: Path, below: str, up: str
+) -> None:
     ended = run("stat", root / below)
     assert ended.code == 1
     assert up in ended.err
@@ -74,8 +81,12 @@ def test_options_come_from_variables(run: Run, url: str) -> None:
     assert [node["node"] for node in ended.json["nodes"]] == ["n2"]
 
 
-def test_options_come_from_the_file_in_the_folder_and_a_flag_wins(run: Run, url: str, tmp_path: Path) -> None:
-    (tmp_path / "imap-wal.toml").write_text(f'url = "{url}"\nnode = ["n1"]\n[ls]\noutput = "json"\n')
+def test_options_come_from_the_file_in_the_folder_and_a_flag_wins(
+    run: Run, url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "imap-wal.toml").write_text(
+        f'url = "{url}"\nnode = ["n1"]\n[ls]\noutput = "json"\n'
+    )
     assert [node["node"] for node in run("ls").json["nodes"]] == ["n1"]
     assert [node["node"] for node in run("ls", "--node", "n2").json["nodes"]] == ["n2"]
 
@@ -111,7 +122,9 @@ def test_a_reader_that_goes_away_is_no_error(url: str) -> None:
     assert ended.stderr == ""
 
 
-def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: object) -> None:
         raise KeyError("x")
 
@@ -137,7 +150,9 @@ def test_yes_is_never_taken_from_a_file(run: Run, url: str, tmp_path: Path) -> N
     assert run("prune", url).code == 2
 
 
-def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(
+    run: Run, url: str, root: Path, newest_segment: Path
+) -> None:
     """Advice such as `takeover=True` is for programs."""
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1"):
         locked = run("archive", url, "--node", "n1")
@@ -146,7 +161,9 @@ def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(run: R
     hidden.rename(root.parent / "n2")
     missing = run("export", url)
     assert "export, restore and rewrite take --partial" in missing.err
-    assert any("--partial" in each["advice"] for each in run("verify", url, "-o", "json").json["files"])
+    assert any(
+        "--partial" in each["advice"] for each in run("verify", url, "-o", "json").json["files"]
+    )
     assert run("export", url, "--partial").code == 0
     (root.parent / "n2").rename(hidden)
     data = bytearray(newest_segment.read_bytes())
@@ -164,36 +181,66 @@ def test_the_error_for_a_root_without_a_log_names_imap_wal_open(run: Run, tmp_pa
     assert "imap_wal.open was given" in run("ls", tmp_path).err
 
 
-@pytest.mark.parametrize("words", [("verify", "--max-duration"), ("rewrite", "--max-clock-skew"), ("node", "start", "--timeout")])
+@pytest.mark.parametrize(
+    "words",
+    [("verify", "--max-duration"), ("rewrite", "--max-clock-skew"), ("node", "start", "--timeout")],
+)
 @pytest.mark.parametrize("value", ["nan", "inf", "9" * 400, "0", "-1"])
-def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(run: Run, url: str, words: tuple[str, ...], value: str) -> None:
+def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
+    run: Run, url: str, words: tuple[str, ...], value: str
+) -> None:
     ended = run(*words, value, *(() if words[0] == "node" else (url,)))
     assert ended.code == 2 and "is no duration" in ended.err
 
 
 @pytest.mark.parametrize("command", ["restore", "repair"])
 @pytest.mark.parametrize("place", ["maps", "maps/copy", "maps/../maps/deep/er", "link/copy", "."])
-def test_no_copy_is_written_into_its_own_source_or_around_it(run: Run, url: str, root: Path, command: str, place: str) -> None:
+def test_no_copy_is_written_into_its_own_source_or_around_it(
+    run: Run, url: str, root: Path, command: str, place: str
+) -> None:
     (root.parent / "link").symlink_to(root)
     before = sorted(root.parent.rglob("*"))
-    for target in (f"{root.parent}/{place}", f"file://{root.parent}/{place}", f"objects+file://{root.parent}/{place}"):
+    for target in (
+        f"{root.parent}/{place}",
+        f"file://{root.parent}/{place}",
+        f"objects+file://{root.parent}/{place}",
+    ):
         ended = run(command, url, "--to", target)
-        said = r"which is read: name a" if "copy" in place or "deep" in place else r"which is read|is not empty|already"
+        said = (
+            r"which is read: name a"
+            if "copy" in place or "deep" in place
+            else r"which is read|is not empty|already"
+        )
         assert ended.code == 1 and re.search(said, ended.err)
     assert sorted(root.parent.rglob("*")) == before
-    assert run(command, url, "--to", f"{root}-copy").code == 0, "a name that begins as the source's is another place"
+    assert run(command, url, "--to", f"{root}-copy").code == 0, (
+        "a name that begins as the source's is another place"
+    )
 
 
 @pytest.mark.parametrize("value", ["", "  "])
 @pytest.mark.parametrize(
     "words",
-    [*((name, "{}") for name in COMMANDS if name not in ("demo", "node", "agent", "plugin", "keys", "encryption-key")), ("restore", "maps", "--to", "{}"), ("repair", "maps", "--to", "{}"),
-     ("demo", "--url", "{}"), ("node", "start", "--url", "{}")],
-)  # fmt: skip
-def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(run: Run, words: tuple[str, ...], value: str) -> None:
+    [
+        *(
+            (name, "{}")
+            for name in COMMANDS
+            if name not in ("demo", "node", "agent", "plugin", "keys", "encryption-key")
+        ),
+        ("restore", "maps", "--to", "{}"),
+        ("repair", "maps", "--to", "{}"),
+        ("demo", "--url", "{}"),
+        ("node", "start", "--url", "{}"),
+    ],
+)
+def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(
+    run: Run, words: tuple[str, ...], value: str
+) -> None:
     ended = run(*(word.format(value) for word in words))
     assert ended.code == 2
-    assert ("is empty" if not value else "which is blank") in ended.err and 'as in "/var/lib/maps"' in ended.err
+    assert (
+        "is empty" if not value else "which is blank"
+    ) in ended.err and 'as in "/var/lib/maps"' in ended.err
 
 
 def _foreground() -> None:
@@ -202,11 +249,17 @@ def _foreground() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize(("module", "words"), [("click", ["--help"]), ("rich", ["stat", "/tmp/none"])])
-def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path, module: str, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("module", "words"), [("click", ["--help"]), ("rich", ["stat", "/tmp/none"])]
+)
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(
+    tmp_path: Path, module: str, words: list[str]
+) -> None:
     """In the first half second. The module stands for any: it sends the signal while it is
     imported."""
-    (tmp_path / f"{module}.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n")
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     ended = subprocess.run(
         [sys.executable, "-m", "rewrite_cli.cli", *words],
@@ -221,7 +274,23 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback(tmp_path: Path, m
 
 
 def test_importing_the_command_line_leaves_a_programs_own_handler_alone() -> None:
-    program = "import signal; mine = lambda *_: None; signal.signal(signal.SIGINT, mine); import rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is mine"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground).returncode == 0
-    program = "import signal, rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
-    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground).returncode == 0
+    program = (
+        "import signal; mine = lambda *_: None; signal.signal(signal.SIGINT, mine); import "
+        "rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is mine"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground
+        ).returncode
+        == 0
+    )
+    program = (
+        "import signal, rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is "
+        "signal.default_int_handler"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground
+        ).returncode
+        == 0
+    )

@@ -1,4 +1,5 @@
-"""What a member wrote, read without a member: every type the Python client has, Compact too, and bytes nobody knows."""
+"""What a member wrote, read without a member: every type the Python client has, Compact too, and
+bytes nobody knows."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class Order:
 
 class OrderSerializer(CompactSerializer[Order]):
     def read(self, reader: CompactReader) -> Order:
-        return Order(reader.read_int64("number"), reader.read_string("state") or "", reader.read_boolean("paid"))
+        return Order(
+            reader.read_int64("number"),
+            reader.read_string("state") or "",
+            reader.read_boolean("paid"),
+        )
 
     def write(self, writer: CompactWriter, obj: Order) -> None:
         writer.write_int64("number", obj.number)
@@ -55,7 +60,19 @@ class OrderSerializer(CompactSerializer[Order]):
 
 @pytest.mark.parametrize(
     "value",
-    ["text", "žluť", 7, 1.5, True, b"bytes", [1, "a", 2.5], dt.date(2026, 11, 21), Decimal("1.50"), UUID(int=7), [[1], ["x"]]],
+    [
+        "text",
+        "žluť",
+        7,
+        1.5,
+        True,
+        b"bytes",
+        [1, "a", 2.5],
+        dt.date(2026, 11, 21),
+        Decimal("1.50"),
+        UUID(int=7),
+        [[1], ["x"]],
+    ],
 )
 def test_what_the_client_writes_is_read_back(value: Any) -> None:
     data = SerializationServiceV1(Config()).to_data(value).buffer
@@ -63,7 +80,17 @@ def test_what_the_client_writes_is_read_back(value: Any) -> None:
     json.dumps(plain(value))
 
 
-@pytest.mark.parametrize("value", [{"a": [1, {"b": None}]}, (1, "zwei"), {1, 2}, frozenset({"x"}), [1, ("a", {"b": 2.5})], 1 + 2j])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, {"b": None}]},
+        (1, "zwei"),
+        {1, 2},
+        frozenset({"x"}),
+        [1, ("a", {"b": 2.5})],
+        1 + 2j,
+    ],
+)
 def test_what_the_client_pickles_is_read_back(value: Any) -> None:
     assert Decoder().value(row(SerializationServiceV1(Config()).to_data(value).buffer)) == value
 
@@ -73,7 +100,9 @@ class Trap:
         return Path.touch, (Path("trap-was-sprung"),)
 
 
-def test_a_pickle_that_would_run_code_stays_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_that_would_run_code_stays_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for value in (Trap(), [1, Trap()], {"a": Trap()}):
         data = bytes(SerializationServiceV1(Config()).to_data(value).buffer)
@@ -92,7 +121,14 @@ def test_compact_values_become_dicts_with_the_schema_of_the_log() -> None:
     service = SerializationServiceV1(config)
     schema = Schema(
         "order",
-        [FieldDescriptor(name, kind) for name, kind in (("number", FieldKind.INT64), ("paid", FieldKind.BOOLEAN), ("state", FieldKind.STRING))],
+        [
+            FieldDescriptor(name, kind)
+            for name, kind in (
+                ("number", FieldKind.INT64),
+                ("paid", FieldKind.BOOLEAN),
+                ("state", FieldKind.STRING),
+            )
+        ],
     )
     service.compact_stream_serializer.register_schema_to_type(schema, Order)
     data = service.to_data(Order(42, "paid", True)).buffer
@@ -111,7 +147,12 @@ def schema_bytes(schema: Schema) -> bytes:
         return struct.pack(">i", len(value.encode())) + value.encode()
 
     fields = b"".join(string(field.name) + struct.pack(">i", field.kind) for field in schema.fields)
-    return struct.pack(">ii?ii", 0, -2, True, -42, 1) + string(schema.type_name) + struct.pack(">i", len(schema.fields)) + fields
+    return (
+        struct.pack(">ii?ii", 0, -2, True, -42, 1)
+        + string(schema.type_name)
+        + struct.pack(">i", len(schema.fields))
+        + fields
+    )
 
 
 def test_what_nobody_can_read_keeps_its_label_and_bytes() -> None:
@@ -129,12 +170,26 @@ def test_a_real_members_compact_and_json_are_dumped_in_the_clear(run: Run, tmp_p
     import hazelcast
 
     port = free_ports(1)
-    command = [sys.executable, "-m", "rewrite_cli.cli", "node", "start", "--port", str(port), "--url", f"file://{tmp_path}/maps", "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "rewrite_cli.cli",
+        "node",
+        "start",
+        "--port",
+        str(port),
+        "--url",
+        f"file://{tmp_path}/maps",
+        "-o",
+        "json",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["ready"]
-        client = hazelcast.HazelcastClient(cluster_members=[f"127.0.0.1:{port}"], compact_serializers=[OrderSerializer()])
+        client = hazelcast.HazelcastClient(
+            cluster_members=[f"127.0.0.1:{port}"], compact_serializers=[OrderSerializer()]
+        )
         orders = client.get_map("orders").blocking()
         orders.set(1, Order(42, "paid", True))
         orders.set(2, HazelcastJsonValue({"a": [1]}))
@@ -144,11 +199,17 @@ def test_a_real_members_compact_and_json_are_dumped_in_the_clear(run: Run, tmp_p
         process.send_signal(signal.SIGTERM)
         assert process.wait(40) == 0
     lines = {line["key"]: line["value"] for line in run("export", tmp_path / "maps").lines}
-    assert lines == {1: {"number": 42, "paid": True, "state": "paid"}, 2: {"a": [1]}, "three": [1, "x"]}
+    assert lines == {
+        1: {"number": 42, "paid": True, "state": "paid"},
+        2: {"a": [1]},
+        "three": [1, "x"],
+    }
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
 
 
-def test_without_the_client_a_members_values_are_not_passed_off_as_unreadable(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_client_a_members_values_are_not_passed_off_as_unreadable(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run("dump", url).code == 0, "embedded maps need no client"
     monkeypatch.setitem(sys.modules, "hazelcast.config", None)
     with pytest.raises(ModuleNotFoundError):

@@ -50,7 +50,9 @@ def test_commands_that_show_entries_take_the_keys(run: Run, place: str, tmp_path
     assert run(*given, "stat", place, "-o", "json").json
     for command in (("export", place), ("dump", place), ("stat", place), ("rewrite", place)):
         done = run(*command)
-        assert done.code == 1 and "no keys are given" in done.err and "--encryption-keys" in done.err, command
+        assert (
+            done.code == 1 and "no keys are given" in done.err and "--encryption-keys" in done.err
+        ), command
         assert SECRET not in done.out
 
 
@@ -65,7 +67,9 @@ def test_a_source_that_is_wrong_is_wrong_usage_and_not_shown(run: Run, place: st
     assert key("a").partition(":")[2] not in done.err
 
 
-def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(run: Run, place: str, tmp_path: Path) -> None:
+def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     done = run("verify", place, "-o", "json")
     assert done.code == 0
     assert done.json["summary"]["unopened"] == 2 and done.json["summary"]["records"] == 40
@@ -79,11 +83,15 @@ def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(run: Run,
         overwrite(disk, path, bytes(data))
         done = run("verify", place, "-o", "json")
         assert done.code == 3
-        assert [each["file"] for each in done.json["files"] if each["status"] == "corrupt"] == [path]
+        assert [each["file"] for each in done.json["files"] if each["status"] == "corrupt"] == [
+            path
+        ]
         overwrite(disk, path, whole)
 
 
-def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(run: Run, place: str, tmp_path: Path) -> None:
+def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     given = keys(tmp_path, "a")
     disk = open_store(place)
     path, frame = forge_frame(disk, 5)
@@ -92,7 +100,9 @@ def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(run: Run, place: s
     done = run(*given, "verify", place, "-o", "json")
     assert done.code == 3
     bad = [each for each in done.json["files"] if each["status"] == "corrupt"]
-    assert [(each["file"], each["offset"], each["frames_after"]) for each in bad] == [(path, frame.offset, following)]
+    assert [(each["file"], each["offset"], each["frames_after"]) for each in bad] == [
+        (path, frame.offset, following)
+    ]
     assert "forged or moved" in bad[0]["what"]
     copy = str(tmp_path / "copy")
     done = run(*given, "repair", place, "--to", copy)
@@ -102,7 +112,9 @@ def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(run: Run, place: s
     assert run(*given, "verify", copy).code == 0
 
 
-def test_verify_with_another_key_under_the_same_id_is_a_finding(run: Run, place: str, tmp_path: Path) -> None:
+def test_verify_with_another_key_under_the_same_id_is_a_finding(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     done = run(*keys(tmp_path, other("a")), "verify", place, "-o", "json")
     assert done.code == 3
     assert any("is not the one it was written with" in each["what"] for each in done.json["files"])
@@ -115,15 +127,24 @@ def test_verify_names_what_is_not_encrypted_where_it_must_be(run: Run, tmp_path:
         store.archive()
         store.map("orders")["l"] = SECRET
     done = run(*keys(tmp_path, "a"), "verify", place, "-o", "json")
-    assert done.code == 3 and sum("it is not encrypted" in each["what"] for each in done.json["files"]) == 2
+    assert (
+        done.code == 3
+        and sum("it is not encrypted" in each["what"] for each in done.json["files"]) == 2
+    )
     assert run(*keys(tmp_path, "a", "plain"), "verify", place).code == 0
 
 
 @pytest.mark.parametrize("damage", ["frame", "header", "both", "footer", "page"])
-def test_repair_reads_what_it_can_of_a_damaged_encrypted_log(run: Run, place: str, tmp_path: Path, damage: str) -> None:
+def test_repair_reads_what_it_can_of_a_damaged_encrypted_log(
+    run: Run, place: str, tmp_path: Path, damage: str
+) -> None:
     given = keys(tmp_path, "a")
     disk = open_store(place)
-    path = [file.path for file in disk.list("") if file.path.endswith(".parquet" if damage in ("footer", "page") else ".wal")][-1]
+    path = [
+        file.path
+        for file in disk.list("")
+        if file.path.endswith(".parquet" if damage in ("footer", "page") else ".wal")
+    ][-1]
     data = bytearray(disk.read(path))
     if damage in ("frame", "both"):
         data[list(SegmentReader(disk, path).whole_frames())[3].offset + 40] ^= 1
@@ -148,11 +169,18 @@ def test_repair_reads_what_it_can_of_a_damaged_encrypted_log(run: Run, place: st
         assert len(store.map("orders")) == 40 - lost
 
 
-def test_an_entry_that_is_dropped_is_set_aside_encrypted(run: Run, place: str, tmp_path: Path) -> None:
+def test_an_entry_that_is_dropped_is_set_aside_encrypted(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     given = keys(tmp_path, "a")
     position = json.loads(run(*given, "dump", place, "-o", "json").out.splitlines()[-1])["position"]
     copy = str(tmp_path / "copy")
-    assert run(*given, "repair", place, "--to", copy, "--node", "embedded", "--drop-entry", position).code == 3
+    assert (
+        run(
+            *given, "repair", place, "--to", copy, "--node", "embedded", "--drop-entry", position
+        ).code
+        == 3
+    )
     assert exported(run, copy, *given) == 39
     disk = keyed(open_store(copy), "a")
     (aside,) = [file.path for file in disk.list("") if "/lost/" in file.path]
@@ -161,7 +189,9 @@ def test_an_entry_that_is_dropped_is_set_aside_encrypted(run: Run, place: str, t
     assert SECRET.encode() in frame.payload and frame.count == 1
 
 
-def test_a_rewrite_encrypts_again_with_the_key_that_writes(run: Run, place: str, tmp_path: Path) -> None:
+def test_a_rewrite_encrypts_again_with_the_key_that_writes(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     both, new = keys(tmp_path, "b", "a"), keys(tmp_path, "b")
     assert run(*keys(tmp_path, "a"), "rewrite", place).code == 0  # a snapshot with the old key
     # What docs/operations.md says.
@@ -175,7 +205,9 @@ def test_a_rewrite_encrypts_again_with_the_key_that_writes(run: Run, place: str,
     assert again.code == 0 and exported(run, place, *new) == 40
 
 
-def test_a_rewrite_does_not_read_again_what_has_the_right_key(run: Run, place: str, tmp_path: Path) -> None:
+def test_a_rewrite_does_not_read_again_what_has_the_right_key(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     given = keys(tmp_path, "a")
     assert run(*given, "rewrite", place).code == 0
     before = {path for path in content(place) if "/snapshot/" in path}
@@ -192,7 +224,9 @@ def test_a_copy_that_restore_makes_is_encrypted(run: Run, place: str, tmp_path: 
     assert exported(run, copy, *keys(tmp_path, "b")) == 40
 
 
-def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(run: Run, tmp_path: Path) -> None:
+def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(
+    run: Run, tmp_path: Path
+) -> None:
     place = str(tmp_path / "torn")
     killed(place, key_file(tmp_path, "a"), b"\x99" * 50)
     for given in ([], keys(tmp_path, "a")):
@@ -202,7 +236,10 @@ def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(run: R
 
 
 def test_a_new_key_is_random_and_fits_into_the_file(run: Run, place: str, tmp_path: Path) -> None:
-    first, second = run("encryption-key", "new", "--id", "k"), run("encryption-key", "new", "--id", "k")
+    first, second = (
+        run("encryption-key", "new", "--id", "k"),
+        run("encryption-key", "new", "--id", "k"),
+    )
     assert first.code == 0 and first.out != second.out
     source = key_file(tmp_path, first.out.strip())
     fresh = str(tmp_path / "fresh")
@@ -213,16 +250,29 @@ def test_a_new_key_is_random_and_fits_into_the_file(run: Run, place: str, tmp_pa
     assert run("encryption-key", "new").out[:2] == "20"
 
 
-def test_duckdb_reads_the_archives_with_the_key_that_the_command_prints(run: Run, place: str, tmp_path: Path) -> None:
+def test_duckdb_reads_the_archives_with_the_key_that_the_command_prints(
+    run: Run, place: str, tmp_path: Path
+) -> None:
     given = keys(tmp_path, "b", "a")
     printed = run(*given, "encryption-key", "parquet", "-o", "json").json
-    assert printed == {"active": "b", "keys": {name: base64.b64encode(archive_key(ring(name).keys[name])).decode() for name in ("b", "a")}}
+    assert printed == {
+        "active": "b",
+        "keys": {
+            name: base64.b64encode(archive_key(ring(name).keys[name])).decode()
+            for name in ("b", "a")
+        },
+    }
     archives = f"{place}/default/embedded/nodes/embedded/archive/orders/*.parquet"
     with duckdb.connect() as connection:
         connection.execute(f"PRAGMA add_parquet_key('wal', '{printed['keys']['a']}')")
         connection.execute(f"PRAGMA add_parquet_key('other', '{printed['keys']['b']}')")
-        sql = f"SELECT count(*), count(DISTINCT key), any_value(map) FROM read_parquet('{archives}'%s)"
-        assert connection.execute(sql % ", encryption_config = {footer_key: 'wal'}").fetchall() == [(20, 20, "orders")]
+        sql = (
+            "SELECT count(*), count(DISTINCT key), any_value(map) FROM "
+            f"read_parquet('{archives}'%s)"
+        )
+        assert connection.execute(sql % ", encryption_config = {footer_key: 'wal'}").fetchall() == [
+            (20, 20, "orders")
+        ]
         for wrong in ("", ", encryption_config = {footer_key: 'other'}"):
             with pytest.raises(duckdb.Error):
                 connection.execute(sql % wrong).fetchall()

@@ -44,20 +44,26 @@ def requirements(extra: str) -> set[str]:
     found: set[str] = set()
     for text in PROJECT["optional-dependencies"][extra]:
         each = Requirement(text)
-        found |= set().union(*map(requirements, each.extras)) if each.name == "imap-wal" else {each.name}
+        found |= (
+            set().union(*map(requirements, each.extras)) if each.name == "imap-wal" else {each.name}
+        )
     return found
 
 
 CORE = {Requirement(text).name for text in PROJECT["dependencies"]}
 
 
-def foreign_imports(tree: ast.AST, extras: tuple[str, ...] = ()) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+def foreign_imports(
+    tree: ast.AST, extras: tuple[str, ...] = ()
+) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Each module of another distribution that is imported, its line, and the `needs` around it."""
     for node in ast.iter_child_nodes(tree):
         around = extras
         if isinstance(node, ast.With):
             calls = [each.context_expr for each in node.items]
-            around += tuple(each.args[0].value for each in calls if ast.unparse(each).startswith("needs('"))  # type: ignore[attr-defined]
+            around += tuple(
+                each.args[0].value for each in calls if ast.unparse(each).startswith("needs('")
+            )  # type: ignore[attr-defined]
         names = []
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
@@ -75,7 +81,9 @@ def test_every_import_is_of_the_core_or_names_its_extra() -> None:
     unnamed = []
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         name = path.relative_to(ROOT).as_posix()
-        guards = tuple(extra for front, extra in (GUARDED | OWN_ERROR).items() if name.startswith(front))
+        guards = tuple(
+            extra for front, extra in (GUARDED | OWN_ERROR).items() if name.startswith(front)
+        )
         for module, line, around in foreign_imports(ast.parse(path.read_text(encoding="utf-8"))):
             given = CORE.union(*map(requirements, (*guards, *around)))
             if DISTRIBUTION.get(module, module) not in given:
@@ -84,13 +92,18 @@ def test_every_import_is_of_the_core_or_names_its_extra() -> None:
 
 
 def test_the_doctor_and_the_stores_name_extras_that_exist() -> None:
-    assert [package for package, extra in EXTRAS.items() if package not in requirements(extra)] == []
+    assert [
+        package for package, extra in EXTRAS.items() if package not in requirements(extra)
+    ] == []
     for scheme in ("s3", "gs", "abfs", "webhdfs", "unknown"):
         assert extra_of(scheme) in PROJECT["optional-dependencies"]
 
 
 def test_only_a_missing_library_is_a_missing_extra() -> None:
-    with pytest.raises(MissingExtra, match=r"no_such_library.*pip install 'imap-wal\[archive\]'"), needs("archive"):
+    with (
+        pytest.raises(MissingExtra, match=r"no_such_library.*pip install 'imap-wal\[archive\]'"),
+        needs("archive"),
+    ):
         import no_such_library.part  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(MissingExtra, match="inner"), needs("outer"), needs("inner"):
         raise ModuleNotFoundError(name="x")
@@ -107,8 +120,23 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
     programs = folder / "venv" / "bin"
-    run(sys.executable, "-m", "pip", "--python", str(programs / "python"), "install", "--quiet", "--no-index", "--no-deps", str(wheel))
-    packages = Path(run(str(programs / "python"), "-c", "import sysconfig; print(sysconfig.get_path('platlib'))").strip())
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(programs / "python"),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        str(wheel),
+    )
+    packages = Path(
+        run(
+            str(programs / "python"), "-c", "import sysconfig; print(sysconfig.get_path('platlib'))"
+        ).strip()
+    )
     for name in CORE:
         for file in importlib.metadata.files(name) or ():
             if file.parts[0] != "..":
@@ -119,8 +147,14 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, cwd: Path | None = None, code: int = 0) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    ended = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV")
+    }
+    ended = subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
     assert ended.returncode == code, ended.stderr
     return ended.stdout + ended.stderr
 
@@ -167,4 +201,7 @@ def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: 
 @pytest.mark.cluster
 def test_core_install_of_the_command_says_what_to_install(core: Path, tmp_path: Path) -> None:
     told = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)
-    assert told == "error: the library click is not installed; install it with: pip install 'imap-wal[cli]'\n"
+    assert (
+        told == "error: the library click is not installed; install it with: pip install "
+        "'imap-wal[cli]'\n"
+    )

@@ -68,7 +68,9 @@ def test_a_covered_node_is_forgotten_and_nothing_is_lost(memory: MemoryStore) ->
         assert dict(store.map("m")) == {"a": 1, "b": 2, "new": 4}
 
 
-def test_a_lost_log_is_forgotten_only_when_its_loss_is_asked_for_and_does_not_come_back(memory: MemoryStore) -> None:
+def test_a_lost_log_is_forgotten_only_when_its_loss_is_asked_for_and_does_not_come_back(
+    memory: MemoryStore,
+) -> None:
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     kept = {file.path: memory.read(file.path) for file in memory.list("default/embedded/nodes/n2")}
@@ -90,7 +92,9 @@ def test_a_lost_log_is_forgotten_only_when_its_loss_is_asked_for_and_does_not_co
 
 def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
     write(memory, "n1", a=1)
-    with imap_wal.open("memory://", node="n2", storage=memory, shared=True, preallocate=False) as store:
+    with imap_wal.open(
+        "memory://", node="n2", storage=memory, shared=True, preallocate=False
+    ) as store:
         store.map("m")["b"] = 2
         forget_node(ClusterLog(memory, "default", "embedded"), "n2", lose=True)
         with pytest.raises(ImapWalError):
@@ -99,7 +103,9 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         store.changes.closed = True
 
 
-def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(memory: MemoryStore) -> None:
+def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(
+    memory: MemoryStore,
+) -> None:
     write(memory, "n1", a=1)
     write(memory, "n2", old=1)
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
@@ -113,7 +119,14 @@ def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(
 
         def take_over(left: MemoryStore = left, acknowledged: list[str] = acknowledged) -> None:
             try:
-                with imap_wal.open("memory://", node="n2", storage=left, takeover=True, shared=True, preallocate=False) as store:
+                with imap_wal.open(
+                    "memory://",
+                    node="n2",
+                    storage=left,
+                    takeover=True,
+                    shared=True,
+                    preallocate=False,
+                ) as store:
                     store.map("m")["new"] = 2
                     acknowledged.append("new")
             except ImapWalError:
@@ -153,7 +166,11 @@ def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemorySt
         except (ImapWalError, StorageError):
             if left.list("default/embedded/nodes/n2"):
                 forget_node(ClusterLog(left, "default", "embedded"), "n2")
-        (last,) = [file for file in left.list("default/embedded/nodes/n2") if "writer.lock" not in file.path]
+        (last,) = [
+            file
+            for file in left.list("default/embedded/nodes/n2")
+            if "writer.lock" not in file.path
+        ]
         assert "/manifest/" in last.path and last.size < 1000
         with imap_wal.open("memory://", node="n1", storage=left) as store:
             assert dict(store.map("m")) == {"a": 1, "b": 2}
@@ -163,7 +180,9 @@ def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemorySt
 
 
 @pytest.mark.parametrize("known", ["forgotten", "replaced"])
-def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(memory: MemoryStore, known: str) -> None:
+def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(
+    memory: MemoryStore, known: str
+) -> None:
     """A member goes on in its incarnation and partition version: only the session says that its
     change is the newer one."""
     node = Identity("default", "c", "n1")
@@ -190,7 +209,9 @@ def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: st
     write(memory, "n1", a=1)
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
     for file in memory.list(""):
-        gone = "/manifest/" in file.path and (lost == "every manifest" or "/nodes/" not in file.path)
+        gone = "/manifest/" in file.path and (
+            lost == "every manifest" or "/nodes/" not in file.path
+        )
         if gone or file.path.endswith(".wal"):
             memory.delete(file.path)
     with pytest.raises(ImapWalError, match=r"older than the files|missing"):
@@ -225,7 +246,11 @@ def test_forget_node_on_the_command_line(run: Run, tmp_path: Path) -> None:
     assert run("rewrite", url).code == 0
     assert run("forget-node", url, "--node", "n2", "--dry-run").code == 0
     ended = run("forget-node", url, "--node", "n2", "--yes", "-o", "json")
-    assert ended.code == 0 and ended.json["nodes"][0]["node"] == "n2" and ended.json["nodes"][0]["deleted"]
+    assert (
+        ended.code == 0
+        and ended.json["nodes"][0]["node"] == "n2"
+        and ended.json["nodes"][0]["deleted"]
+    )
     assert [node["node"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["n1"]
 
 
@@ -247,10 +272,16 @@ def abandon(store: Store) -> None:
 
 
 def folder(store: SegmentStore) -> list[str]:
-    return [file.path for file in store.list("default/embedded/nodes/n2") if "writer.lock" not in file.path]
+    return [
+        file.path
+        for file in store.list("default/embedded/nodes/n2")
+        if "writer.lock" not in file.path
+    ]
 
 
-def test_a_new_log_under_a_forgotten_name_on_objects_is_not_confused_by_the_old_writer(tmp_path: Path) -> None:
+def test_a_new_log_under_a_forgotten_name_on_objects_is_not_confused_by_the_old_writer(
+    tmp_path: Path,
+) -> None:
     store = objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     gone = embedded(store, "n2", shared=True)
@@ -271,7 +302,9 @@ def test_a_new_log_under_a_forgotten_name_on_objects_is_not_confused_by_the_old_
     abandon(gone)
 
 
-def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_acknowledged_and_lost(tmp_path: Path) -> None:
+def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_acknowledged_and_lost(  # noqa: E501
+    tmp_path: Path,
+) -> None:
     """On objects, at every call of the commit."""
     for at in range(20):
         store = objects(tmp_path / str(at))
@@ -299,7 +332,9 @@ def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_
     pytest.fail("a commit takes more calls than were tried")
 
 
-def test_a_segment_that_the_writer_of_a_forgotten_node_was_about_to_begin_does_not_keep_a_new_log_from_opening(memory: MemoryStore) -> None:
+def test_a_segment_that_the_writer_of_a_forgotten_node_was_about_to_begin_does_not_keep_a_new_log_from_opening(  # noqa: E501
+    memory: MemoryStore,
+) -> None:
     """It is created after all files were deleted. The new log, with the same epoch and the same
     names, then did not open."""
     for opened in (False, True):
@@ -323,7 +358,9 @@ def test_a_segment_that_the_writer_of_a_forgotten_node_was_about_to_begin_does_n
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_forgetting_again_changes_nothing_and_says_so(memory: MemoryStore, tmp_path: Path, kind: str) -> None:
+def test_forgetting_again_changes_nothing_and_says_so(
+    memory: MemoryStore, tmp_path: Path, kind: str
+) -> None:
     store = memory if kind == "append" else objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     with embedded(store, "n2", shared=True) as gone:
@@ -333,10 +370,19 @@ def test_forgetting_again_changes_nothing_and_says_so(memory: MemoryStore, tmp_p
         gone.archive()
     first = forget_node(log, "n2", lose=True)
     left = folder(store)
-    assert len(left) == (1 if kind == "append" else 2), "the manifest, and what shuts the writer out"
+    assert len(left) == (1 if kind == "append" else 2), (
+        "the manifest, and what shuts the writer out"
+    )
     assert first.deleted and not first.before and not set(first.deleted) & set(left)
-    manifest = node_manifests(store, log.node_folder("n2"), SystemClock(), SystemRandomness()).read()[1]
-    assert (manifest.forgotten, manifest.directory, manifest.requests, list(manifest.archives)) == (True, "", {}, [])
+    manifest = node_manifests(
+        store, log.node_folder("n2"), SystemClock(), SystemRandomness()
+    ).read()[1]
+    assert (manifest.forgotten, manifest.directory, manifest.requests, list(manifest.archives)) == (
+        True,
+        "",
+        {},
+        [],
+    )
     again = forget_node(log, "n2")
     assert again.before and not again.deleted and folder(store) == left
     late = f"{log.node_folder('n2')}/wal/{manifest.epoch - 2:08d}-00000001.wal"
@@ -345,7 +391,9 @@ def test_forgetting_again_changes_nothing_and_says_so(memory: MemoryStore, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_node_that_was_forgotten_and_opened_anew_is_forgotten_once_more(memory: MemoryStore, tmp_path: Path, kind: str) -> None:
+def test_a_node_that_was_forgotten_and_opened_anew_is_forgotten_once_more(
+    memory: MemoryStore, tmp_path: Path, kind: str
+) -> None:
     store = memory if kind == "append" else objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     writers, epochs = [], []
@@ -394,7 +442,9 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
         memory.delete(file.path)
     slow = Interrupted(memory)
     log = ClusterLog(memory, "default", "embedded")
-    slow.when = lambda name, path: name == "create" and path.startswith("default/embedded/manifest/")
+    slow.when = lambda name, path: (
+        name == "create" and path.startswith("default/embedded/manifest/")
+    )
     slow.meanwhile = lambda: forget_node(log, "n2", lose=True)
     with embedded(slow, "n2", recovery_policy="partial") as new:
         new.map("m")["b"] = 2
@@ -402,8 +452,11 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
         assert dict(again.map("m")) == {"b": 2}
 
 
-def test_a_manifest_of_the_cluster_from_before_the_forgetting_is_refused(memory: MemoryStore) -> None:
-    """It registers a log that is gone; without entries, that log could be taken for an empty one."""
+def test_a_manifest_of_the_cluster_from_before_the_forgetting_is_refused(
+    memory: MemoryStore,
+) -> None:
+    """It registers a log that is gone; without entries, that log could be taken for an empty
+    one."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     copy = {file.path: memory.read(file.path) for file in memory.list("default/embedded/manifest")}
@@ -431,7 +484,9 @@ def test_a_log_of_records_is_created_anew_under_a_forgotten_name(memory: MemoryS
         assert [record.entry.key for record in log.read()] == [b"b"]
 
 
-def test_every_command_takes_the_folder_of_a_forgotten_node_for_no_node(run: Run, tmp_path: Path) -> None:
+def test_every_command_takes_the_folder_of_a_forgotten_node_for_no_node(
+    run: Run, tmp_path: Path
+) -> None:
     store = objects(tmp_path)
     url = store.url
     with embedded(store, "n1", shared=True) as left, embedded(store, "n2", shared=True) as gone:
@@ -441,10 +496,19 @@ def test_every_command_takes_the_folder_of_a_forgotten_node_for_no_node(run: Run
     assert run("forget-node", url, "--node", "n2", "--yes").code == 0
     assert folder(store)
     assert [node["node"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["n1"]
-    for words in (("verify",), ("stat",), ("doctor",), ("restore",), ("prune", "--yes"), ("archive",)):
+    for words in (
+        ("verify",),
+        ("stat",),
+        ("doctor",),
+        ("restore",),
+        ("prune", "--yes"),
+        ("archive",),
+    ):
         ended = run(*words, url)
         assert ended.code == 0, (words, ended.out, ended.err)
-        assert "stat" in words or "n2" not in ended.out, words  # it tells who wrote what the snapshot has
+        assert "stat" in words or "n2" not in ended.out, (
+            words
+        )  # it tells who wrote what the snapshot has
     copy = f"objects+file://{tmp_path}/copy"
     assert run("repair", url, "--to", copy, "--mode", "salvage").code == 0
     for place in (store, LocalObjects(str(tmp_path / "copy"))):
@@ -483,7 +547,10 @@ def test_forget_node_says_how_many_entries_are_lost(run: Run, tmp_path: Path) ->
     dry = run("forget-node", url, "--node", "n2", "--lose", "--dry-run", "-o", "json")
     lost = dry.json["nodes"][0]["lost"]
     assert dry.code == 0 and (lost["entries"], lost["whole"], len(lost["files"])) == (15, True, 2)
-    assert run("forget-node", url, "--node", "n2", "--lose", "--yes").out.split()[-2:] == ["15", "-"]
+    assert run("forget-node", url, "--node", "n2", "--lose", "--yes").out.split()[-2:] == [
+        "15",
+        "-",
+    ]
 
 
 def test_a_dry_run_that_would_lose_entries_ends_as_the_run_does(run: Run, tmp_path: Path) -> None:
@@ -491,13 +558,20 @@ def test_a_dry_run_that_would_lose_entries_ends_as_the_run_does(run: Run, tmp_pa
     words = "forget-node", tmp_path / "log", "--node", "n2"
     dry, asked, done = run(*words, "--dry-run"), run(*words), run(*words, "--yes")
     assert dry.code == asked.code == done.code == 2
-    assert dry.err == asked.err == done.err and "15 entries" in done.err, "nothing is asked that is refused anyway"
+    assert dry.err == asked.err == done.err and "15 entries" in done.err, (
+        "nothing is asked that is refused anyway"
+    )
     assert "15" in dry.out and not done.out
     assert run("forget-node", tmp_path / "log", "--node", "n1", "--dry-run").code == 0
 
 
-@pytest.mark.parametrize(("gone", "said"), [("the manifest", "at least 5"), ("the folder", "unknown"), ("the segments", "at least 10")])
-def test_the_entries_of_a_log_that_is_not_whole_are_not_said_to_be_none(run: Run, tmp_path: Path, gone: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [("the manifest", "at least 5"), ("the folder", "unknown"), ("the segments", "at least 10")],
+)
+def test_the_entries_of_a_log_that_is_not_whole_are_not_said_to_be_none(
+    run: Run, tmp_path: Path, gone: str, said: str
+) -> None:
     url = tmp_path / "log"
     uncovered(url)
     folder = url / "default/embedded/nodes/n2"

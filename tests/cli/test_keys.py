@@ -33,11 +33,25 @@ def made(tmp_path: Path, run: Run) -> Path:
     folder = tmp_path / "keys"
     before = os.umask(0)  # modes are ours, whatever the umask
     try:
-        assert run("keys", "new", "agent-1", "member-1", "monitor", "--folder", str(folder)).code == 0
+        assert (
+            run("keys", "new", "agent-1", "member-1", "monitor", "--folder", str(folder)).code == 0
+        )
     finally:
         os.umask(before)
-    assert run("keys", "allow", str(folder / "clients.toml"), str(folder / "member-1.pub")).code == 0
-    assert run("keys", "allow", str(folder / "clients.toml"), str(folder / "monitor.pub"), "--right", "read").code == 0
+    assert (
+        run("keys", "allow", str(folder / "clients.toml"), str(folder / "member-1.pub")).code == 0
+    )
+    assert (
+        run(
+            "keys",
+            "allow",
+            str(folder / "clients.toml"),
+            str(folder / "monitor.pub"),
+            "--right",
+            "read",
+        ).code
+        == 0
+    )
     return folder
 
 
@@ -60,10 +74,29 @@ def test_secret_files_are_for_their_owner_only_and_never_overwritten(made: Path,
 def test_rights_are_granted_changed_listed_and_revoked(made: Path, run: Run) -> None:
     clients = made / "clients.toml"
     rows = json.loads(run("keys", "list", str(clients), "-o", "json").out)["clients"]
-    assert [(row["name"], row["rights"]) for row in rows] == [("member-1", ["read", "write", "claim"]), ("monitor", ["read"])]
-    assert run("keys", "allow", str(clients), str(made / "monitor.pub"), "--right", "read", "--right", "write").code == 0
-    assert {peer.name: set(peer.rights) for peer in keys.read_clients(clients).values()}["monitor"] == {Right.READ, Right.WRITE}
-    (made / "member-1.pub").write_text((made / "agent-1.pub").read_text().replace("agent-1", "member-1"))
+    assert [(row["name"], row["rights"]) for row in rows] == [
+        ("member-1", ["read", "write", "claim"]),
+        ("monitor", ["read"]),
+    ]
+    assert (
+        run(
+            "keys",
+            "allow",
+            str(clients),
+            str(made / "monitor.pub"),
+            "--right",
+            "read",
+            "--right",
+            "write",
+        ).code
+        == 0
+    )
+    assert {peer.name: set(peer.rights) for peer in keys.read_clients(clients).values()}[
+        "monitor"
+    ] == {Right.READ, Right.WRITE}
+    (made / "member-1.pub").write_text(
+        (made / "agent-1.pub").read_text().replace("agent-1", "member-1")
+    )
     other = run("keys", "allow", str(clients), str(made / "member-1.pub"))
     assert (other.code, "member-1 has another key" in other.err) == (2, True)
     assert run("keys", "revoke", str(clients), "nobody").code == 2
@@ -83,7 +116,12 @@ def test_each_change_of_keys_is_audited(tmp_path: Path, run: Run) -> None:
 
     (made,) = lines("new", "monitor", "--folder", str(tmp_path))
     key = keys.read_public(public).public
-    assert made.startswith(f"audit: key made: file='{tmp_path}/monitor.key' name='monitor' key='{key}' by='") and who in made
+    assert (
+        made.startswith(
+            f"audit: key made: file='{tmp_path}/monitor.key' name='monitor' key='{key}' by='"
+        )
+        and who in made
+    )
     (allowed,) = lines("allow", str(clients), str(public), "--right", "read", "--right", "claim")
     about = f"file='{clients}' name='monitor' key='{key}' rights='read+claim' by='"
     assert allowed.startswith(f"audit: key allowed: {about}") and who in allowed
@@ -101,13 +139,30 @@ def test_two_commands_at_once_do_not_undo_each_other(made: Path, run: Run) -> No
     clients = made / "clients.toml"
     with keys.changing_clients(clients) as known:
         revoking = subprocess.Popen(
-            [sys.executable, "-c", "from rewrite_cli.cli import main; main()", "keys", "revoke", str(clients), "member-1"], stderr=subprocess.PIPE
+            [
+                sys.executable,
+                "-c",
+                "from rewrite_cli.cli import main; main()",
+                "keys",
+                "revoke",
+                str(clients),
+                "member-1",
+            ],
+            stderr=subprocess.PIPE,
         )
         # It waits for the lock, as the kernel shows.
-        eventually(lambda: any("->" in line and f" {revoking.pid} " in line for line in Path("/proc/locks").open()), "the other command waits")
+        eventually(
+            lambda: any(
+                "->" in line and f" {revoking.pid} " in line for line in Path("/proc/locks").open()
+            ),
+            "the other command waits",
+        )
         known["ab" * 32] = Peer("another", frozenset({Right.READ}))
     assert revoking.wait(60) == 0
-    assert sorted(peer.name for peer in keys.read_clients(clients).values()) == ["another", "monitor"]
+    assert sorted(peer.name for peer in keys.read_clients(clients).values()) == [
+        "another",
+        "monitor",
+    ]
 
 
 def test_a_change_that_fails_leaves_the_clients_as_they_were(made: Path, run: Run) -> None:
@@ -136,20 +191,42 @@ def test_the_printed_configuration_has_the_keys_and_asks_for_them(made: Path, ru
     missing = run(*words)
     assert (missing.code, "takes connections with keys only" in missing.err) == (2, True)
     assert run(*words, "--key-file", "/etc/m.key").code == 2
-    printed = run(*words, "--key-file", "/etc/m.key", "--agent-key", str(made / "agent-1.pub"), "--token-file", "/etc/c.token")
-    properties = yaml.safe_load(printed.out)["hazelcast"]["map"]["default"]["map-store"]["properties"]
+    printed = run(
+        *words,
+        "--key-file",
+        "/etc/m.key",
+        "--agent-key",
+        str(made / "agent-1.pub"),
+        "--token-file",
+        "/etc/c.token",
+    )
+    properties = yaml.safe_load(printed.out)["hazelcast"]["map"]["default"]["map-store"][
+        "properties"
+    ]
     assert properties == {
-        "agent": "tcp://10.0.0.5:7701", "agent-key-file": "/etc/m.key",
-        "agent-public-key": keys.read_public(made / "agent-1.pub").public, "cluster-token-file": "/etc/c.token",
-    }  # fmt: skip
+        "agent": "tcp://10.0.0.5:7701",
+        "agent-key-file": "/etc/m.key",
+        "agent-public-key": keys.read_public(made / "agent-1.pub").public,
+        "cluster-token-file": "/etc/c.token",
+    }
 
 
-def test_doctor_asks_an_agent_with_a_key_and_says_what_is_missing_without(made: Path, run: Run, tmp_path: Path) -> None:
+def test_doctor_asks_an_agent_with_a_key_and_says_what_is_missing_without(
+    made: Path, run: Run, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    about = {"url": f"file://{tmp_path}/log", "node": "n1", "endpoint": endpoint, "lifetime_timeout_s": 0, "start_policy": "partial"}
-    settings = AgentConfig.from_mapping({**about, "key": str(made / "agent-1.key"), "clients": str(made / "clients.toml")})
+    about = {
+        "url": f"file://{tmp_path}/log",
+        "node": "n1",
+        "endpoint": endpoint,
+        "lifetime_timeout_s": 0,
+        "start_policy": "partial",
+    }
+    settings = AgentConfig.from_mapping(
+        {**about, "key": str(made / "agent-1.key"), "clients": str(made / "clients.toml")}
+    )
     agent_key = ("--agent-key", str(made / "agent-1.pub"))
 
     def asked(*words: str) -> dict[str, str]:
@@ -157,12 +234,19 @@ def test_doctor_asks_an_agent_with_a_key_and_says_what_is_missing_without(made: 
         return {check["name"]: f"{check['status']}: {check['what']}" for check in checks}
 
     with capture_logs(), serving(settings):
-        assert asked("--key-file", str(made / "monitor.key"), *agent_key)["agent"].startswith("ok: node 'n1'")
+        assert asked("--key-file", str(made / "monitor.key"), *agent_key)["agent"].startswith(
+            "ok: node 'n1'"
+        )
         assert "did not accept the handshake" in asked()["agent"]
-        assert "does not admit this user or key" in asked("--key-file", str(made / "agent-1.key"), *agent_key)["agent"]
+        assert (
+            "does not admit this user or key"
+            in asked("--key-file", str(made / "agent-1.key"), *agent_key)["agent"]
+        )
 
 
-def test_an_agents_configuration_is_checked_with_its_keys(made: Path, run: Run, tmp_path: Path) -> None:
+def test_an_agents_configuration_is_checked_with_its_keys(
+    made: Path, run: Run, tmp_path: Path
+) -> None:
     file = tmp_path / "agent.toml"
     text = f'url = "file://{tmp_path}/log"\nendpoint = "tcp://10.0.0.5:7701"\n'
     file.write_text(text)
@@ -185,7 +269,10 @@ def test_drop_prune_and_forget_say_who_did_what(tmp_path: Path, run: Run) -> Non
         (("archive", url), ""),
         (("rewrite", url), ""),
         (("prune", url), "audit: log pruned: log='default/embedded' files="),
-        (("drop", url, "--map", "orders"), "audit: map dropped: log='default/embedded' map='orders'"),
+        (
+            ("drop", url, "--map", "orders"),
+            "audit: map dropped: log='default/embedded' map='orders'",
+        ),
         (("forget-node", url, "--node", "n2"), "audit: node forgotten: node='n2'"),
     ):
         if what:
@@ -194,4 +281,6 @@ def test_drop_prune_and_forget_say_who_did_what(tmp_path: Path, run: Run) -> Non
         assert done.code == 0, done.err
         lines = [line for line in done.err.splitlines() if line.startswith("audit:")]
         assert len(lines) == bool(what)
-        assert all(line.startswith(what) and who in line and "log'" in line for line in lines), lines
+        assert all(line.startswith(what) and who in line and "log'" in line for line in lines), (
+            lines
+        )

@@ -34,7 +34,9 @@ def log(tmp_path: Path, run: Run) -> tuple[str, dict[str, Any]]:
     count = itertools.count(1)
 
     def write(node: str, commits: int, *, archive: bool = False) -> None:
-        with imap_wal.open(url, node=node, shared=True, preallocate=False, segment_bytes=2000) as store:
+        with imap_wal.open(
+            url, node=node, shared=True, preallocate=False, segment_bytes=2000
+        ) as store:
             for _ in range(commits):
                 number = next(count)
                 key, value = f"{node}-{number % 40}", [number, "x" * 100]
@@ -71,7 +73,15 @@ def cluster_manifest(url: str) -> ClusterManifest:
     return cluster_manifests(open_store(url), CLUSTER, FakeClock(), None).read()[1]  # type: ignore[arg-type]
 
 
-def check_copy(run: Run, url: str, copy: str, expected: dict[str, Any], before: Any, why: str, damaged: bool = True) -> None:
+def check_copy(
+    run: Run,
+    url: str,
+    copy: str,
+    expected: dict[str, Any],
+    before: Any,
+    why: str,
+    damaged: bool = True,
+) -> None:
     ended = run("repair", url, "--to", copy, "-o", "json")
     assert ended.code == (3 if damaged else 0), f"{why}: {ended.err}"
     assert run("verify", copy).code == 0, f"{why}: {run('verify', copy).out}"
@@ -97,10 +107,18 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
 @pytest.mark.parametrize("folder", [f"{CLUSTER}/nodes/n1", f"{CLUSTER}/nodes/n2", CLUSTER])
 def test_repair_keeps_every_acknowledged_entry_however_many_of_the_newest_manifests_are_lost(
-    run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, folder: str, how: Callable[[Path], None]
+    run: Run,
+    log: tuple[str, dict[str, Any]],
+    tmp_path: Path,
+    folder: str,
+    how: Callable[[Path], None],
 ) -> None:
     url, expected = log
-    before = {node: node_manifest(url, node).epoch for node in NODES}, cluster_manifest(url).incarnation, cluster_manifest(url).generation
+    before = (
+        {node: node_manifest(url, node).epoch for node in NODES},
+        cluster_manifest(url).incarnation,
+        cluster_manifest(url).generation,
+    )
     everything = manifests(url, folder)
     lost = []
     for path in reversed(everything[1:]):
@@ -112,7 +130,9 @@ def test_repair_keeps_every_acknowledged_entry_however_many_of_the_newest_manife
         why = f"{len(lost)} of {len(everything)} {how.__name__} in {folder}"
         verified = run("verify", url, "-o", "json")
         found = verified.json["files"]
-        told = [file for file in found if file["kind"] == "manifest" and file["status"] == "corrupt"]
+        told = [
+            file for file in found if file["kind"] == "manifest" and file["status"] == "corrupt"
+        ]
         if how is damage:
             assert verified.code == 3, why
             assert told, why
@@ -132,7 +152,9 @@ def contents_of_a_copy(run: Run, url: str, place: Path) -> dict[str, Any]:
     return contents(f"file://{place}")
 
 
-def test_a_folder_of_segments_of_another_log_is_found(run: Run, log: tuple[str, dict[str, Any]]) -> None:
+def test_a_folder_of_segments_of_another_log_is_found(
+    run: Run, log: tuple[str, dict[str, Any]]
+) -> None:
     url, _ = log
     wal_id = node_manifest(url, "n2").wal_id
     (Path(url.removeprefix("file://")) / layout.log_path(f"{CLUSTER}/nodes/n2", wal_id)).unlink()
@@ -143,7 +165,9 @@ def test_a_folder_of_segments_of_another_log_is_found(run: Run, log: tuple[str, 
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_repair_beside_the_manifests_of_a_copy_that_was_opened_keeps_every_acknowledged_entry(tmp_path: Path, run: Run, archived: bool) -> None:
+def test_repair_beside_the_manifests_of_a_copy_that_was_opened_keeps_every_acknowledged_entry(
+    tmp_path: Path, run: Run, archived: bool
+) -> None:
     """Another history: the copy's epochs began elsewhere, which says nothing about these files."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     options: dict[str, Any] = {"node": "n1", "preallocate": False, "segment_bytes": 1000}
@@ -181,18 +205,31 @@ def test_repair_beside_the_manifests_of_a_copy_that_was_opened_keeps_every_ackno
 
 
 @pytest.mark.parametrize("which", ["n1", "n2", "the cluster", "all"])
-def test_repair_makes_manifests_where_none_is_left(run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, which: str) -> None:
+def test_repair_makes_manifests_where_none_is_left(
+    run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path, which: str
+) -> None:
     url, expected = log
-    before = {node: node_manifest(url, node).epoch for node in NODES}, cluster_manifest(url).incarnation, cluster_manifest(url).generation
-    folders = {"the cluster": [CLUSTER], "all": [CLUSTER, *(f"{CLUSTER}/nodes/{node}" for node in NODES)]}
+    before = (
+        {node: node_manifest(url, node).epoch for node in NODES},
+        cluster_manifest(url).incarnation,
+        cluster_manifest(url).generation,
+    )
+    folders = {
+        "the cluster": [CLUSTER],
+        "all": [CLUSTER, *(f"{CLUSTER}/nodes/{node}" for node in NODES)],
+    }
     lost = folders.get(which, [f"{CLUSTER}/nodes/{which}"])
     for folder in lost:
         shutil.rmtree(Path(url.removeprefix("file://")) / folder / "manifest")
     verified, doctor = run("verify", url, "-o", "json"), run("doctor", url)
     assert verified.code == doctor.code == 3
     bad = [file for file in verified.json["files"] if file["status"] != "clean"]
-    assert [file["file"] for file in bad] == [f"{folder}/manifest" for folder in lost], "one finding for each, and no other"
-    assert all("imap-wal repair" in file["advice"] for file in bad) and doctor.out.count("there is no manifest") == len(lost)
+    assert [file["file"] for file in bad] == [f"{folder}/manifest" for folder in lost], (
+        "one finding for each, and no other"
+    )
+    assert all("imap-wal repair" in file["advice"] for file in bad) and doctor.out.count(
+        "there is no manifest"
+    ) == len(lost)
     assert "imap-wal repair" in doctor.out
     with pytest.raises(ImapWalError, match=r"no manifest|older than the files|lost or replaced"):
         contents(url)
@@ -203,7 +240,9 @@ def test_repair_makes_manifests_where_none_is_left(run: Run, log: tuple[str, dic
     check_copy(run, url, f"file://{tmp_path}/copy", expected, before, which)
 
 
-def test_a_dry_run_of_archive_refuses_a_node_without_a_manifest_as_the_run_does(run: Run, log: tuple[str, dict[str, Any]]) -> None:
+def test_a_dry_run_of_archive_refuses_a_node_without_a_manifest_as_the_run_does(
+    run: Run, log: tuple[str, dict[str, Any]]
+) -> None:
     url, _ = log
     shutil.rmtree(Path(url.removeprefix("file://")) / f"{CLUSTER}/nodes/n1/manifest")
     ended = [run("archive", url, "--node", "n1", *options) for options in ((), ("--dry-run",))]
@@ -223,7 +262,9 @@ def test_files_without_any_manifest_are_not_an_empty_cluster(run: Run, tmp_path:
         imap_wal.open(url, node="n2")
 
 
-def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(run: Run, tmp_path: Path) -> None:
+def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(
+    run: Run, tmp_path: Path
+) -> None:
     """The node has a manifest, and the cluster has none yet."""
     url = str(tmp_path / "log")
     imap_wal.open(url, node="n1").close()
@@ -237,7 +278,9 @@ def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(run:
         store.map("m")["a"] = 1
 
 
-def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(
+    run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path
+) -> None:
     url, expected = log
     assert run("rewrite", url).code == 0
     root = Path(url.removeprefix("file://")) / CLUSTER
@@ -253,7 +296,9 @@ def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(run: Run, 
     assert contents(str(tmp_path / "copy")) == expected
 
 
-def test_a_snapshot_of_a_rewrite_that_did_not_finish_replaces_no_older_one_when_no_manifest_is_left(run: Run, tmp_path: Path) -> None:
+def test_a_snapshot_of_a_rewrite_that_did_not_finish_replaces_no_older_one_when_no_manifest_is_left(
+    run: Run, tmp_path: Path
+) -> None:
     url = str(tmp_path / "log")
     with imap_wal.open(url, node="n1") as store:
         store.map("m").update({"a": 1, "b": 2})
@@ -281,8 +326,13 @@ def without_manifest(root: Path, node: str) -> Path:
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-@pytest.mark.parametrize("unclear", ["a copied folder", "segments of two logs", "another log", "no segments folder", "raw entries"])
-def test_repair_makes_no_manifest_from_files_that_do_not_say_whose_they_are(run: Run, tmp_path: Path, unclear: str, dry_run: bool) -> None:
+@pytest.mark.parametrize(
+    "unclear",
+    ["a copied folder", "segments of two logs", "another log", "no segments folder", "raw entries"],
+)
+def test_repair_makes_no_manifest_from_files_that_do_not_say_whose_they_are(
+    run: Run, tmp_path: Path, unclear: str, dry_run: bool
+) -> None:
     root, raw = tmp_path / "log", unclear == "raw entries"
     for place, node in ((root, "n1"), (tmp_path / "other", "n2"), (root, "n2")):
         if not raw or node == "n1":
@@ -309,7 +359,7 @@ def test_repair_makes_no_manifest_from_files_that_do_not_say_whose_they_are(run:
         shutil.copytree(other, folder / "wal")
     elif unclear == "no segments folder":
         shutil.rmtree(folder / "wal")
-        name = "00000001.00000001.000000000105.00000000-00000001.00000001.000000000105.00000009.00000001-cc.parquet"
+        name = "00000001.00000001.000000000105.00000000-00000001.00000001.000000000105.00000009.00000001-cc.parquet"  # noqa: E501
         (folder / "archive/m").mkdir(parents=True)
         (folder / "archive/m" / name).write_bytes(b"")
     target = () if dry_run else ("--to", tmp_path / "copy")

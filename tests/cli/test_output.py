@@ -27,7 +27,9 @@ def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lin
         ),
         ("clean", "short", 1, 20, "", "–"),
     ]
-    out.print_table(("status", "file", "offset", "left bytes", "what", "what to do"), rows, title="prod/eu")
+    out.print_table(
+        ("status", "file", "offset", "left bytes", "what", "what to do"), rows, title="prod/eu"
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "prod/eu"
     assert lines[1].split() == ["status", "file", "offset", "left", "bytes"]
@@ -53,11 +55,16 @@ def test_piped_output_has_no_frames_and_no_line_wider_than_its_row(run: Run, url
         words = command.split()
         ended = run(words[0], url, *words[1:])
         assert ended.code == 0, ended.err
-        assert all(len(line) < 160 and "─" not in line and line == line.rstrip() for line in ended.out.splitlines()), ended.out
+        assert all(
+            len(line) < 160 and "─" not in line and line == line.rstrip()
+            for line in ended.out.splitlines()
+        ), ended.out
 
 
 @pytest.mark.parametrize("command", ["stat", "restore"])
-def test_the_forecast_does_not_count_the_import_of_the_parquet_library(url: str, command: str) -> None:
+def test_the_forecast_does_not_count_the_import_of_the_parquet_library(
+    url: str, command: str
+) -> None:
     program = f"""
 import sys
 from imap_wal import clock
@@ -70,8 +77,10 @@ from rewrite_cli.cli import group
 group.main([{command!r}, {url!r}], standalone_mode=False)
 late = [name for name in set(sys.modules) - seen[0] if name.partition(".")[0] in ("pyarrow", "pandas", "imap_wal")]
 assert len(seen) > 1 and not late, late
-"""
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+"""  # noqa: E501
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     assert "entries" in ended.stdout
 

@@ -35,7 +35,9 @@ def hook(root: Path) -> Any:
     return JarBuildHook(str(root), {}, None, SimpleNamespace(version=VERSION), str(root), "wheel")
 
 
-def test_a_wheel_without_the_jar_is_refused_and_an_editable_install_needs_none(tmp_path: Path) -> None:
+def test_a_wheel_without_the_jar_is_refused_and_an_editable_install_needs_none(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(FileNotFoundError, match="mvn -B -f hazelcast_plugin package"):
         hook(tmp_path).initialize("standard", {"force_include": {}})
     hook(tmp_path).initialize("editable", {"force_include": {}})
@@ -54,16 +56,23 @@ def test_a_jar_of_another_version_is_refused(tmp_path: Path) -> None:
     jar = tmp_path / "hazelcast_plugin" / "target" / "imap-wal-hazelcast.jar"
     jar.parent.mkdir(parents=True)
     with zipfile.ZipFile(jar, "w") as file:
-        file.writestr(zipfile.ZipInfo("io/imapwal/hazelcast/plugin.properties", (2026, 1, 1, 0, 0, 0)), "version=0.0.9\n")
+        file.writestr(
+            zipfile.ZipInfo("io/imapwal/hazelcast/plugin.properties", (2026, 1, 1, 0, 0, 0)),
+            "version=0.0.9\n",
+        )
     with pytest.raises(ValueError, match=r"says version=0\.0\.9, and this is "):
         hook(tmp_path).initialize("standard", {"force_include": {}})
 
 
-def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jar = tmp_path / "jars" / "imap-wal-hazelcast.jar"
     jar.parent.mkdir()
     jar.write_bytes(b"of the release")
-    jar.with_name(f"{jar.name}.sha256").write_text(f"{hashlib.sha256(b'of the release').hexdigest()}  {jar.name}\n")
+    jar.with_name(f"{jar.name}.sha256").write_text(
+        f"{hashlib.sha256(b'of the release').hexdigest()}  {jar.name}\n"
+    )
     monkeypatch.setattr("rewrite_cli.local_cluster.jars.PACKAGE", tmp_path)
     assert plugin_jar() == jar
     jar.write_bytes(b"another one")
@@ -72,7 +81,9 @@ def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(tmp_path: P
 
 
 def test_every_requirement_has_a_hash_and_is_needed() -> None:
-    lines = (ROOT / "requirements" / "constraints.txt").read_text().replace("\\\n", " ").splitlines()
+    lines = (
+        (ROOT / "requirements" / "constraints.txt").read_text().replace("\\\n", " ").splitlines()
+    )
     pins = [line for line in lines if line and not line.startswith("#")]
     assert len(pins) > 50
     assert all("==" in line and "--hash=sha256:" in line for line in pins)
@@ -101,7 +112,8 @@ def _needed(package: str, extras: set[str]) -> set[str]:
         counting = [
             each
             for each in map(Requirement, requires)
-            if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *found[name]))
+            if each.marker is None
+            or any(each.marker.evaluate({"extra": extra}) for extra in ("", *found[name]))
         ]
         waiting += [(_name(each.name), frozenset(each.extras)) for each in counting]
     return set(found)
@@ -115,7 +127,9 @@ def test_plug_in_and_library_have_one_version() -> None:
 
 
 @pytest.mark.cluster
-def test_the_source_archive_has_licence_changelog_and_all_that_a_build_needs(tmp_path: Path) -> None:
+def test_the_source_archive_has_licence_changelog_and_all_that_a_build_needs(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
@@ -123,10 +137,24 @@ def test_the_source_archive_has_licence_changelog_and_all_that_a_build_needs(tmp
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert {
-        "LICENSE", "NOTICE", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "README.md",
-        "pyproject.toml", "hatch_build.py", "Makefile", ".ci/run", "requirements/constraints.txt", "requirements/lowest.txt",
-        "hazelcast_plugin/pom.xml", "hazelcast_plugin/target/imap-wal-hazelcast.jar", "imap_wal/py.typed", "tests/conftest.py",
-    } <= names  # fmt: skip
+        "LICENSE",
+        "NOTICE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "CODE_OF_CONDUCT.md",
+        "SECURITY.md",
+        "README.md",
+        "pyproject.toml",
+        "hatch_build.py",
+        "Makefile",
+        ".ci/run",
+        "requirements/constraints.txt",
+        "requirements/lowest.txt",
+        "hazelcast_plugin/pom.xml",
+        "hazelcast_plugin/target/imap-wal-hazelcast.jar",
+        "imap_wal/py.typed",
+        "tests/conftest.py",
+    } <= names
     assert not [name for name in names if "__pycache__" in name]
 
 
@@ -146,12 +174,25 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(jar)) as file:
         assert {"META-INF/LICENSE", "META-INF/NOTICE"} <= set(file.namelist())
         # The classes of another library have the times of its release.
-        ours = [each for each in file.infolist() if not each.filename.startswith("io/imapwal/hazelcast/nacl/")]
-        assert {each.date_time for each in ours} == {(2026, 1, 1, 0, 0, 0)}, "two builds give the same bytes"
-        assert not [name for name in file.namelist() if name.startswith("software/") or name == "module-info.class"]
+        ours = [
+            each
+            for each in file.infolist()
+            if not each.filename.startswith("io/imapwal/hazelcast/nacl/")
+        ]
+        assert {each.date_time for each in ours} == {(2026, 1, 1, 0, 0, 0)}, (
+            "two builds give the same bytes"
+        )
+        assert not [
+            name
+            for name in file.namelist()
+            if name.startswith("software/") or name == "module-info.class"
+        ]
     assert {
         "imap_wal/__init__.py",
-        *(f"{package}/py.typed" for package in ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")),
+        *(
+            f"{package}/py.typed"
+            for package in ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")
+        ),
         "storage_backends/interface.py",
         "rewrite_cli/cli.py",
         "pyspark_imap_wal/__init__.py",

@@ -23,13 +23,18 @@ CLI = [sys.executable, "-m", "rewrite_cli.cli"]
 @pytest.fixture
 def agent_toml(tmp_path: Path) -> Path:
     file = tmp_path / "agent.toml"
-    file.write_text(f'url = "file://{tmp_path}/maps"\nnode = "n1"\nendpoint = "ipc://{tmp_path}/a.sock"\n[log]\ndurability = "always"\n')
+    file.write_text(
+        f'url = "file://{tmp_path}/maps"\nnode = "n1"\nendpoint = '
+        f'"ipc://{tmp_path}/a.sock"\n[log]\ndurability = "always"\n'
+    )
     return file
 
 
 @pytest.fixture
 def agent(agent_toml: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([*CLI, "agent", "--config", str(agent_toml)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*CLI, "agent", "--config", str(agent_toml)], stderr=subprocess.PIPE, text=True
+    )
     endpoint = f"ipc://{agent_toml.parent}/a.sock"
     deadline = time.monotonic() + 20
     while ask_stat(endpoint, 200) is None:
@@ -40,19 +45,31 @@ def agent(agent_toml: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_an_agent_answers_doctor_and_ends_cleanly_on_sigterm(run: Run, agent: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_an_agent_answers_doctor_and_ends_cleanly_on_sigterm(
+    run: Run, agent: subprocess.Popen[str], tmp_path: Path
+) -> None:
     found = run("doctor", "--agent", f"ipc://{tmp_path}/a.sock", "-o", "json")
     assert found.code == 0
-    assert any(check["name"] == "agent" and "'n1'" in check["what"] for check in found.json["checks"])
+    assert any(
+        check["name"] == "agent" and "'n1'" in check["what"] for check in found.json["checks"]
+    )
     agent.terminate()
     assert agent.wait(20) == 0
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
 
 
-def test_a_second_agent_of_a_node_ends_with_4_and_the_first_is_not_harmed(run: Run, agent: subprocess.Popen[str], agent_toml: Path) -> None:
+def test_a_second_agent_of_a_node_ends_with_4_and_the_first_is_not_harmed(
+    run: Run, agent: subprocess.Popen[str], agent_toml: Path
+) -> None:
     other = agent_toml.with_name("other.toml")
     other.write_text(agent_toml.read_text().replace("a.sock", "b.sock"))
-    ended = subprocess.run([*CLI, "agent", "--config", str(other)], capture_output=True, text=True, check=False, timeout=30)
+    ended = subprocess.run(
+        [*CLI, "agent", "--config", str(other)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
     assert ended.returncode == 4
     assert f"process {agent.pid}" in ended.stderr
     assert ask_stat(f"ipc://{agent_toml.parent}/a.sock") is not None
@@ -79,7 +96,9 @@ def test_the_reference_configuration_is_valid_and_has_every_setting(run: Run) ->
         line = next(line for line in text.splitlines() if line.startswith(f"# {field.name} = "))
         shown = line.partition(" = ")[2].strip().strip('"')
         if field.name != "scratch":
-            assert shown == str(field.default).lower().removesuffix(".0") or shown == str(field.default), field.name
+            assert shown == str(field.default).lower().removesuffix(".0") or shown == str(
+                field.default
+            ), field.name
 
 
 def test_doctor_tells_an_agent_that_does_not_answer(run: Run, tmp_path: Path) -> None:
@@ -100,15 +119,31 @@ def test_doctor_looks_at_storage_and_logs(run: Run, url: str, root: Path) -> Non
 
 def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
-    command = [*CLI, "demo", "--flights", "4000", "--kills", "2", "--picture", str(picture), "-o", "json"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=150)
+    command = [
+        *CLI,
+        "demo",
+        "--flights",
+        "4000",
+        "--kills",
+        "2",
+        "--picture",
+        str(picture),
+        "-o",
+        "json",
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=150
+    )
     assert ended.returncode == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert report["lost"] == 0
     assert len(report["kills"]) == 2
     assert 0 < report["kills"][0] < report["kills"][1] < report["records"]
     assert [look["comparison"]["entries"] for look in report["looks"]][-1] > 0
-    sizes = {each["moment"]: each["log"] + each["archives"] + each["snapshots"] for each in report["storage"]}
+    sizes = {
+        each["moment"]: each["log"] + each["archives"] + each["snapshots"]
+        for each in report["storage"]
+    }
     assert sizes["rewritten"] < sizes["archived"] < sizes["log"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -147,13 +182,31 @@ def test_node_start_gives_real_members_and_a_signal_ends_all(tmp_path: Path) -> 
     from rewrite_cli.local_cluster.clients import connect
 
     port = free_ports(2)
-    command = [*CLI, "node", "start", "--members", "2", "--port", str(port), "--url", f"file://{tmp_path}/maps", "-o", "json"]
+    command = [
+        *CLI,
+        "node",
+        "start",
+        "--members",
+        "2",
+        "--port",
+        str(port),
+        "--url",
+        f"file://{tmp_path}/maps",
+        "-o",
+        "json",
+    ]
     for wanted in (None, "paid"):
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         assert ready["ready"]
-        children = [number for member in ready["members"] for number in (member["process"], member["agent_process"])]
+        children = [
+            number
+            for member in ready["members"]
+            for number in (member["process"], member["agent_process"])
+        ]
         client = connect([f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"])
         orders = client.get_map("orders").blocking()
         assert orders.get("42") == wanted
@@ -169,7 +222,17 @@ def test_node_start_gives_real_members_and_a_signal_ends_all(tmp_path: Path) -> 
 
 @pytest.mark.cluster
 def test_node_start_dies_whole_when_only_its_parent_is_killed(tmp_path: Path) -> None:
-    command = [*CLI, "node", "start", "--port", str(free_ports(1)), "--url", f"file://{tmp_path}/maps", "-o", "json"]
+    command = [
+        *CLI,
+        "node",
+        "start",
+        "--port",
+        str(free_ports(1)),
+        "--url",
+        f"file://{tmp_path}/maps",
+        "-o",
+        "json",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     (member,) = json.loads(process.stdout.readline())["members"]
@@ -191,10 +254,16 @@ def test_node_start_names_a_wrong_jar_and_a_wrong_setting(run: Run, tmp_path: Pa
 def test_plugin_config_is_yaml_with_the_settings_that_matter(run: Run) -> None:
     import yaml
 
-    config = yaml.safe_load(run("plugin", "config", "--map", "orders", "--agent", "tcp://127.0.0.1:7701").out)["hazelcast"]
+    config = yaml.safe_load(
+        run("plugin", "config", "--map", "orders", "--agent", "tcp://127.0.0.1:7701").out
+    )["hazelcast"]
     store = config["map"]["orders"]["map-store"]
     assert store["factory-class-name"] == "io.imapwal.hazelcast.WalMapStoreFactory"
-    assert (store["initial-mode"], store["write-delay-seconds"], store["offload"]) == ("EAGER", 0, False)
+    assert (store["initial-mode"], store["write-delay-seconds"], store["offload"]) == (
+        "EAGER",
+        0,
+        False,
+    )
     assert store["properties"] == {"agent": "tcp://127.0.0.1:7701"}
     assert config["properties"]["hazelcast.operation.thread.count"] == "64"
     allowed = config["serialization"]["java-serialization-filter"]

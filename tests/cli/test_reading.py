@@ -25,7 +25,11 @@ from tests.kit.orders import LIVE
 
 def test_ls_shows_nodes_and_files(run: Run, url: str) -> None:
     nodes = {node["node"]: node for node in run("ls", url, "-o", "json").json["nodes"]}
-    assert (nodes["n1"]["archives"], nodes["n1"]["archived_records"], nodes["n1"]["state"]) == (1, 12, "closed")
+    assert (nodes["n1"]["archives"], nodes["n1"]["archived_records"], nodes["n1"]["state"]) == (
+        1,
+        12,
+        "closed",
+    )
     files = run("ls", url, "--files", "-o", "json").json["files"]
     assert {"segment", "manifest", "archive", "lock", "log id"} == {file["kind"] for file in files}
     assert "n1" in run("ls", url).out
@@ -53,7 +57,9 @@ def test_stat_sees_an_expired_entry_as_dead(run: Run, tmp_path: Path) -> None:
 def test_dump_shows_every_entry_newest_last_with_its_position(run: Run, url: str) -> None:
     lines = run("dump", url, "--map", "orders", "-o", "json").lines
     assert len(lines) == 14
-    assert [line["timestamp_ms"] for line in lines] == sorted(line["timestamp_ms"] for line in lines)
+    assert [line["timestamp_ms"] for line in lines] == sorted(
+        line["timestamp_ms"] for line in lines
+    )
     of_n1 = [line["position"] for line in lines if line["node"] == "n1"]
     assert of_n1 == sorted(of_n1)
     assert lines[-1]["value"] == {"state": "back"}
@@ -77,7 +83,12 @@ def test_dump_filters_by_map_bytes_time_and_range(run: Run, url: str) -> None:
     assert (session["map"], session["key"]) == ("sessions", "s1")
     of_key = run("dump", url, "--key", session["key_bytes"], "-o", "json").lines
     assert of_key == [session]
-    assert {line["key"] for line in run("dump", url, "--key", session["key_bytes"], "--key", "o1", "-o", "json").lines} == {"s1", "o1"}
+    assert {
+        line["key"]
+        for line in run(
+            "dump", url, "--key", session["key_bytes"], "--key", "o1", "-o", "json"
+        ).lines
+    } == {"s1", "o1"}
     assert run("dump", url, "--key", "hex:zz").code == 2
     times = sorted({line["timestamp_ms"] for line in lines})
     middle = times[len(times) // 2]
@@ -88,12 +99,25 @@ def test_dump_filters_by_map_bytes_time_and_range(run: Run, url: str) -> None:
     of_n1 = [line for line in lines if line["node"] == "n1"]
     for first in (0, 4, 11):
         for last in (first, 11, len(of_n1) - 1):
-            found = run("dump", url, "--node", "n1", "--from", of_n1[first]["position"], "--to", of_n1[last]["position"], "-o", "json").lines
+            found = run(
+                "dump",
+                url,
+                "--node",
+                "n1",
+                "--from",
+                of_n1[first]["position"],
+                "--to",
+                of_n1[last]["position"],
+                "-o",
+                "json",
+            ).lines
             assert found == of_n1[first : last + 1]
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_them(run: Run, tmp_path: Path, archived: bool) -> None:
+def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_them(
+    run: Run, tmp_path: Path, archived: bool
+) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
         for number in range(5):
             store.map("m")["k"] = number
@@ -106,15 +130,31 @@ def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_
     assert [line for line in after if line["position"]] == before
     assert [line["value"] for line in after if not line["position"]] == [4], "the snapshot's"
     assert run("dump", tmp_path, "-o", "json", "--from", before[0]["position"]).lines == before
-    assert run("dump", tmp_path, "-o", "json", "--from", before[2]["position"], "--to", before[3]["position"]).lines == before[2:4]
+    assert (
+        run(
+            "dump",
+            tmp_path,
+            "-o",
+            "json",
+            "--from",
+            before[2]["position"],
+            "--to",
+            before[3]["position"],
+        ).lines
+        == before[2:4]
+    )
     assert run("prune", tmp_path, "--yes").code == 0
     left = [line for line in after if not line["position"]] if archived else after
-    assert run("dump", tmp_path, "-o", "json").lines == left, "the newest segment stays, for it may be being written"
+    assert run("dump", tmp_path, "-o", "json").lines == left, (
+        "the newest segment stays, for it may be being written"
+    )
     assert run("drop", tmp_path, "--map", "m", "--yes").code == 0
     assert run("dump", tmp_path, "-o", "json").lines == ([] if archived else before)
 
 
-def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
         for number in range(6):
             store.map("ab"[number % 2])["k"] = number
@@ -124,7 +164,9 @@ def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run
     assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
     read, seen = cluster.read_piece, []
 
-    def read_and_prune(store: SegmentStore, piece: FileScan, *arguments: Any, **options: Any) -> Iterator[EntryBatch]:
+    def read_and_prune(
+        store: SegmentStore, piece: FileScan, *arguments: Any, **options: Any
+    ) -> Iterator[EntryBatch]:
         seen.append(piece.kind)
         if seen.count("archive") == 3:
             assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0
@@ -132,17 +174,23 @@ def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(run: Run
 
     monkeypatch.setattr(cluster, "read_piece", read_and_prune)
     lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines
-    assert [line["value"] for line in lines] == [0, 1, 6], "what was read before it was pruned, and what stays"
+    assert [line["value"] for line in lines] == [0, 1, 6], (
+        "what was read before it was pruned, and what stays"
+    )
 
 
 def test_export_gives_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
     lines = run("export", url, "--map", "orders").lines
     assert {line["key"]: line["value"] for line in lines} == LIVE
-    rows = list(csv.DictReader(io.StringIO(run("export", url, "--map", "orders", "--format", "csv").out)))
+    rows = list(
+        csv.DictReader(io.StringIO(run("export", url, "--map", "orders", "--format", "csv").out))
+    )
     assert {row["key"]: json.loads(row["value"]) for row in rows} == LIVE
     target = tmp_path / "orders.parquet"
     assert run("export", url, "--map", "orders", "--to", target).code == 0
-    found = duckdb.sql(f"select key, json_extract_string(value, '$.state') from '{target}'").fetchall()
+    found = duckdb.sql(
+        f"select key, json_extract_string(value, '$.state') from '{target}'"
+    ).fetchall()
     assert dict(found) == {key: value["state"] for key, value in LIVE.items()}
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -152,8 +200,15 @@ def test_export_parquet_needs_a_file(run: Run, url: str) -> None:
 
 
 def test_export_as_of_shows_how_it_was(run: Run, url: str) -> None:
-    moment = next(line["timestamp_ms"] for line in run("dump", url, "--key", "o3", "-o", "json").lines if line["value"] == {"state": "sent"})
-    before = {line["key"]: line["value"] for line in run("export", url, "--map", "orders", "--as-of", f"@{moment - 1}").lines}
+    moment = next(
+        line["timestamp_ms"]
+        for line in run("dump", url, "--key", "o3", "-o", "json").lines
+        if line["value"] == {"state": "sent"}
+    )
+    before = {
+        line["key"]: line["value"]
+        for line in run("export", url, "--map", "orders", "--as-of", f"@{moment - 1}").lines
+    }
     assert before["o3"] == {"state": "new"}
     assert before["o4"] == {"state": "new"}
 
@@ -190,7 +245,9 @@ def test_restore_never_writes_into_a_log(run: Run, url: str) -> None:
     assert "already" in ended.err
 
 
-def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(run: Run, url: str, root: Path) -> None:
+def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(
+    run: Run, url: str, root: Path
+) -> None:
     import shutil
 
     shutil.rmtree(root / "prod/eu/nodes/n2")
@@ -201,7 +258,9 @@ def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(run: Run, url
     assert "MISSING" in run("ls", url).out
 
 
-def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(run: Run, tmp_path: Path) -> None:
+def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(
+    run: Run, tmp_path: Path
+) -> None:
     url, fast = f"file://{tmp_path}/log", tmp_path / "fast"
     with imap_wal.open(url, node="n1", wal_dir=f"file://{fast}") as store:
         store.map("m")["a"] = 1
@@ -210,24 +269,40 @@ def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(
     assert (stat.code, stat.json["forecast"][0]["missing"]) == (3, ["n1"])
     doctor = run("doctor", url, "-o", "json")
     assert doctor.code == 3
-    assert [check["what"] for check in doctor.json["checks"] if check["status"] == "problem" and "'n1'" in check["what"]]
+    assert [
+        check["what"]
+        for check in doctor.json["checks"]
+        if check["status"] == "problem" and "'n1'" in check["what"]
+    ]
     assert [node["state"] for node in run("ls", url, "-o", "json").json["nodes"]] == ["MISSING"]
     assert run("drop", url, "--map", "m", "--yes").code != 0
     assert run("verify", url).code == 3
 
 
-def test_a_map_without_entries_is_named_on_stderr_because_its_name_may_be_mistyped(run: Run, url: str, tmp_path: Path) -> None:
-    for words in (("stat", url), ("export", url), ("restore", url), ("restore", url, "--to", tmp_path / "copy")):
+def test_a_map_without_entries_is_named_on_stderr_because_its_name_may_be_mistyped(
+    run: Run, url: str, tmp_path: Path
+) -> None:
+    for words in (
+        ("stat", url),
+        ("export", url),
+        ("restore", url),
+        ("restore", url, "--to", tmp_path / "copy"),
+    ):
         ended = run(*words, "--map", "oders", "--map", "orders")
         assert (ended.code, "no entries of map 'oders'\n" in ended.err) == (0, True), (words, ended)
         assert "no entries" not in run(*words[:2], "--map", "orders").err
 
 
-def test_an_export_to_a_place_where_no_file_can_be_made_says_which(run: Run, url: str, tmp_path: Path) -> None:
+def test_an_export_to_a_place_where_no_file_can_be_made_says_which(
+    run: Run, url: str, tmp_path: Path
+) -> None:
     for name in ("orders.jsonl", "orders.csv", "orders.parquet"):
         ended = run("export", url, "--to", tmp_path / "absent" / name)
         assert ended.code == 1
-        assert f"{tmp_path}/absent/{name} cannot be written: No such file or directory; name a file in a folder" in ended.err
+        assert (
+            f"{tmp_path}/absent/{name} cannot be written: No such file or directory; name a "
+            "file in a folder" in ended.err
+        )
     ended = run("export", url, "--to", "")
     assert (ended.code, "--to is empty" in ended.err) == (2, True)
 
@@ -237,24 +312,37 @@ def test_a_key_that_is_not_hexadecimal_is_wrong_usage_with_an_example(run: Run, 
     assert (ended.code, "hex:a3343231" in ended.err) == (2, True)
 
 
-@pytest.mark.parametrize("endpoint", ["x", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://[", "ipc://", ""])
+@pytest.mark.parametrize(
+    "endpoint", ["x", "tcp://host", "tcp://host:port", "tcp://host:99999", "tcp://[", "ipc://", ""]
+)
 def test_an_endpoint_that_is_none_is_wrong_usage(run: Run, endpoint: str) -> None:
     for words in (("doctor",), ("plugin", "config")):
         ended = run(*words, "--agent", endpoint)
-        assert (ended.code, "it takes ipc:///path or tcp://host:port" in ended.err) == (2, True), ended.err
+        assert (ended.code, "it takes ipc:///path or tcp://host:port" in ended.err) == (2, True), (
+            ended.err
+        )
 
 
 def test_ls_has_one_line_for_a_node_without_manifests(run: Run, url: str, root: Path) -> None:
     for file in (root / "prod/eu/nodes/n1/manifest").iterdir():
         file.unlink()
     nodes = run("ls", url, "-o", "json").json["nodes"]
-    assert [(node["node"], node["state"]) for node in nodes][:2] == [("n1", "MISSING"), ("n2", "closed")]
+    assert [(node["node"], node["state"]) for node in nodes][:2] == [
+        ("n1", "MISSING"),
+        ("n2", "closed"),
+    ]
     assert len(nodes) == 2
 
 
-def test_a_missing_segment_is_reported_with_repair_as_a_way_out(run: Run, url: str, root: Path) -> None:
+def test_a_missing_segment_is_reported_with_repair_as_a_way_out(
+    run: Run, url: str, root: Path
+) -> None:
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
         store.map("orders")["o5"] = {}
     min((root / "prod/eu/nodes/n1/wal").glob("*.wal")).unlink()
     ended = run("export", url)
-    assert (ended.code, "this segment is missing" in ended.err, "`imap-wal repair`" in ended.err) == (1, True, True), ended.err
+    assert (
+        ended.code,
+        "this segment is missing" in ended.err,
+        "`imap-wal repair`" in ended.err,
+    ) == (1, True, True), ended.err

@@ -103,7 +103,9 @@ def damaged_file(found: dict[str, Any]) -> dict[str, Any]:
     return dict(file)
 
 
-def test_a_whole_log_is_copied_byte_for_byte(run: Run, url: str, root: Path, tmp_path: Path) -> None:
+def test_a_whole_log_is_copied_byte_for_byte(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file()}
     ended = run("repair", url, "--to", f"file://{tmp_path}/copy", "-o", "json")
     assert ended.code == 0
@@ -119,9 +121,17 @@ def test_a_whole_log_is_copied_byte_for_byte(run: Run, url: str, root: Path, tmp
 def test_a_flipped_bit_costs_one_frame(run: Run, log: Path, tmp_path: Path, place: str) -> None:
     first, middle, newest = sorted(log.glob("*.wal"))
     frame = frames(middle)[4]
-    flip(middle, frame.offset + {"length": 0, "checksum": 5, "type": 8, "count": 9, "synced": 14, "body": 30}[place])
+    flip(
+        middle,
+        frame.offset
+        + {"length": 0, "checksum": 5, "type": 8, "count": 9, "synced": 14, "body": 30}[place],
+    )
     found = damaged_file(repair(run, tmp_path))
-    assert (found["action"], found["status"], found["kept"]["records"]) == ("rewritten", "corrupt", 9)
+    assert (found["action"], found["status"], found["kept"]["records"]) == (
+        "rewritten",
+        "corrupt",
+        9,
+    )
     assert found["given_up"]["first"] == str(Position(2, 2, frame.offset, 0))
     assert found["given_up"]["bytes"] == frame.end - frame.offset
     if place in ("checksum", "synced", "body"):  # the frame's own header can be read
@@ -129,24 +139,38 @@ def test_a_flipped_bit_costs_one_frame(run: Run, log: Path, tmp_path: Path, plac
         assert found["given_up"]["last"] == str(Position(2, 2, frame.offset, 0))
     wal = tmp_path / "copy" / log.relative_to(tmp_path / "log")
     assert (wal / first.name).read_bytes() == first.read_bytes()
-    assert [frame.payload for frame in frames(wal / newest.name)] == [frame.payload for frame in frames(newest)]
+    assert [frame.payload for frame in frames(wal / newest.name)] == [
+        frame.payload for frame in frames(newest)
+    ]
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
-    assert [line["value"] for line in lines] == [[value, key] for value in range(3) for key in range(10) if (value, key) != (1, 4)]
+    assert [line["value"] for line in lines] == [
+        [value, key] for value in range(3) for key in range(10) if (value, key) != (1, 4)
+    ]
     assert values(f"{tmp_path}/copy") == {f"k{key}": [2, key] for key in range(10)}
 
 
-def test_point_in_time_keeps_what_stands_before_the_damage(run: Run, log: Path, tmp_path: Path) -> None:
+def test_point_in_time_keeps_what_stands_before_the_damage(
+    run: Run, log: Path, tmp_path: Path
+) -> None:
     _, middle, newest = sorted(log.glob("*.wal"))
     frame = frames(middle)[4]
     flip(middle, frame.offset + 30)
     found = repair(run, tmp_path, "--mode", "point-in-time")
-    assert [file["action"] for file in found["files"] if file["kind"] == "segment"] == ["copied", "rewritten", "emptied"]
+    assert [file["action"] for file in found["files"] if file["kind"] == "segment"] == [
+        "copied",
+        "rewritten",
+        "emptied",
+    ]
     assert found["summary"]["given_up_records"] == 6 + 10
     wal = tmp_path / "copy" / log.relative_to(tmp_path / "log")
-    assert [frame.offset for frame in frames(wal / middle.name)] == [frame.offset for frame in frames(middle)]  # positions stay
+    assert [frame.offset for frame in frames(wal / middle.name)] == [
+        frame.offset for frame in frames(middle)
+    ]  # positions stay
     assert frames(wal / newest.name) == []
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
-    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [[1, key] for key in range(4)]
+    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [
+        [1, key] for key in range(4)
+    ]
     with imap_wal.open(f"file://{tmp_path}/copy", node="n1") as store:
         assert store.map("m")["k4"] == [0, 4]
         store.map("m")["k4"] = "newer than all that was given up"
@@ -155,7 +179,9 @@ def test_point_in_time_keeps_what_stands_before_the_damage(run: Run, log: Path, 
 
 
 @pytest.mark.parametrize("offset", [0, 9, 11, 15, 30, 45, 70, 100])
-def test_a_damaged_segment_header_costs_nothing(run: Run, log: Path, tmp_path: Path, offset: int) -> None:
+def test_a_damaged_segment_header_costs_nothing(
+    run: Run, log: Path, tmp_path: Path, offset: int
+) -> None:
     _, middle, _ = sorted(log.glob("*.wal"))
     flip(middle, offset)
     found = damaged_file(repair(run, tmp_path, code=0))
@@ -184,18 +210,24 @@ def test_a_missing_segment_keeps_its_number(run: Run, log: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096], ids=["empty", "zeros"])
 @pytest.mark.parametrize("mode", ["salvage", "point-in-time"])
-def test_a_segment_that_lost_all_its_bytes_is_given_up_and_not_called_whole(run: Run, log: Path, tmp_path: Path, content: bytes, mode: str) -> None:
+def test_a_segment_that_lost_all_its_bytes_is_given_up_and_not_called_whole(
+    run: Run, log: Path, tmp_path: Path, content: bytes, mode: str
+) -> None:
     _, middle, _ = sorted(log.glob("*.wal"))
     middle.write_bytes(content)
     ended = run("verify", tmp_path / "log", "-o", "json")
     (found,) = [file for file in ended.json["files"] if file["status"] != "clean"]
     assert (ended.code, found["status"], found["lost_records"]) == (3, "corrupt", None)
     repaired = repair(run, tmp_path, "--mode", mode)
-    (given_up,) = [file["given_up"] for file in repaired["files"] if file["file"].endswith(middle.name)]
+    (given_up,) = [
+        file["given_up"] for file in repaired["files"] if file["file"].endswith(middle.name)
+    ]
     assert (given_up["first"], given_up["records"]) == (str(Position(2, 2, 0, 0)), None)
 
 
-def test_a_missing_newest_segment_is_given_up_and_the_copy_opens(run: Run, log: Path, tmp_path: Path) -> None:
+def test_a_missing_newest_segment_is_given_up_and_the_copy_opens(
+    run: Run, log: Path, tmp_path: Path
+) -> None:
     max(log.glob("*.wal")).unlink()
     damaged_file(repair(run, tmp_path))
     assert values(f"{tmp_path}/copy") == {f"k{key}": [1, key] for key in range(10)}
@@ -203,7 +235,9 @@ def test_a_missing_newest_segment_is_given_up_and_the_copy_opens(run: Run, log: 
 
 
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
-def test_a_cut_end_of_an_older_segment_is_told(run: Run, log: Path, tmp_path: Path, mode: str) -> None:
+def test_a_cut_end_of_an_older_segment_is_told(
+    run: Run, log: Path, tmp_path: Path, mode: str
+) -> None:
     _, middle, _ = sorted(log.glob("*.wal"))
     end = frames(middle)[6].offset
     middle.write_bytes(middle.read_bytes()[:end])
@@ -224,7 +258,8 @@ def test_a_cut_end_of_an_older_segment_is_told(run: Run, log: Path, tmp_path: Pa
 def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
     run: Run, log: Path, tmp_path: Path, mode: str, which: int, zeros: int
 ) -> None:
-    """Its header is whole. What the next one says of the last frame before it shows that there were some."""
+    """Its header is whole. What the next one says of the last frame before it shows that there were
+    some."""
     path = sorted(log.glob("*.wal"))[which]
     end = frames(path)[0].offset
     path.write_bytes(path.read_bytes()[:end] + bytes(zeros))
@@ -233,10 +268,15 @@ def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
     assert (ended.code, Path(file["file"]).name, file["offset"]) == (3, path.name, end)
     found = repair(run, tmp_path, "--mode", mode)
     (file,) = [file for file in found["files"] if file["status"] != "clean"]
-    assert (Path(file["file"]).name, file["given_up"]["first"]) == (path.name, str(Position(which + 1, which + 1, end, 0)))
+    assert (Path(file["file"]).name, file["given_up"]["first"]) == (
+        path.name,
+        str(Position(which + 1, which + 1, end, 0)),
+    )
     rounds = range(which) if mode == POINT_IN_TIME else (each for each in range(3) if each != which)
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
-    assert [line["value"] for line in lines] == [[round_, key] for round_ in rounds for key in range(10)]
+    assert [line["value"] for line in lines] == [
+        [round_, key] for round_ in rounds for key in range(10)
+    ]
     with imap_wal.open(f"file://{tmp_path}/copy", node="n1") as store:
         store.map("m")["k4"] = "new"
     assert values(f"{tmp_path}/copy")["k4"] == "new"
@@ -244,7 +284,9 @@ def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
 
 
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
-def test_the_first_segment_behind_the_archives_is_not_taken_for_an_empty_one_either(run: Run, tmp_path: Path, mode: str) -> None:
+def test_the_first_segment_behind_the_archives_is_not_taken_for_an_empty_one_either(
+    run: Run, tmp_path: Path, mode: str
+) -> None:
     """Its writer knew of no frame before it, because all were archived."""
     for value in range(3):
         with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
@@ -257,7 +299,11 @@ def test_the_first_segment_behind_the_archives_is_not_taken_for_an_empty_one_eit
     with pytest.raises(ShortLog):
         values(f"{tmp_path}/log")
     found = repair(run, tmp_path, "--mode", mode)
-    assert Path(damaged_file(found)["file"]).name == path.name if mode == SALVAGE else found["summary"]["damaged"] == 2
+    assert (
+        Path(damaged_file(found)["file"]).name == path.name
+        if mode == SALVAGE
+        else found["summary"]["damaged"] == 2
+    )
     assert values(f"{tmp_path}/copy") == ({"k0": 0, "k2": 2} if mode == SALVAGE else {"k0": 0})
 
 
@@ -266,7 +312,9 @@ def test_a_cut_end_of_a_closed_log_is_told(run: Run, log: Path, tmp_path: Path) 
     newest.write_bytes(newest.read_bytes()[: frames(newest)[6].offset])
     assert run("verify", tmp_path / "log").code == 3
     repair(run, tmp_path)
-    assert values(f"{tmp_path}/copy") == {f"k{key}": [2 if key < 6 else 1, key] for key in range(10)}
+    assert values(f"{tmp_path}/copy") == {
+        f"k{key}": [2 if key < 6 else 1, key] for key in range(10)
+    }
 
 
 def test_a_torn_tail_is_cut_and_nothing_is_given_up(run: Run, tmp_path: Path) -> None:
@@ -281,7 +329,12 @@ def test_a_torn_tail_is_cut_and_nothing_is_given_up(run: Run, tmp_path: Path) ->
     overwrite(left, path, data[:-3])
     copy, items = repaired(left, f"torn-copy-{tmp_path}")
     (item,) = [item for item in items if item["kind"] == "segment"]
-    assert (item["action"], item["status"], item["given_up"], item["kept"]["records"]) == ("trimmed", "torn-tail", None, 4)
+    assert (item["action"], item["status"], item["given_up"], item["kept"]["records"]) == (
+        "trimmed",
+        "torn-tail",
+        None,
+        4,
+    )
     assert data.startswith(copy.read(path))
     with imap_wal.open(copy.url, node="n1") as store:
         assert dict(store.map("m")) == {f"k{key}": key for key in range(4)}
@@ -294,7 +347,12 @@ def store_of(url: str) -> SegmentStore:
 def test_a_damaged_archive_gives_what_can_be_read(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
         for start in range(0, 6000, 100):
-            store.map("m").update({f"k{number}": [number, random.Random(number).randbytes(40).hex()] for number in range(start, start + 100)})
+            store.map("m").update(
+                {
+                    f"k{number}": [number, random.Random(number).randbytes(40).hex()]
+                    for number in range(start, start + 100)
+                }
+            )
         store.archive()
         store.map("m")["last"] = 1
     (archive,) = (tmp_path / "log").rglob("*.parquet")
@@ -311,7 +369,9 @@ def test_a_damaged_archive_gives_what_can_be_read(run: Run, tmp_path: Path) -> N
     archive.unlink()
     ended = run("repair", tmp_path / "log", "--to", f"file://{tmp_path}/without", "-o", "json")
     assert (ended.code, damaged_file(ended.json)["given_up"]["records"]) == (3, 6000)
-    assert [line["key"] for line in run("dump", f"{tmp_path}/without", "-o", "json").lines] == ["last"]
+    assert [line["key"] for line in run("dump", f"{tmp_path}/without", "-o", "json").lines] == [
+        "last"
+    ]
 
 
 def test_point_in_time_ends_at_a_damaged_archive(run: Run, tmp_path: Path) -> None:
@@ -327,13 +387,17 @@ def test_point_in_time_ends_at_a_damaged_archive(run: Run, tmp_path: Path) -> No
     second.write_bytes(second.read_bytes()[:-30])
     found = repair(run, tmp_path, "--mode", "point-in-time")
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
-    assert sorted((line["map"], line["key"]) for line in lines) == [(name, f"0-{number}") for name in "ab" for number in range(5)]
+    assert sorted((line["map"], line["key"]) for line in lines) == [
+        (name, f"0-{number}") for name in "ab" for number in range(5)
+    ]
     assert found["summary"]["given_up_records"] == 21
     with imap_wal.open(f"file://{tmp_path}/copy", node="n1") as store:
         assert len(store.map("a")) == len(store.map("b")) == 5
 
 
-def test_a_damaged_snapshot_gives_what_can_be_read(run: Run, url: str, root: Path, tmp_path: Path) -> None:
+def test_a_damaged_snapshot_gives_what_can_be_read(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
     assert run("rewrite", url).code == 0
     assert run("prune", url, "--yes").code == 0
     snapshot = next((root / "prod/eu/snapshot").rglob("*.parquet"))
@@ -343,12 +407,16 @@ def test_a_damaged_snapshot_gives_what_can_be_read(run: Run, url: str, root: Pat
     assert ended.code == 3
     assert damaged_file(ended.json)["kind"] == "snapshot"
     assert run("restore", f"{tmp_path}/copy").code == 0
-    with imap_wal.open(f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1") as store:
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
         store.map("orders")["new"] = 1
     assert "new" in {line["key"] for line in run("export", f"{tmp_path}/copy").lines}
 
 
-def test_a_damaged_manifest_is_replaced_by_the_one_before(run: Run, url: str, root: Path, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_replaced_by_the_one_before(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
     state = run("export", url).out
     manifest = max((root / "prod/eu/nodes/n1/manifest").glob("*.json"))
     manifest.write_bytes(b"\0" * 100)
@@ -356,9 +424,13 @@ def test_a_damaged_manifest_is_replaced_by_the_one_before(run: Run, url: str, ro
     assert ended.code == 3
     assert damaged_file(ended.json)["kind"] == "manifest"
     assert run("export", f"{tmp_path}/copy").out == state
-    with imap_wal.open(f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1") as store:
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
         store.map("orders")["o1"] = "newest"
-    with imap_wal.open(f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1") as store:
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
         assert store.map("orders")["o1"] == "newest"
 
 
@@ -382,19 +454,29 @@ def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_pat
     all_frames = frames(middle)
     cut = Position(2, 2, all_frames[6].offset, 0)
     whole = ClusterLog(open_store(f"{tmp_path}/log"), "default", "embedded")
-    lifetime = Lifetime("c", 3, {"n1": cut})  # the third open's entries count, the second's only up to the cut
+    lifetime = Lifetime(
+        "c", 3, {"n1": cut}
+    )  # the third open's entries count, the second's only up to the cut
     whole.manifests.update(lambda manifest: replace(manifest, lifetimes=(lifetime,)))
     lines = run("dump", f"{tmp_path}/log", "-o", "json").lines
-    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [[1, key] for key in range(7)] + [[2, key] for key in range(10)]
+    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [
+        [1, key] for key in range(7)
+    ] + [[2, key] for key in range(10)]
     flip(middle, all_frames[2].offset + 30)
     repair(run, tmp_path)
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
     kept = [[1, key] for key in range(7) if key != 2]
-    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + kept + [[2, key] for key in range(10)]
+    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + kept + [
+        [2, key] for key in range(10)
+    ]
 
 
-def test_segments_of_another_storage_come_under_the_root_of_the_copy(run: Run, tmp_path: Path) -> None:
-    with imap_wal.open(f"file://{tmp_path}/log", node="n1", wal_dir=f"file://{tmp_path}/fast") as store:
+def test_segments_of_another_storage_come_under_the_root_of_the_copy(
+    run: Run, tmp_path: Path
+) -> None:
+    with imap_wal.open(
+        f"file://{tmp_path}/log", node="n1", wal_dir=f"file://{tmp_path}/fast"
+    ) as store:
         for key in range(5):
             store.map("m")[f"k{key}"] = key
     (segment,) = (tmp_path / "fast").rglob("*.wal")
@@ -409,7 +491,9 @@ def test_a_copy_of_one_node_names_only_that_node(run: Run, url: str, tmp_path: P
     assert [line["key"] for line in run("export", f"{tmp_path}/copy").lines] == ["o4", "s1"]
 
 
-def test_a_missing_node_stays_missing_and_is_named(run: Run, url: str, root: Path, tmp_path: Path) -> None:
+def test_a_missing_node_stays_missing_and_is_named(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
     (root / "prod/eu/nodes/n2").rename(root.parent / "elsewhere")
     ended = run("repair", url, "--to", f"file://{tmp_path}/copy")
     assert ended.code == 3
@@ -483,7 +567,9 @@ def test_an_interrupted_repair_is_taken_for_no_log(run: Run, url: str, tmp_path:
             for command in ("stat", "export", "restore"):
                 assert run(command, f"{tmp_path}/copy{stop}").code == 1, stop
             with pytest.raises(ImapWalError):
-                imap_wal.open(f"file://{tmp_path}/copy{stop}", namespace="prod", cluster="eu", node="n1").close()
+                imap_wal.open(
+                    f"file://{tmp_path}/copy{stop}", namespace="prod", cluster="eu", node="n1"
+                ).close()
             ended: Ended = run("repair", url, "--to", f"file://{tmp_path}/copy{stop}")
             assert "did not finish" in ended.err
     assert len(calls) > 8
@@ -505,7 +591,7 @@ def test_a_damaged_object_costs_its_commit(run: Run, tmp_path: Path) -> None:
     assert values(copy) == {f"k{key}": key for key in (0, 1, 3, 4, 5)}
 
 
-# ---- random histories, random damage ---------------------------------------------------------------------------------
+# ---- random histories, random damage -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -525,13 +611,20 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
     """A log of two nodes, closed or left as a kill leaves it."""
     rng = random.Random(seed)
     for _ in range(rng.randint(1, 3)):
-        open_logs = [imap_wal.open(url, node=node, shared=True, segment_bytes=rng.choice((1500, 4000, 100_000))) for node in ("n1", "n2")]
+        open_logs = [
+            imap_wal.open(
+                url, node=node, shared=True, segment_bytes=rng.choice((1500, 4000, 100_000))
+            )
+            for node in ("n1", "n2")
+        ]
         for _ in range(rng.randint(1, 25)):
             log = rng.choice(open_logs)
             target = log.map(rng.choice(("a", "b")))
             match rng.randint(0, 9):
                 case 0:
-                    target.update({f"k{number}": rng.random() for number in range(rng.randint(1, 6))})
+                    target.update(
+                        {f"k{number}": rng.random() for number in range(rng.randint(1, 6))}
+                    )
                 case 1 if "k1" in target:
                     del target["k1"]
                 case _:
@@ -554,7 +647,17 @@ def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
             reader = SegmentReader(store, file.path)
             for frame in reader.frames():
                 rows = list(entry.rows(frame.payload)) if frame.kind == format.ENTRIES else []
-                written.append(Written(reader.header.node, file.path, reader.header.epoch, reader.header.number, frame.offset, frame.end, rows))
+                written.append(
+                    Written(
+                        reader.header.node,
+                        file.path,
+                        reader.header.epoch,
+                        reader.header.number,
+                        frame.offset,
+                        frame.end,
+                        rows,
+                    )
+                )
     return store, written
 
 
@@ -596,10 +699,19 @@ def damage(seed: int, store: MemoryStore, written: list[Written]) -> list[Writte
             store.delete(path)
         else:
             overwrite(store, path, bytes(data))
-        whole = [frame for frame in whole if frame.path != path or frame.end <= start or frame.offset >= stop]
+        whole = [
+            frame
+            for frame in whole
+            if frame.path != path or frame.end <= start or frame.offset >= stop
+        ]
     # By content in the end: a bit that was flipped twice is whole again.
     after = {path: store.read(path) if store.exists(path) else b"" for path in before}
-    return [frame for frame in written if after[frame.path][frame.offset : frame.end] == before[frame.path][frame.offset : frame.end]]
+    return [
+        frame
+        for frame in written
+        if after[frame.path][frame.offset : frame.end]
+        == before[frame.path][frame.offset : frame.end]
+    ]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -608,26 +720,39 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     store, written = history(seed, f"memory://repair-{next(numbers)}")
     log = ClusterLog(store, "default", "embedded")
     state = log.state()
-    archived = [row for changes in log.changes(snapshots=False, covered=True, state=state) for row in changes.rows]
-    archived = list((Counter(archived) - Counter(row for frame in written for row in frame.rows)).elements())
-    snapshots = [row for changes in log.changes(nodes=None, until={}, state=state) for row in changes.rows]
-    uncovered_archives = [row for changes in log.changes(snapshots=False, state=state) for row in changes.rows]
+    archived = [
+        row
+        for changes in log.changes(snapshots=False, covered=True, state=state)
+        for row in changes.rows
+    ]
+    archived = list(
+        (Counter(archived) - Counter(row for frame in written for row in frame.rows)).elements()
+    )
+    snapshots = [
+        row for changes in log.changes(nodes=None, until={}, state=state) for row in changes.rows
+    ]
+    uncovered_archives = [
+        row for changes in log.changes(snapshots=False, state=state) for row in changes.rows
+    ]
     covered = {node: state.covered(node) for node in state.nodes}
     whole = damage(seed, store, written)
     copy, items = repaired(store, f"repaired-{next(numbers)}")
     again = ClusterLog(copy, "default", "embedded")
-    found = [row for changes in again.changes(snapshots=False, covered=True) for row in changes.rows]
+    found = [
+        row for changes in again.changes(snapshots=False, covered=True) for row in changes.rows
+    ]
     kept = [row for frame in whole for row in frame.rows]
     assert Counter(found) == Counter(kept) + Counter(archived)
-    assert summary_of(items)["given_up_records"] <= sum(len(frame.rows) for frame in written) - len(kept) + sum(
-        item["given_up"] is None for item in items
-    )
+    assert summary_of(items)["given_up_records"] <= sum(len(frame.rows) for frame in written) - len(
+        kept
+    ) + sum(item["given_up"] is None for item in items)
     # What counts: snapshots, and what stands above their marks.
     above = [
         row
         for frame in whole
         for index, row in enumerate(frame.rows)
-        if Position(frame.epoch, frame.number, frame.offset, index) > covered[frame.node].get(row[0], format.START)
+        if Position(frame.epoch, frame.number, frame.offset, index)
+        > covered[frame.node].get(row[0], format.START)
     ]
     of_archives = list((Counter(uncovered_archives) & Counter(archived)).elements())
     newest: dict[Any, Row] = {}
@@ -640,7 +765,11 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
 
     with imap_wal.open(copy.url, node="n1") as opened:
         for name in ("a", "b"):
-            assert dict(opened.map(name)) == {msgpack.unpackb(key): msgpack.unpackb(value) for (of, key), value in expected.items() if of == name}
+            assert dict(opened.map(name)) == {
+                msgpack.unpackb(key): msgpack.unpackb(value)
+                for (of, key), value in expected.items()
+                if of == name
+            }
         opened.map("a")["new"] = seed
     with imap_wal.open(copy.url, node="n1") as opened:
         assert opened.map("a")["new"] == seed
@@ -649,7 +778,18 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
 def summary_of(items: list[Any]) -> dict[str, Any]:
     from imap_wal.repair.report import Extent, Item
 
-    return summary([Item(**{**item, "kept": Extent(**item["kept"]), "given_up": item["given_up"] and Extent(**item["given_up"])}) for item in items])
+    return summary(
+        [
+            Item(
+                **{
+                    **item,
+                    "kept": Extent(**item["kept"]),
+                    "given_up": item["given_up"] and Extent(**item["given_up"]),
+                }
+            )
+            for item in items
+        ]
+    )
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -660,13 +800,20 @@ def test_point_in_time_keeps_the_front_of_every_node(seed: int) -> None:
     copy, _ = repaired(store, f"pit-copy-{next(numbers)}", POINT_IN_TIME)
     again = ClusterLog(copy, "default", "embedded")
     for node in ("n1", "n2"):
-        order = sorted((frame for frame in written if frame.node == node), key=lambda frame: (frame.number, frame.offset))
+        order = sorted(
+            (frame for frame in written if frame.node == node),
+            key=lambda frame: (frame.number, frame.offset),
+        )
         front: list[Row] = []
         for frame in order:
             if frame not in whole:
                 break
             front += frame.rows
-        found = [row for changes in again.changes(snapshots=False, covered=True, nodes=[node]) for row in changes.rows]
+        found = [
+            row
+            for changes in again.changes(snapshots=False, covered=True, nodes=[node])
+            for row in changes.rows
+        ]
         of_segments = Counter(found) & Counter(row for frame in order for row in frame.rows)
         assert of_segments == Counter(front)
     with imap_wal.open(copy.url, node="n1") as opened:

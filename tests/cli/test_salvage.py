@@ -1,4 +1,5 @@
-"""What repair reads of a damaged Parquet file: rows that are whole, or the damage said; never wrong rows, never fewer in silence."""
+"""What repair reads of a damaged Parquet file: rows that are whole, or the damage said; never wrong
+rows, never fewer in silence."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ from imap_wal.parquet.salvage import Damage, readable
 from storage_backends.local import LocalStore
 
 
-def test_a_bit_flipped_anywhere_in_an_archive_gives_the_same_rows_or_a_damage(tmp_path: Path, seed: int) -> None:
+def test_a_bit_flipped_anywhere_in_an_archive_gives_the_same_rows_or_a_damage(
+    tmp_path: Path, seed: int
+) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n", preallocate=False) as opened:
         opened.map("m").update({f"key{number}": "v" * (number % 50) for number in range(400)})
         opened.archive()
@@ -36,12 +39,16 @@ def test_a_bit_flipped_anywhere_in_an_archive_gives_the_same_rows_or_a_damage(tm
     chance = random.Random(seed)
     found = 0
     for case in range(240):
-        at = len(whole) - 1 - chance.randrange(footer) if case % 3 else chance.randrange(len(whole))  # the footer has no checksum of its own
+        at = (
+            len(whole) - 1 - chance.randrange(footer) if case % 3 else chance.randrange(len(whole))
+        )  # the footer has no checksum of its own
         data = bytearray(whole)
         data[at] ^= 1 << chance.randrange(8)
         file.write_bytes(data)
         rows, damages = read()
         assert damages or rows == expected, f"bit of byte {at} of {len(whole)}, seed {seed}"
-        assert all(row in expected for row in rows), f"bit of byte {at} of {len(whole)}, seed {seed}"
+        assert all(row in expected for row in rows), (
+            f"bit of byte {at} of {len(whole)}, seed {seed}"
+        )
         found += bool(damages)
     assert found > 50

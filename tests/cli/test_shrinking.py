@@ -27,7 +27,9 @@ def test_archive_moves_sealed_segments_to_parquet(run: Run, url: str, root: Path
     assert live(run, url) == LIVE
 
 
-def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(run: Run, url: str, root: Path) -> None:
+def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(
+    run: Run, url: str, root: Path
+) -> None:
     tried = run("rewrite", url, "--dry-run", "-o", "json").json["clusters"][0]
     assert tried["dry_run"]
     assert not (root / "prod/eu/snapshot").exists()
@@ -76,7 +78,17 @@ def test_drop_refuses_while_a_node_is_missing(run: Run, url: str, root: Path) ->
 
 @pytest.mark.spark
 def test_both_engines_are_reached_from_the_command_line(url: str) -> None:
-    command = [sys.executable, "-m", "rewrite_cli.cli", "rewrite", url, "--engine", "spark", "-o", "json"]
+    command = [
+        sys.executable,
+        "-m",
+        "rewrite_cli.cli",
+        "rewrite",
+        url,
+        "--engine",
+        "spark",
+        "-o",
+        "json",
+    ]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert '"engine": "spark"' in ended.stdout
@@ -91,7 +103,9 @@ def test_maps_with_the_longest_names_are_rewritten_and_pruned(run: Run, tmp_path
     assert run("rewrite", tmp_path / "maps").code == 0
     assert run("prune", tmp_path / "maps", "--yes").code == 0
     with imap_wal.open(tmp_path / "maps") as store:
-        assert {name: dict(store.map(name)) for name in store.maps()} == {name: {"a": 1} for name in names}
+        assert {name: dict(store.map(name)) for name in store.maps()} == {
+            name: {"a": 1} for name in names
+        }
 
 
 def test_a_dry_run_of_prune_refuses_what_the_run_refuses(run: Run, url: str, root: Path) -> None:

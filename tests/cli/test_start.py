@@ -25,13 +25,20 @@ def test_claim_force_ends_the_wait_once(run: Run, tmp_path: Path) -> None:
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
         assert "node 'n2'" in member.asked()[2]
         shown = named(run("claim", one.url, "-o", "json").json["clusters"][0])
-        assert (shown["former"], shown["signs"], shown["present"], shown["claimed"]) == ("cluster-1", [], {"n1": "cluster-2"}, 0)
+        assert (shown["former"], shown["signs"], shown["present"], shown["claimed"]) == (
+            "cluster-1",
+            [],
+            {"n1": "cluster-2"},
+            0,
+        )
         assert "n1 (cluster-2)" in named(run("claim", one.url).out)
         assert run("claim", one.url, "--force", "--yes").code == 0
         assert member.hello()["incarnation"] == 3
         assert member.client.ask("bye")[0][0] == "bye"
         with plugin(one, greet=False, cluster_id="cluster-3", uuid="newer") as next_one:
-            eventually(lambda: "node 'n2'" in next_one.asked()[2], "the cluster after it waits again")
+            eventually(
+                lambda: "node 'n2'" in next_one.asked()[2], "the cluster after it waits again"
+            )
 
 
 def test_doctor_shows_for_whom_an_agent_waits(run: Run, tmp_path: Path) -> None:
@@ -41,7 +48,10 @@ def test_doctor_shows_for_whom_an_agent_waits(run: Run, tmp_path: Path) -> None:
         assert "agent's start" not in run("doctor", "--agent", early.endpoint).out
         assert "node 'n2'" in member.asked()[2]
         shown = run("doctor", "--agent", early.endpoint)
-        assert "agent's start: cluster cluster-2 waits" in named(shown.out) and "node 'n2'" in shown.out
+        assert (
+            "agent's start: cluster cluster-2 waits" in named(shown.out)
+            and "node 'n2'" in shown.out
+        )
     (late,) = settings_of(tmp_path, "n1", start_timeout_s=0)
     with serving(late), plugin(late, greet=False, cluster_id="cluster-2", uuid="new") as member:
         assert member.asked()[0] == "error"

@@ -61,14 +61,30 @@ def damage(chance: Random, store: MemoryStore) -> str:
     path = chance.choice(paths)
     data = bytearray(store.read(path))
     at = chance.randrange(max(len(data), 1))
-    kind = chance.choice(("flip", "cut", "zeros", "zero tail", "no frames", "torn header", "swap", "copy", "another one", "gone", "noise after"))
+    kind = chance.choice(
+        (
+            "flip",
+            "cut",
+            "zeros",
+            "zero tail",
+            "no frames",
+            "torn header",
+            "swap",
+            "copy",
+            "another one",
+            "gone",
+            "noise after",
+        )
+    )
     match kind:
         case "flip" if data:
             data[at] ^= 1 << chance.randrange(8)
         case "cut":
             del data[at:]
         case "zeros":
-            data[at : at + chance.randint(1, 60)] = bytes(len(data[at : at + chance.randint(1, 60)]))
+            data[at : at + chance.randint(1, 60)] = bytes(
+                len(data[at : at + chance.randint(1, 60)])
+            )
         case "zero tail":
             data[at:] = bytes(len(data) - at)
         case "no frames":
@@ -77,7 +93,9 @@ def damage(chance: Random, store: MemoryStore) -> str:
                 data[first:] = bytes(chance.choice((0, len(data) - first)))
         case "torn header":
             path = paths[-1]
-            data = bytearray(store.read(path)[: chance.randint(0, 60)] + bytes(chance.choice((0, 4096))))
+            data = bytearray(
+                store.read(path)[: chance.randint(0, 60)] + bytes(chance.choice((0, 4096)))
+            )
         case "swap":
             other = chance.choice(paths)
             theirs = store.read(other)
@@ -158,7 +176,9 @@ def key_of(frame: format.Frame) -> int:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
-def test_verify_repair_open_and_a_live_view_give_one_verdict(caplog: pytest.LogCaptureFixture, seed: int) -> None:
+def test_verify_repair_open_and_a_live_view_give_one_verdict(
+    caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
     caplog.set_level(logging.ERROR, "imap_wal")
     chance = Random(seed)
     store = history(chance)
@@ -167,7 +187,13 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(caplog: pytest.LogC
 
     findings = [finding for finding in verified(store) if finding.kind == "segment"]
     statuses = {finding.status for finding in findings}
-    verdict = DAMAGE if statuses & {"corrupt", "unsupported"} else TAIL if "torn-tail" in statuses else CLEAN
+    verdict = (
+        DAMAGE
+        if statuses & {"corrupt", "unsupported"}
+        else TAIL
+        if "torn-tail" in statuses
+        else CLEAN
+    )
 
     # repair, in both modes, names the same files
     of_verify = {finding.file: finding.status for finding in findings if "*" not in finding.file}
@@ -177,13 +203,17 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(caplog: pytest.LogC
         there = {path: status for path, status in of_repair.items() if status != "missing"}
         assert there == of_verify, f"{why}, {mode}"
         assert (len(there) < len(of_repair)) == (missing > 0), f"{why}, {mode}"
-        assert not [each for each in verified(copy) if each.status != "clean"], f"{why}: the copy, {mode}"
+        assert not [each for each in verified(copy) if each.status != "clean"], (
+            f"{why}: the copy, {mode}"
+        )
         contents(copy)
         forget(copy.url.removeprefix("memory://"))
 
     # a live view
     error = refused(lambda: [*ClusterLog(store, "default", "embedded").changes()])
-    assert (error is not None) == (verdict == DAMAGE), f"{why}: a live view says {error}, verify {statuses}"
+    assert (error is not None) == (verdict == DAMAGE), (
+        f"{why}: a live view says {error}, verify {statuses}"
+    )
 
     # an open in every mode, and the restore after it
     for recovery_mode in ("absolute", "torn-tail", "point-in-time"):
@@ -192,18 +222,28 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(caplog: pytest.LogC
         if recovery_mode == "point-in-time":
             refuses = "unsupported" in statuses
         error = refused(lambda left=left, mode=recovery_mode: contents(left, recovery_mode=mode))  # type: ignore[misc]
-        assert (error is not None) == refuses, f"{why}: {recovery_mode} says {error}, verify {statuses}"
+        assert (error is not None) == refuses, (
+            f"{why}: {recovery_mode} says {error}, verify {statuses}"
+        )
         if error is not None and missing == 0 and recovery_mode == "absolute":
-            first = min((one for one in findings if one.status != "clean"), key=lambda one: number(one.file))
+            first = min(
+                (one for one in findings if one.status != "clean"), key=lambda one: number(one.file)
+            )
             assert (error.file, error.offset) == (first.file, first.offset), why
         if refuses:
             continue
         recovery = node_log(left, recovery_mode=recovery_mode).recovery
-        after = sum(finding.frames_after or 0 for finding in findings if finding.status == "torn-tail")
-        assert (recovery.lost is not None) == (verdict == DAMAGE or after > 0), f"{why}, {recovery_mode}"
+        after = sum(
+            finding.frames_after or 0 for finding in findings if finding.status == "torn-tail"
+        )
+        assert (recovery.lost is not None) == (verdict == DAMAGE or after > 0), (
+            f"{why}, {recovery_mode}"
+        )
         assert keys(left) == front(store, findings), f"{why}, {recovery_mode}"
         opened = copy_files(left)
-        assert {finding.status for finding in verified(opened)} == {"clean"}, f"{why}, {recovery_mode}"
+        assert {finding.status for finding in verified(opened)} == {"clean"}, (
+            f"{why}, {recovery_mode}"
+        )
         contents(opened, recovery_mode="absolute")
 
 
@@ -231,9 +271,13 @@ def test_a_header_of_zeros_before_acknowledged_frames_is_damage_for_everybody(si
     store = killed(sync=True)
     (path,) = segments(store)
     overwrite(store, path, bytes(size) + store.read(path)[size:])
-    assert statuses_of(store) == {who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")}
+    assert statuses_of(store) == {
+        who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")
+    }
     for mode in ("absolute", "torn-tail"):
-        assert refused(lambda mode=mode: node_log(copy_files(store), recovery_mode=mode)) is not None  # type: ignore[misc]
+        assert (
+            refused(lambda mode=mode: node_log(copy_files(store), recovery_mode=mode)) is not None
+        )  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("size", [0, 4, 12, 40])
@@ -250,7 +294,9 @@ def test_a_header_that_was_never_whole_is_a_torn_tail_for_everybody(size: int) -
     # The same of a segment that the manifest knows is damage: frames were in it.
     store.delete(born)
     overwrite(store, path, whole[:size] + bytes(100))
-    assert statuses_of(store) == {who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")}
+    assert statuses_of(store) == {
+        who: {"corrupt"} for who in ("verify", "salvage", "point-in-time")
+    }
     assert refused(lambda: node_log(copy_files(store))) is not None
     assert refused(lambda: [*ClusterLog(store, "default", "embedded").changes()]) is not None
 
@@ -262,7 +308,9 @@ def test_damage_in_a_tail_that_was_never_synced_is_a_torn_tail_for_everybody() -
     data = bytearray(store.read(path))
     data[frames[1].offset + 14] ^= 1
     overwrite(store, path, bytes(data))
-    assert statuses_of(store) == {who: {"torn-tail"} for who in ("verify", "salvage", "point-in-time")}
+    assert statuses_of(store) == {
+        who: {"torn-tail"} for who in ("verify", "salvage", "point-in-time")
+    }
     kept = {mode: keys(repaired(store, mode)[1]) for mode in (SALVAGE, POINT_IN_TIME)}
     assert kept == {SALVAGE: [0, 2, 3], POINT_IN_TIME: [0]}
     assert node_log(store).recovery.lost is not None

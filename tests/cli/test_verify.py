@@ -20,7 +20,11 @@ from tests.cli.conftest import Run
 
 
 def statuses(found: Any) -> dict[str, str]:
-    return {Path(file["file"]).name: file["status"] for file in found["files"] if file["status"] != "clean"}
+    return {
+        Path(file["file"]).name: file["status"]
+        for file in found["files"]
+        if file["status"] != "clean"
+    }
 
 
 def test_a_whole_log_is_clean(run: Run, url: str) -> None:
@@ -31,7 +35,9 @@ def test_a_whole_log_is_clean(run: Run, url: str) -> None:
     assert "no damage" in run("verify", url).out
 
 
-def test_a_flipped_bit_before_whole_frames_is_corruption(run: Run, url: str, newest_segment: Path) -> None:
+def test_a_flipped_bit_before_whole_frames_is_corruption(
+    run: Run, url: str, newest_segment: Path
+) -> None:
     data = bytearray(newest_segment.read_bytes())
     data[-60] ^= 1
     newest_segment.write_bytes(data)
@@ -55,13 +61,19 @@ def test_every_byte_is_under_a_checksum(run: Run, url: str, newest_segment: Path
     assert run("verify", url).code == 0
 
 
-def test_an_incomplete_last_commit_is_a_torn_tail_and_no_damage(run: Run, url: str, root: Path) -> None:
+def test_an_incomplete_last_commit_is_a_torn_tail_and_no_damage(
+    run: Run, url: str, root: Path
+) -> None:
     import os
     import signal
     import subprocess
     import sys
 
-    program = f"import imap_wal, os, signal; s = imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1'); s.map('orders')['x'] = 1; os.kill(os.getpid(), {int(signal.SIGKILL)})"
+    program = (
+        f"import imap_wal, os, signal; s = imap_wal.open({url!r}, namespace='prod', "
+        "cluster='eu', node='n1'); s.map('orders')['x'] = 1; os.kill(os.getpid(), "
+        f"{int(signal.SIGKILL)})"
+    )
     subprocess.run([sys.executable, "-c", program], check=False)
     segment = max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
     data = segment.read_bytes().rstrip(b"\0")
@@ -73,14 +85,18 @@ def test_an_incomplete_last_commit_is_a_torn_tail_and_no_damage(run: Run, url: s
     assert statuses(run("verify", url, "-o", "json").json) == {segment.name: "corrupt"}
 
 
-def test_an_empty_older_segment_is_damage(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+def test_an_empty_older_segment_is_damage(
+    run: Run, url: str, root: Path, newest_segment: Path
+) -> None:
     newest_segment.write_bytes(b"")
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3
     assert statuses(ended.json) == {newest_segment.name: "corrupt"}
 
 
-def test_a_newer_version_is_unsupported_not_corrupt(run: Run, url: str, newest_segment: Path) -> None:
+def test_a_newer_version_is_unsupported_not_corrupt(
+    run: Run, url: str, newest_segment: Path
+) -> None:
     import struct
 
     import google_crc32c
@@ -95,7 +111,9 @@ def test_a_newer_version_is_unsupported_not_corrupt(run: Run, url: str, newest_s
     assert statuses(ended.json) == {newest_segment.name: "unsupported"}
 
 
-def test_a_missing_archive_and_a_missing_segment_are_named(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+def test_a_missing_archive_and_a_missing_segment_are_named(
+    run: Run, url: str, root: Path, newest_segment: Path
+) -> None:
     archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
     archive.unlink()
     newest_segment.unlink()
@@ -132,12 +150,16 @@ def test_a_foreign_file_is_told_and_left_alone(run: Run, url: str, root: Path) -
     assert ended.json["foreign"] == ["prod/eu/nodes/n1/wal/notes.txt"]
 
 
-def test_a_segment_copied_from_another_node_is_found(run: Run, url: str, root: Path, newest_segment: Path) -> None:
+def test_a_segment_copied_from_another_node_is_found(
+    run: Run, url: str, root: Path, newest_segment: Path
+) -> None:
     other = next((root / "prod/eu/nodes/n2/wal").glob("*.wal"))
     newest_segment.write_bytes(other.read_bytes())
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3
-    assert "copied here or renamed" in next(file["what"] for file in ended.json["files"] if file["status"] == "corrupt")
+    assert "copied here or renamed" in next(
+        file["what"] for file in ended.json["files"] if file["status"] == "corrupt"
+    )
 
 
 def test_a_missing_node_is_a_finding(run: Run, url: str, root: Path) -> None:
@@ -158,14 +180,16 @@ with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_b
     print('writing', flush=True)
     while True:
         orders.update({{str(number): 'x' * 500 for number in range(50)}})
-"""
+"""  # noqa: E501
     writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None
         writer.stdout.readline()
         for _ in range(12):
             ended = run("verify", url, "-o", "json")
-            assert ended.code == 0, [file for file in ended.json["files"] if file["status"] != "clean"]
+            assert ended.code == 0, [
+                file for file in ended.json["files"] if file["status"] != "clean"
+            ]
             assert run("ls", url).code == 0
     finally:
         writer.kill()
@@ -196,8 +220,18 @@ def test_damage_is_told_with_what_is_lost_and_what_stands_behind(run: Run, tmp_p
     data[frames[3].offset + 30] ^= 1
     data[frames[4].offset + 30] ^= 1
     segment.write_bytes(data)
-    (file,) = [file for file in run("verify", tmp_path / "log", "-o", "json").json["files"] if file["status"] != "clean"]
-    assert (file["status"], file["offset"], file["frames_after"], file["lost_records"], file["records"]) == ("corrupt", frames[3].offset, 6, 4, 16)
+    (file,) = [
+        file
+        for file in run("verify", tmp_path / "log", "-o", "json").json["files"]
+        if file["status"] != "clean"
+    ]
+    assert (
+        file["status"],
+        file["offset"],
+        file["frames_after"],
+        file["lost_records"],
+        file["records"],
+    ) == ("corrupt", frames[3].offset, 6, 4, 16)
     assert file["first_lost"] == f"00000001.00000001.{frames[3].offset:012d}.00000000"
     assert file["last_lost"] == f"00000001.00000001.{frames[4].offset:012d}.00000001"
     assert "unknown" not in run("verify", tmp_path / "log").out
@@ -230,7 +264,9 @@ def test_the_time_is_over(run: Run, url: str, root: Path, monkeypatch: pytest.Mo
         assert summary["files"] + summary["unchecked_files"] == every["summary"]["files"]
         assert summary["unchecked_bytes"] == sum(file["bytes"] for file in found["unchecked"])
         assert summary["partial"] == bool(found["unchecked"])
-        checked = [Path(file["file"]).suffix for file in found["files"] if file["kind"] != "manifest"]
+        checked = [
+            Path(file["file"]).suffix for file in found["files"] if file["kind"] != "manifest"
+        ]
         assert checked == sorted(checked, reverse=True)  # segments before archives
         seen.add(summary["unchecked_files"])
     assert seen == set(range(max(seen) + 1)), "file by file, down to none"
@@ -247,7 +283,8 @@ def test_the_time_is_over(run: Run, url: str, root: Path, monkeypatch: pytest.Mo
 
 
 def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) -> None:
-    """A process that is killed before its first commit leaves a header; the next one goes on behind it."""
+    """A process that is killed before its first commit leaves a header; the next one goes on behind
+    it."""
     import imap_wal
     from storage_backends import open_store
     from tests.support import copy_files
@@ -283,23 +320,32 @@ def test_an_archive_that_is_merged_while_verify_runs_is_no_damage(run: Run, url:
     assert findings
 
 
-def test_an_archive_that_the_manifest_names_and_that_is_not_there_is_damage(run: Run, url: str, root: Path) -> None:
+def test_an_archive_that_the_manifest_names_and_that_is_not_there_is_damage(
+    run: Run, url: str, root: Path
+) -> None:
     archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
     archive.unlink()
     ended = run("verify", url, "-o", "json")
     assert ended.code == 3
     (found,) = (file for file in ended.json["files"] if file["status"] == "corrupt")
-    assert "this archive of node 'n1' is missing, and with it entries of map 'orders' from" in found["what"]
+    assert (
+        "this archive of node 'n1' is missing, and with it entries of map 'orders' from"
+        in found["what"]
+    )
 
 
 def bad(run: Run, url: str) -> list[dict[str, Any]]:
-    return [file for file in run("verify", url, "-o", "json").json["files"] if file["status"] != "clean"]
+    return [
+        file for file in run("verify", url, "-o", "json").json["files"] if file["status"] != "clean"
+    ]
 
 
 @pytest.fixture
 def many_segments(tmp_path: Path) -> Path:
     """A log of node n1 with 17 segments and an archive."""
-    with imap_wal.open(str(tmp_path / "log"), node="n1", preallocate=False, segment_bytes=300) as store:
+    with imap_wal.open(
+        str(tmp_path / "log"), node="n1", preallocate=False, segment_bytes=300
+    ) as store:
         store.map("m").update({"a": 1, "b": 2})
         store.archive()
         for number in range(50):
@@ -307,8 +353,12 @@ def many_segments(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-@pytest.mark.parametrize("how", ["copied", "renamed", "copied over another node", "copied without manifests"])
-def test_a_folder_that_holds_another_nodes_log_is_one_finding(run: Run, many_segments: Path, how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["copied", "renamed", "copied over another node", "copied without manifests"]
+)
+def test_a_folder_that_holds_another_nodes_log_is_one_finding(
+    run: Run, many_segments: Path, how: str
+) -> None:
     """It was one for each file, 17 of them, with the cause in none."""
     nodes = many_segments / "default/embedded/nodes"
     if how == "copied over another node":
@@ -322,9 +372,16 @@ def test_a_folder_that_holds_another_nodes_log_is_one_finding(run: Run, many_seg
         shutil.rmtree(nodes / "n2/manifest")
     (found,) = bad(run, str(many_segments))
     assert (found["file"], found["status"]) == ("default/embedded/nodes/n2", "corrupt")
-    assert "holds the log of node 'n1'" in found["what"] and "segments and 1 archives are not read" in found["what"]
-    assert ("back to default/embedded/nodes/n1" if how == "renamed" else "move this folder away") in found["advice"]
-    assert ("bring the log of node 'n2' back" in found["advice"]) == (how == "copied over another node")
+    assert (
+        "holds the log of node 'n1'" in found["what"]
+        and "segments and 1 archives are not read" in found["what"]
+    )
+    assert (
+        "back to default/embedded/nodes/n1" if how == "renamed" else "move this folder away"
+    ) in found["advice"]
+    assert ("bring the log of node 'n2' back" in found["advice"]) == (
+        how == "copied over another node"
+    )
     assert "holds the log of node 'n1'" in run("doctor", many_segments).out
     refused = run("repair", many_segments, "--dry-run")
     assert refused.code == 1 and "holds the log of node 'n1'" in refused.err
@@ -333,11 +390,16 @@ def test_a_folder_that_holds_another_nodes_log_is_one_finding(run: Run, many_seg
 def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: Path) -> None:
     shutil.copytree(many_segments / "default/embedded", many_segments / "default/other")
     (found,) = bad(run, str(many_segments))
-    assert found["file"] == "default/other/nodes/n1" and "whose place is default/embedded/nodes/n1" in found["what"]
+    assert (
+        found["file"] == "default/other/nodes/n1"
+        and "whose place is default/embedded/nodes/n1" in found["what"]
+    )
 
 
 @pytest.mark.parametrize("policy", ["full", "partial"])
-def test_a_folder_that_holds_another_nodes_log_is_not_opened(many_segments: Path, policy: str) -> None:
+def test_a_folder_that_holds_another_nodes_log_is_not_opened(
+    many_segments: Path, policy: str
+) -> None:
     """Without segments to look at, it became a log of two nodes."""
     nodes = many_segments / "default/embedded/nodes"
     with imap_wal.open(str(many_segments), node="n1") as store:

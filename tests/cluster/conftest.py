@@ -1,4 +1,5 @@
-"""One cluster for all tests of operations and of restore: written to, killed, restarted with two members, killed, restarted with three."""
+"""One cluster for all tests of operations and of restore: written to, killed, restarted with two
+members, killed, restarted with three."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def past(folder: Path, classpath: str) -> Iterator[History]:
-    yield from history.first_lifetime(Cluster(folder, classpath, history.maps, offsets_ms=history.OFFSETS_MS, **history.SETTINGS))
+    yield from history.first_lifetime(
+        Cluster(folder, classpath, history.maps, offsets_ms=history.OFFSETS_MS, **history.SETTINGS)
+    )
 
 
 @pytest.fixture(scope="session", params=[2, 3], ids=["two members", "three members"])

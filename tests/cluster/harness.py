@@ -2,7 +2,8 @@
 
 Agent     `imap-wal agent` beside a member: start, kill, freeze, statistics
 Member    a JVM with TestMember.java: start, kill, leave, questions on its standard input
-Cluster   members with an agent each over one directory of logs, started together and killed together
+Cluster   members with an agent each over one directory of logs, started together and killed
+together
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ ROOT = Path(__file__).parents[2]
 JAVA = Path(__file__).parent / "java"
 FACTORY = "io.imapwal.hazelcast.WalMapStoreFactory"
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
-# Partition tables are exchanged and clusters formed by timers made for data centres; these are made for one machine.
+# Partition tables are exchanged and clusters formed by timers made for data centres; these are made
+# for one machine.
 QUICK_MEMBER = {
     "hazelcast.phone.home.enabled": "false",
     "hazelcast.socket.bind.any": "false",
@@ -62,7 +64,8 @@ class Ended(Exception):
 
 
 def until(what: str, condition: Callable[[], T], seconds: float = 60, pause: float = 0.02) -> T:
-    """The first truthy answer of the condition; an error that it raised last is part of the failure."""
+    """The first truthy answer of the condition; an error that it raised last is part of the
+    failure."""
     deadline = time.monotonic() + seconds
     last: BaseException | None = None
     while True:
@@ -97,11 +100,21 @@ def _die_with_parent() -> None:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def connect(members: Sequence[int | str], cluster_name: str, **more: Any) -> hazelcast.HazelcastClient:
-    """A client of members at these ports, or addresses. It gives up early: its own retries would hide what the cluster says."""
-    options: dict[str, Any] = {"cluster_connect_timeout": 20, "invocation_timeout": 30, "statistics_enabled": False, **more}
+def connect(
+    members: Sequence[int | str], cluster_name: str, **more: Any
+) -> hazelcast.HazelcastClient:
+    """A client of members at these ports, or addresses. It gives up early: its own retries would
+    hide what the cluster says."""
+    options: dict[str, Any] = {
+        "cluster_connect_timeout": 20,
+        "invocation_timeout": 30,
+        "statistics_enabled": False,
+        **more,
+    }
     addresses = [each if isinstance(each, str) else f"127.0.0.1:{each}" for each in members]
-    return hazelcast.HazelcastClient(cluster_name=cluster_name, cluster_members=addresses, **options)
+    return hazelcast.HazelcastClient(
+        cluster_name=cluster_name, cluster_members=addresses, **options
+    )
 
 
 class Child:
@@ -112,13 +125,22 @@ class Child:
         self.process: subprocess.Popen[str] | None = None
 
     def _spawn(self, command: Sequence[str], *, talks: bool = False) -> subprocess.Popen[str]:
-        """`talks`: through pipes, a line at a time; else it gets no input, and its output goes to the log."""
+        """`talks`: through pipes, a line at a time; else it gets no input, and its output goes to
+        the log."""
         assert not self.running, f"{self.name} runs already"
         pipe = subprocess.PIPE if talks else None
         with self.log.open("ab") as log:
-            # The death signal is the forking thread's: children are started by the thread that runs the tests.
+            # The death signal is the forking thread's: children are started by the thread that runs
+            # the tests.
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdin=pipe or subprocess.DEVNULL, stdout=pipe or log, stderr=log, text=True, bufsize=1, preexec_fn=_die_with_parent
+                command,
+                cwd=ROOT,
+                stdin=pipe or subprocess.DEVNULL,
+                stdout=pipe or log,
+                stderr=log,
+                text=True,
+                bufsize=1,
+                preexec_fn=_die_with_parent,
             )
         return self.process
 
@@ -166,8 +188,8 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for
-    agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started does not wait for the
-    one before it, nor for other nodes."""
+    agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started does not wait for
+    the one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -195,7 +217,16 @@ class Agent(Child):
             "start_policy": "wait-all" if lifetime_timeout_s else "partial",
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
-        self.config.write_text("\n".join([*lines, "[log]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items()), ""]))
+        self.config.write_text(
+            "\n".join(
+                [
+                    *lines,
+                    "[log]",
+                    *(f"{key} = {json.dumps(value)}" for key, value in settings.items()),
+                    "",
+                ]
+            )
+        )
 
     def configure(self, **top: Any) -> None:
         """Other values of settings at the top, from the next launch on."""
@@ -214,7 +245,11 @@ class Agent(Child):
 
     def wait(self, seconds: float = 60) -> None:
         """Until it says that it is healthy."""
-        until(f"{self.name} is healthy", lambda: self.check() or (self.stat() or {}).get("healthy"), seconds)
+        until(
+            f"{self.name} is healthy",
+            lambda: self.check() or (self.stat() or {}).get("healthy"),
+            seconds,
+        )
 
     def stat(self, timeout_ms: int = 1000) -> dict[str, Any] | None:
         return ask_stat(self.endpoint, timeout_ms)
@@ -226,20 +261,39 @@ class Agent(Child):
 
     def bytes_read(self) -> int:
         """What the process has read from files since it began."""
-        fields = dict(line.split(": ") for line in Path(f"/proc/{self.pid}/io").read_text().splitlines())
+        fields = dict(
+            line.split(": ") for line in Path(f"/proc/{self.pid}/io").read_text().splitlines()
+        )
         return int(fields["rchar"])
 
 
 class Member(Child):
     """A member in a JVM of its own."""
 
-    def __init__(self, folder: Path, name: str, port: int, config: Mapping[str, Any], classpath: str, options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        port: int,
+        config: Mapping[str, Any],
+        classpath: str,
+        options: Sequence[str],
+    ) -> None:
         super().__init__(name, folder / f"{name}.log")
         self.port, self.node = port, 0  # the number that the network knows it by
         self.address = self.announced = f"127.0.0.1:{port}"
         yaml = folder / f"{name}.yaml"
         yaml.write_text(json.dumps(config))  # JSON is YAML
-        self._command = [jars.java(), *JVM_FLAGS, *QUICK_JVM, *options, f"-Dhazelcast.config={yaml}", "-cp", classpath, "TestMember"]
+        self._command = [
+            jars.java(),
+            *JVM_FLAGS,
+            *QUICK_JVM,
+            *options,
+            f"-Dhazelcast.config={yaml}",
+            "-cp",
+            classpath,
+            "TestMember",
+        ]
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._asking = threading.Lock()
 
@@ -264,7 +318,9 @@ class Member(Child):
         try:
             line = self._answers.get(timeout=seconds)
         except queue.Empty:
-            raise AssertionError(f"{self.name} did not answer within {seconds} s: {self.last_words()}") from None
+            raise AssertionError(
+                f"{self.name} did not answer within {seconds} s: {self.last_words()}"
+            ) from None
         if line.startswith("!"):
             raise MemberError(f"{self.name}: {line[1:].strip()}")
         return json.loads(line.removeprefix("= "))
@@ -316,10 +372,21 @@ class Cluster:
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
         self.agents = list(agents) or [
-            Agent(folder, f"node-{number}", self.url, clock_offset_ms=offset, lifetime_timeout_s=lifetime_timeout_s, **settings)
+            Agent(
+                folder,
+                f"node-{number}",
+                self.url,
+                clock_offset_ms=offset,
+                lifetime_timeout_s=lifetime_timeout_s,
+                **settings,
+            )
             for number, offset in enumerate(offsets_ms, 1)
         ]
-        self._lifetime_timeout_s, self._own, self._used = lifetime_timeout_s, not agents, set[Agent]()
+        self._lifetime_timeout_s, self._own, self._used = (
+            lifetime_timeout_s,
+            not agents,
+            set[Agent](),
+        )
         self.members: list[Member] = []
         self._lifetime = 0
         self._clients: list[hazelcast.HazelcastClient] = []
@@ -338,14 +405,19 @@ class Cluster:
             if not agent.running:
                 agent.launch()
         self._new_member(0).launch()
-        self.members[0].wait()  # members that find no master at first wait for seconds until they elect one
+        self.members[
+            0
+        ].wait()  # members that find no master at first wait for seconds until they elect one
         for number in range(1, count):
             self._new_member(number).launch()
         for agent in self.agents[:count]:
             agent.wait()
         for member in self.members[1:]:
             member.wait()
-        until(f"{count} members are one cluster", lambda: all(member.ask("members") == count for member in self.members))
+        until(
+            f"{count} members are one cluster",
+            lambda: all(member.ask("members") == count for member in self.members),
+        )
 
     def _new_member(self, number: int) -> Member:
         (port,) = free_ports(1)
@@ -355,7 +427,14 @@ class Cluster:
             address = f"{host(number + 1)}:{port}"
             announced = self._network.listen(number + 1, port)
         others = [member.announced for member in self.running] or [announced]
-        config = member_config(self.name, port, others, self._maps(self.agents[number].endpoint), self._properties, announced)
+        config = member_config(
+            self.name,
+            port,
+            others,
+            self._maps(self.agents[number].endpoint),
+            self._properties,
+            announced,
+        )
         member = Member(self.folder, name, port, config, self._classpath, self._options)
         member.node, member.address, member.announced = number + 1, address, announced
         self.members.append(member)
@@ -383,7 +462,9 @@ class Cluster:
         """So many members, and every partition where it shall be, with its backup."""
 
         def safe() -> bool:
-            return all(member.ask("members") == count and member.ask("safe") for member in self.running)
+            return all(
+                member.ask("members") == count and member.ask("safe") for member in self.running
+            )
 
         until(f"{count} members have all partitions and backups", safe, 90, 0.05)
 
@@ -421,7 +502,8 @@ def member_config(
     properties: Mapping[str, str] = QUICK_MEMBER,
     announced: str = "",
 ) -> dict[str, Any]:
-    """`members`: ports, or addresses. `announced`: the address that others use, with the host that this member binds."""
+    """`members`: ports, or addresses. `announced`: the address that others use, with the host that
+    this member binds."""
     host = announced.partition(":")[0] or "127.0.0.1"
     network: dict[str, Any] = {
         "port": {"port": port, "auto-increment": False},
@@ -429,16 +511,34 @@ def member_config(
         "join": {
             "auto-detection": {"enabled": False},
             "multicast": {"enabled": False},
-            "tcp-ip": {"enabled": True, "member-list": [each if isinstance(each, str) else f"127.0.0.1:{each}" for each in members]},
+            "tcp-ip": {
+                "enabled": True,
+                "member-list": [
+                    each if isinstance(each, str) else f"127.0.0.1:{each}" for each in members
+                ],
+            },
         },
     }
     if host != "127.0.0.1":  # a loopback address that no interface lists must be named otherwise
         network |= {"interfaces": {"enabled": False}, "public-address": announced}
         properties = {**properties, "hazelcast.local.localAddress": host}
-    return {"hazelcast": {"cluster-name": cluster, "properties": dict(properties), "network": network, "map": dict(maps)}}
+    return {
+        "hazelcast": {
+            "cluster-name": cluster,
+            "properties": dict(properties),
+            "network": network,
+            "map": dict(maps),
+        }
+    }
 
 
-def logged_map(endpoint: str, properties: Mapping[str, str] | None = None, *, store: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+def logged_map(
+    endpoint: str,
+    properties: Mapping[str, str] | None = None,
+    *,
+    store: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
     """A map's section with the plug-in in it; `more` with _ for -."""
     map_store = {
         "enabled": True,
@@ -449,24 +549,31 @@ def logged_map(endpoint: str, properties: Mapping[str, str] | None = None, *, st
         **(store or {}),
         "properties": {"agent": endpoint, **(properties or {})},
     }
-    return {"map-store": map_store, **{name.replace("_", "-"): value for name, value in more.items()}}
+    return {
+        "map-store": map_store,
+        **{name.replace("_", "-"): value for name, value in more.items()},
+    }
 
 
 def compile_java(folder: Path) -> str:
-    """The class path of a test member: Hazelcast, a copy of the plug-in (a rebuild must not pull it from under a running JVM), the test's classes."""
+    """The class path of a test member: Hazelcast, a copy of the plug-in (a rebuild must not pull it
+    from under a running JVM), the test's classes."""
     plugin = Path(shutil.copy(jars.plugin_jar(), folder / "plugin.jar"))
     hazelcast_jar = jars.hazelcast_jar()
     classes = folder / "classes"
     shutil.copytree(JAVA / "META-INF", classes / "META-INF")
     sources = [str(path) for path in sorted(JAVA.glob("*.java"))]
-    subprocess.run(["javac", "-nowarn", "-d", str(classes), "-cp", f"{hazelcast_jar}", *sources], check=True)
+    subprocess.run(
+        ["javac", "-nowarn", "-d", str(classes), "-cp", f"{hazelcast_jar}", *sources], check=True
+    )
     return os.pathsep.join([str(hazelcast_jar), str(plugin), str(classes)])
 
 
 @contextlib.contextmanager
 def gateway(target: str) -> Iterator[str]:
-    """A `tcp://` endpoint in front of an agent's `ipc://` one that accepts connections also while the agent is away, as a restarting container's
-    port does. It holds them until the agent listens, and breaks them when the agent dies."""
+    """A `tcp://` endpoint in front of an agent's `ipc://` one that accepts connections also while
+    the agent is away, as a restarting container's port does. It holds them until the agent listens,
+    and breaks them when the agent dies."""
     path = target.removeprefix("ipc://")
     server = socket.create_server(("127.0.0.1", 0))
     closing = threading.Event()

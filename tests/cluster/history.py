@@ -1,7 +1,8 @@
-"""What happened to the cluster before it was killed: writers that tests register beside themselves, and what each of them expects to be there afterwards.
+"""What happened to the cluster before it was killed: writers that tests register beside themselves,
+and what each of them expects to be there afterwards.
 
-@written                    runs once, on the first lifetime of the cluster, beside the other writers; returns what its test needs
-@written(last=True)         runs alone, after those
+@written                    runs once, on the first lifetime of the cluster, beside the other
+writers; returns what its test needs @written(last=True)         runs alone, after those
 now.written("name")         what that writer returned; raises what it raised
 """
 
@@ -53,7 +54,10 @@ def maps(endpoint: str) -> Mapping[str, Any]:
         "offloaded-*": logged_map(endpoint, store={"offload": True}),
         "object-*": logged_map(endpoint, in_memory_format="OBJECT"),
         "short-lived-*": logged_map(endpoint, time_to_live_seconds=3600),
-        "evicting-*": logged_map(endpoint, eviction={"eviction-policy": "LRU", "max-size-policy": "PER_NODE", "size": 542}),
+        "evicting-*": logged_map(
+            endpoint,
+            eviction={"eviction-policy": "LRU", "max-size-policy": "PER_NODE", "size": 542},
+        ),
         "chunked-*": logged_map(endpoint, {"restore-chunk": "1000"}),
         "forgetful-*": {},
     }
@@ -91,7 +95,8 @@ class Scene:
 
 @dataclass(repr=False)
 class History:
-    """All writers have run, then everything was killed. `first_seen` is what tests leave for the next lifetime."""
+    """All writers have run, then everything was killed. `first_seen` is what tests leave for the
+    next lifetime."""
 
     cluster: Cluster
     results: dict[str, Any] = field(default_factory=dict)
@@ -115,7 +120,8 @@ class History:
 
 @dataclass(repr=False)
 class Now(Scene):
-    """After a restart. `bytes_read` are the agents' while all maps were loaded; `members` how many there are."""
+    """After a restart. `bytes_read` are the agents' while all maps were loaded; `members` how many
+    there are."""
 
     history: History
     members: int = 0
@@ -135,7 +141,9 @@ def first_lifetime(cluster: Cluster) -> Iterator[History]:
         history.run(Scene(cluster, cluster.client(**CLIENT_OPTIONS)))
         cluster.kill_everything()
         history.names = set(log_maps(cluster.url))
-        history.log_bytes = sum(path.stat().st_size for path in (cluster.folder / "logs").rglob("*") if path.is_file())
+        history.log_bytes = sum(
+            path.stat().st_size for path in (cluster.folder / "logs").rglob("*") if path.is_file()
+        )
         yield history
 
 
@@ -149,7 +157,9 @@ def later_lifetime(history: History, members: int) -> Iterator[Now]:
         before = [agent.bytes_read() for agent in agents]
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda name: _load(scene, name), sorted(history.names)))
-        scene.bytes_read = [agent.bytes_read() - already for agent, already in zip(agents, before, strict=True)]
+        scene.bytes_read = [
+            agent.bytes_read() - already for agent, already in zip(agents, before, strict=True)
+        ]
         yield scene
     finally:
         cluster.kill_everything()

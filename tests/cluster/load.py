@@ -14,11 +14,19 @@ ABSENT = None
 
 
 class Load:
-    """Threads that change keys, each its own ones, so that the order of acknowledgements is the order of changes. `may_be` says of every key what it may
+    """Threads that change keys, each its own ones, so that the order of acknowledgements is the
+    order of changes. `may_be` says of every key what it may
     be: one thing after an acknowledgement, more while an outcome is unknown; absent is None."""
 
     def __init__(
-        self, client: hazelcast.HazelcastClient, name: str, *, threads: int = 4, keys: int = 150, value_bytes: int = 0, seed: int = 0
+        self,
+        client: hazelcast.HazelcastClient,
+        name: str,
+        *,
+        threads: int = 4,
+        keys: int = 150,
+        value_bytes: int = 0,
+        seed: int = 0,
     ) -> None:
         self.seed = seed or random.randrange(10**9)
         self.name, self._client, self._value_bytes = name, client, value_bytes
@@ -29,7 +37,14 @@ class Load:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._threads = [
-            threading.Thread(target=self._run, args=([f"{number}-{key}" for key in range(keys)], random.Random(self.seed + number)), daemon=True)
+            threading.Thread(
+                target=self._run,
+                args=(
+                    [f"{number}-{key}" for key in range(keys)],
+                    random.Random(self.seed + number),
+                ),
+                daemon=True,
+            )
             for number in range(threads)
         ]
         for thread in self._threads:
@@ -63,12 +78,22 @@ class Load:
             elif kind < 0.3:
                 self._do(chosen, ABSENT, lambda keys=chosen: entries.remove(keys[0]))
             elif kind < 0.4:
-                self._do(chosen, value, lambda keys=chosen, value=value: entries.put(keys[0], value, ttl=7200))
+                self._do(
+                    chosen,
+                    value,
+                    lambda keys=chosen, value=value: entries.put(keys[0], value, ttl=7200),
+                )
             elif kind < 0.5:
                 chosen = rng.sample(keys, 5)
-                self._do(chosen, value, lambda keys=chosen, value=value: entries.put_all(dict.fromkeys(keys, value)))
+                self._do(
+                    chosen,
+                    value,
+                    lambda keys=chosen, value=value: entries.put_all(dict.fromkeys(keys, value)),
+                )
             else:
-                self._do(chosen, value, lambda keys=chosen, value=value: entries.set(keys[0], value))
+                self._do(
+                    chosen, value, lambda keys=chosen, value=value: entries.set(keys[0], value)
+                )
 
     def _do(self, keys: list[str], value: Any, change: Callable[[], object]) -> None:
         try:

@@ -108,7 +108,9 @@ class Network:
         self._servers.append(server)
         return f"{host(number)}:{server.sockets[0].getsockname()[1]}"
 
-    async def _serve(self, target: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, target: int, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One connection, until one of its ends closes it."""
         connection = _Connection(_number(writer.get_extra_info("peername")[0]), target, [writer])
         if self._is_cut(connection):
@@ -128,14 +130,17 @@ class Network:
             self._connections.discard(connection)
             connection.abort()
 
-    async def _pump(self, source: int, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: int, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(CHUNK):
                 if gate := self._paused.get((source, target)):
                     await gate.wait()
                 writer.write(data)
                 await writer.drain()
-        # If one end closes or is killed, the other is closed: members use no half-closed connections.
+        # If one end closes or is killed, the other is closed: members use no half-closed
+        # connections.
         writer.close()
 
     def _is_cut(self, connection: _Connection) -> bool:

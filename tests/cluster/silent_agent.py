@@ -19,7 +19,11 @@ _seen: set[bytes] = set()
 def answer(agent: Agent, pending: list[Pending]) -> None:
     loud = []
     for each in pending:
-        words = {word for piece in (each.batch.payload if each.batch is not None else ()) for word in _WORD.findall(piece)}
+        words = {
+            word
+            for piece in (each.batch.payload if each.batch is not None else ())
+            for word in _WORD.findall(piece)
+        }
         if each.batch is not None and each.batch.kind == CLEARS:
             words |= {piece for piece in each.batch.payload if b"unheard" in piece}
         if words <= _seen:

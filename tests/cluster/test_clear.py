@@ -28,7 +28,13 @@ def cluster(tmp_path: Path, classpath: str, request: pytest.FixtureRequest) -> I
 
     def maps(endpoint: str) -> Mapping[str, Any]:
         # A busy machine may need longer than a member waits by default.
-        return {"default": logged_map(endpoint, {"settle-timeout-ms": "60000", "timeout-ms": "5000"}, store={"offload": request.param})}
+        return {
+            "default": logged_map(
+                endpoint,
+                {"settle-timeout-ms": "60000", "timeout-ms": "5000"},
+                store={"offload": request.param},
+            )
+        }
 
     with Cluster(tmp_path, classpath, maps) as made:
         yield made
@@ -102,6 +108,10 @@ def test_a_clear_at_an_owner_that_dies_before_it_answers(cluster: Cluster) -> No
         with contextlib.suppress(HazelcastError):
             clearing.result()
     assert logged(cluster, "unheard")[0] > 0
-    until("memory says what the log says", lambda: dict(orders.entry_set()) == newest(cluster, "unheard"), 60)
+    until(
+        "memory says what the log says",
+        lambda: dict(orders.entry_set()) == newest(cluster, "unheard"),
+        60,
+    )
     held = dict(orders.entry_set())
     assert after_a_restart(cluster, "unheard") == held

@@ -1,4 +1,5 @@
-"""One member whose maps have agents of their own, and what happens when those are missing, frozen, killed, full, or asked for too much.
+"""One member whose maps have agents of their own, and what happens when those are missing, frozen,
+killed, full, or asked for too much.
 
 At the end everything is killed, the member starts without any agent, then the agents come back.
 """
@@ -27,7 +28,16 @@ from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import PACKAGE, LogUnavailable
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
-from tests.cluster.harness import Agent, Member, connect, free_ports, gateway, logged_map, member_config, until
+from tests.cluster.harness import (
+    Agent,
+    Member,
+    connect,
+    free_ports,
+    gateway,
+    logged_map,
+    member_config,
+    until,
+)
 from tests.cluster.history import log_view
 from tests.cluster.load import Load
 from tests.kit.disks import small_disk
@@ -55,7 +65,9 @@ class Bench:
         self.starts += 1
         (self.port,) = free_ports(1)
         config = member_config("faults", self.port, [self.port], self.maps)
-        self.member = Member(self.folder, f"member-{self.starts}", self.port, config, self.classpath, ["-Xmx1g"])
+        self.member = Member(
+            self.folder, f"member-{self.starts}", self.port, config, self.classpath, ["-Xmx1g"]
+        )
         self.member.launch()
         self.member.wait()
         self.client = connect([self.port], "faults", default_int_type="LONG")
@@ -81,7 +93,11 @@ class Bench:
             view.close()
 
     def kill(self) -> None:
-        children = [child for child in (self.member, *self.agents.values()) if child is not None and child.running]
+        children = [
+            child
+            for child in (self.member, *self.agents.values())
+            if child is not None and child.running
+        ]
         for child in children:
             child.send(signal.SIGKILL)
         for child in children:
@@ -92,13 +108,31 @@ class Bench:
 
 
 BAD = {
-    "misspelt": (lambda agent: logged_map(agent, {"timeout": "5"}), ['"timeout"', "unknown", "timeout-ms"]),
-    "no-number": (lambda agent: logged_map(agent, {"timeout-ms": "soon"}), ['"timeout-ms"', '"soon"']),
-    "no-flag": (lambda agent: logged_map(agent, {"read-through": "yes"}), ['"read-through"', "true or false"]),
-    "no-endpoint": (lambda agent: logged_map("http://localhost:7701"), ['"agent"', "http://localhost:7701"]),
+    "misspelt": (
+        lambda agent: logged_map(agent, {"timeout": "5"}),
+        ['"timeout"', "unknown", "timeout-ms"],
+    ),
+    "no-number": (
+        lambda agent: logged_map(agent, {"timeout-ms": "soon"}),
+        ['"timeout-ms"', '"soon"'],
+    ),
+    "no-flag": (
+        lambda agent: logged_map(agent, {"read-through": "yes"}),
+        ['"read-through"', "true or false"],
+    ),
+    "no-endpoint": (
+        lambda agent: logged_map("http://localhost:7701"),
+        ['"agent"', "http://localhost:7701"],
+    ),
     "empty-endpoint": (lambda agent: logged_map(""), ['"agent"', "missing"]),
-    "behind": (lambda agent: logged_map(agent, store={"write-delay-seconds": 5}), ["write-delay-seconds is 5", "needs 0"]),
-    "idle": (lambda agent: logged_map(agent, max_idle_seconds=60), ["max-idle-seconds is 60", "needs 0"]),
+    "behind": (
+        lambda agent: logged_map(agent, store={"write-delay-seconds": 5}),
+        ["write-delay-seconds is 5", "needs 0"],
+    ),
+    "idle": (
+        lambda agent: logged_map(agent, max_idle_seconds=60),
+        ["max-idle-seconds is 60", "needs 0"],
+    ),
 }
 QUICK = {"timeout-ms": "3000", "connect-timeout-ms": "2000"}
 PATIENT = {"timeout-ms": "30000", "connect-timeout-ms": "25000"}
@@ -109,7 +143,14 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
     folder = tmp_path_factory.mktemp("f")
     with small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
         agents = {
-            name: Agent(folder, name, ((disk or folder / "no-disk") if name == "full" else folder / f"{name}-logs").as_uri(), **settings)
+            name: Agent(
+                folder,
+                name,
+                (
+                    (disk or folder / "no-disk") if name == "full" else folder / f"{name}-logs"
+                ).as_uri(),
+                **settings,
+            )
             for name, settings in {
                 "plain": {},
                 "dying": {},
@@ -146,7 +187,11 @@ def error_of(operation: Callable[[], object]) -> str:
     with pytest.raises(HazelcastError) as raised:
         operation()
     text = str(raised.value)
-    named = [kind for kind in (NotAppended, OutcomeUnknown, LogUnavailable) if f"{PACKAGE}.{kind.__name__}: " in text]
+    named = [
+        kind
+        for kind in (NotAppended, OutcomeUnknown, LogUnavailable)
+        if f"{PACKAGE}.{kind.__name__}: " in text
+    ]
     found = hazelcast_errors.error_of(raised.value)
     assert [type(found)] == named if named else found is None, text
     return text
@@ -156,8 +201,13 @@ def error_of(operation: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_wrong_configuration_is_refused_and_the_error_names_what_is_wrong(bench: Bench, name: str) -> None:
-    for operation in (lambda: bench.map(f"bad-{name}").put("a", 1), lambda: bench.map(f"bad-{name}").size()):
+def test_wrong_configuration_is_refused_and_the_error_names_what_is_wrong(
+    bench: Bench, name: str
+) -> None:
+    for operation in (
+        lambda: bench.map(f"bad-{name}").put("a", 1),
+        lambda: bench.map(f"bad-{name}").size(),
+    ):
         text = error_of(operation)
         for words in (f'map "bad-{name}"', *BAD[name][1]):
             assert words in text
@@ -201,7 +251,9 @@ def test_without_an_agent_every_operation_fails_and_names_agent_and_map(bench: B
     assert bench.contents("late-map") == {"a": 1}
 
 
-def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away(bench: Bench) -> None:
+def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away(
+    bench: Bench,
+) -> None:
     late = bench.agents["late"]
     entries = bench.map("late-map")
     entries.put("b", 2)
@@ -220,7 +272,9 @@ def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away
 # ---- frozen and killed ----
 
 
-def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_the_log(bench: Bench) -> None:
+def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_the_log(
+    bench: Bench,
+) -> None:
     plain = bench.agents["plain"]
     entries = bench.map("plain-frozen")
     entries.put_all({"changed": "old", "removed": "old", "untouched": "old"})
@@ -233,7 +287,11 @@ def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_t
         assert plain.endpoint in text
         assert 'map "plain-frozen"' in text
         error_of(lambda: entries.remove("removed"))
-        assert bench.contents("plain-frozen") == {"changed": "old", "removed": "old", "untouched": "old"}
+        assert bench.contents("plain-frozen") == {
+            "changed": "old",
+            "removed": "old",
+            "untouched": "old",
+        }
     finally:
         plain.send(signal.SIGCONT)
     until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-frozen"))
@@ -241,7 +299,9 @@ def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_t
     assert entries.get("changed") in ("old", "new")
 
 
-def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the_end(bench: Bench) -> None:
+def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the_end(
+    bench: Bench,
+) -> None:
     plain = bench.agents["plain"]
     assert bench.client is not None
     bench.map("plain-load").put("warm", 0)
@@ -249,7 +309,10 @@ def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the
     with Load(bench.client, "plain-load", threads=6) as load:
         for end in (plain.kill, plain.kill, plain.stop, plain.kill):
             acknowledged, failed = load.acknowledged + 100, load.refused + load.unknown
-            until(f"100 changes are acknowledged; {load.errors}", lambda target=acknowledged: load.acknowledged > target)
+            until(
+                f"100 changes are acknowledged; {load.errors}",
+                lambda target=acknowledged: load.acknowledged > target,
+            )
             end()
             until("callers are told", lambda before=failed: load.refused + load.unknown > before)
             plain.start()
@@ -259,13 +322,20 @@ def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the
     assert load.stale == []
     until("memory says what the log says", lambda: bench.memory_equals_log("plain", "plain-load"))
     assert load.differences(bench.contents("plain-load")) == [], f"seed {load.seed}"
-    orders = [row[ORDER] for changes in ClusterLog(open_store(plain.url), "default", "dev").changes() for row in changes.rows]
+    orders = [
+        row[ORDER]
+        for changes in ClusterLog(open_store(plain.url), "default", "dev").changes()
+        for row in changes.rows
+    ]
     assert len(orders) == len(set(orders)), "a change is in the log twice"
 
 
 @pytest.mark.parametrize("moment", ["fatal-before", "fatal-after"])
-def test_agent_killed_at_a_change_that_is_sent_again_and_once_in_the_log(bench: Bench, moment: str) -> None:
-    """`fatal-before`: received, not appended. `fatal-after`: durable, not acknowledged. Either way the caller waits, and succeeds."""
+def test_agent_killed_at_a_change_that_is_sent_again_and_once_in_the_log(
+    bench: Bench, moment: str
+) -> None:
+    """`fatal-before`: received, not appended. `fatal-after`: durable, not acknowledged. Either way
+    the caller waits, and succeeds."""
     dying = bench.agents["dying"]
     entries = bench.map("dying-map")
     entries.put("first", 1)
@@ -280,7 +350,9 @@ def test_agent_killed_at_a_change_that_is_sent_again_and_once_in_the_log(bench: 
     assert done == [None]
     entries.put("last", 1)
     log = ClusterLog(open_store(dying.url), "default", "dev")
-    rows = [row for changes in log.changes() for row in changes.rows if row[KEY] == bench.data(moment)]
+    rows = [
+        row for changes in log.changes() for row in changes.rows if row[KEY] == bench.data(moment)
+    ]
     assert len(rows) == 1
     if moment == "fatal-before":  # for the other moment
         dying.kill()
@@ -308,7 +380,9 @@ def test_value_beyond_the_agents_limit_is_refused_and_the_map_unchanged(bench: B
     entries.put("b", "x" * 90_000)
 
 
-def test_full_disk_refuses_changes_and_leaves_the_map_as_it_was_until_there_is_room(bench: Bench) -> None:
+def test_full_disk_refuses_changes_and_leaves_the_map_as_it_was_until_there_is_room(
+    bench: Bench,
+) -> None:
     if bench.disk is None:
         pytest.skip("no small disk can be mounted here")
     entries = bench.map("full-map")
@@ -356,18 +430,24 @@ MAPS = {
 @pytest.fixture(scope="module")
 def before_kill(bench: Bench) -> dict[str, dict[Any, Any]]:
     """What memory held; then everything is killed, and the member alone is started."""
-    held = {name: bench.contents(name) for name, agent in MAPS.items() if bench.agents[agent].running}
+    held = {
+        name: bench.contents(name) for name, agent in MAPS.items() if bench.agents[agent].running
+    }
     bench.kill()
     bench.start_member()
     return held
 
 
-def test_after_a_restart_without_agents_no_map_looks_healthy_and_empty(bench: Bench, before_kill: dict[str, Any]) -> None:
+def test_after_a_restart_without_agents_no_map_looks_healthy_and_empty(
+    bench: Bench, before_kill: dict[str, Any]
+) -> None:
     for name in ("plain-load", "late-map"):
         assert_all_fail(bench, name, bench.agents[MAPS[name]].endpoint)
 
 
-def test_maps_come_back_with_their_agents_as_memory_held_them(bench: Bench, before_kill: dict[str, Any]) -> None:
+def test_maps_come_back_with_their_agents_as_memory_held_them(
+    bench: Bench, before_kill: dict[str, Any]
+) -> None:
     for name in {MAPS[name] for name in before_kill}:
         bench.agents[name].launch()
     for name, contents in before_kill.items():

@@ -14,14 +14,21 @@ MB = 1024 * 1024
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("count", "size", "heap"),
-    [(12, 8 * MB, "1500m"), pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(1500)))],
+    [
+        (12, 8 * MB, "1500m"),
+        pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(1500))),
+    ],
     ids=["12 of 8 MB", "64 of 64 MB"],
 )
-def test_values_larger_together_than_an_answer_come_back(tmp_path: Path, count: int, size: int, heap: str) -> None:
+def test_values_larger_together_than_an_answer_come_back(
+    tmp_path: Path, count: int, size: int, heap: str
+) -> None:
     def configs(endpoint: str) -> dict[str, object]:
         return {"default": logged_map(endpoint, {"timeout-ms": "60000"})}
 
-    with Cluster(tmp_path, compile_java(tmp_path), configs, options=(f"-Xmx{heap}",), durability="os") as cluster:
+    with Cluster(
+        tmp_path, compile_java(tmp_path), configs, options=(f"-Xmx{heap}",), durability="os"
+    ) as cluster:
         cluster.start(1)
         large = cluster.client(invocation_timeout=300).get_map("large").blocking()
         for number in range(count):
@@ -31,9 +38,15 @@ def test_values_larger_together_than_an_answer_come_back(tmp_path: Path, count: 
         again = cluster.client(invocation_timeout=900).get_map("large").blocking()
         for number in range(count):
             found = again.get(number)
-            assert len(found) == size and bytes(found[:3]) == bytes(found[-3:]) == bytes([number]) * 3, number
+            assert (
+                len(found) == size and bytes(found[:3]) == bytes(found[-3:]) == bytes([number]) * 3
+            ), number
         assert again.size() == count
-        peak = next(line for line in Path(f"/proc/{cluster.agents[0].pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+        peak = next(
+            line
+            for line in Path(f"/proc/{cluster.agents[0].pid}/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
         print(f"peak memory of the agent: {peak}")
         # The index of a restore may take 1 GiB (restore_memory_bytes); answers take a part of this.
         assert int(peak.split()[1]) * 1024 < 2500 * MB

@@ -1,5 +1,6 @@
-"""Two clusters, one after the other, on one log: the first one is stopped where it stands, the second one restores and goes on, and then the rest of what
-the first one had to say arrives. It is refused, or void; what the second one acknowledged is what a restart gives back."""
+"""Two clusters, one after the other, on one log: the first one is stopped where it stands, the
+second one restores and goes on, and then the rest of what the first one had to say arrives. It is
+refused, or void; what the second one acknowledged is what a restart gives back."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.cluster.harness import Child, Cluster, logged_map, until
 
 COUNT = 300
 NAME = "through-late"
-"""Read-through: what is not in memory is looked for in the log, late bytes included if they counted."""
+"""Read-through: what is not in memory is looked for in the log, late bytes included if they
+counted."""
 
 
 @pytest.fixture
@@ -26,7 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cluster(folder: Path, classpath: str, timeout_ms: int, **more: Any) -> Cluster:
-    properties = {"timeout-ms": f"{timeout_ms}", "connect-timeout-ms": "1000", "read-through": "true"}
+    properties = {
+        "timeout-ms": f"{timeout_ms}",
+        "connect-timeout-ms": "1000",
+        "read-through": "true",
+    }
     return Cluster(
         folder,
         classpath,
@@ -43,10 +49,15 @@ def send(children: Iterable[Child], number: signal.Signals) -> None:
         child.send(number)
 
 
-def put_without_waiting(client: hazelcast.HazelcastClient, word: str, count: int) -> dict[str, Future[Any]]:
+def put_without_waiting(
+    client: hazelcast.HazelcastClient, word: str, count: int
+) -> dict[str, Future[Any]]:
     """One change of a key of its own each."""
     entries = client.get_map(NAME)
-    return {f"{word}-{number}": entries.set(f"{word}-{number}", f"said by {word} {number}") for number in range(count)}
+    return {
+        f"{word}-{number}": entries.set(f"{word}-{number}", f"said by {word} {number}")
+        for number in range(count)
+    }
 
 
 def outcomes(changes: dict[str, Any]) -> dict[str, str]:
@@ -62,7 +73,8 @@ def outcomes(changes: dict[str, Any]) -> dict[str, str]:
 
 
 class Second:
-    """The cluster that restores, and what its map must hold: what it restored and what it acknowledged."""
+    """The cluster that restores, and what its map must hold: what it restored and what it
+    acknowledged."""
 
     def __init__(self, cluster: Cluster, members: int) -> None:
         self.cluster = cluster
@@ -79,7 +91,8 @@ class Second:
             self.acknowledged[key] = value
 
     def check(self, late: Iterable[str]) -> None:
-        """In memory, in the log where memory has nothing, and after everything was killed and started again."""
+        """In memory, in the log where memory has nothing, and after everything was killed and
+        started again."""
         self.compare(late)
         self.cluster.kill_everything()
         self.cluster.start(2)
@@ -89,30 +102,44 @@ class Second:
     def compare(self, late: Iterable[str]) -> None:
         assert dict(self.map.entry_set()) == self.acknowledged
         keys = {*late, *self.acknowledged}
-        assert {key: self.map.get(key) for key in keys} == {key: self.acknowledged.get(key) for key in keys}
+        assert {key: self.map.get(key) for key in keys} == {
+            key: self.acknowledged.get(key) for key in keys
+        }
 
 
-def test_what_was_under_way_in_a_frozen_cluster_is_refused_unless_the_next_one_restored_it(folder: Path, classpath: str) -> None:
-    # With patience: a change that is under way when the members freeze is still waited for when they go on.
-    with cluster(folder, classpath, 60_000) as first, cluster(folder, classpath, 60_000, url=first.url, agents=first.agents) as then:
+def test_what_was_under_way_in_a_frozen_cluster_is_refused_unless_the_next_one_restored_it(
+    folder: Path, classpath: str
+) -> None:
+    # With patience: a change that is under way when the members freeze is still waited for when
+    # they go on.
+    with (
+        cluster(folder, classpath, 60_000) as first,
+        cluster(folder, classpath, 60_000, url=first.url, agents=first.agents) as then,
+    ):
         first.start(2)
         client = first.client(invocation_timeout=120)
         client.get_map(NAME).blocking().set("before", "said before")
         changes = put_without_waiting(client, "early", COUNT)
         until("some are acknowledged", lambda: any(change.done() for change in changes.values()))
         send(first.members, signal.SIGSTOP)
-        changes |= put_without_waiting(client, "late", COUNT)  # as far as the sockets of members that do not read
+        changes |= put_without_waiting(
+            client, "late", COUNT
+        )  # as far as the sockets of members that do not read
         second = Second(then, 2)
         second.write("before", "early-1", "late-1", "new")
         send(first.members, signal.SIGCONT)
         why = outcomes(changes)
         acknowledged = {key for key, text in why.items() if not text}
         assert acknowledged
-        assert acknowledged <= second.restored.keys(), "acknowledged by the first cluster, and not restored by the second"
+        assert acknowledged <= second.restored.keys(), (
+            "acknowledged by the first cluster, and not restored by the second"
+        )
         assert not any(key.startswith("late") for key in acknowledged)
         refused = {key: text for key, text in why.items() if "NotAppended" in text}
         assert any("void-incarnation" in text for text in refused.values())
-        assert not refused.keys() & second.restored.keys(), "refused as certainly not in the log, and restored from it"
+        assert not refused.keys() & second.restored.keys(), (
+            "refused as certainly not in the log, and restored from it"
+        )
         first.close_clients()
         for member in first.members:
             member.kill()
@@ -120,15 +147,24 @@ def test_what_was_under_way_in_a_frozen_cluster_is_refused_unless_the_next_one_r
         second.check(changes)
 
 
-def test_a_cluster_that_was_followed_by_another_is_never_acknowledged_again(folder: Path, classpath: str) -> None:
-    with cluster(folder, classpath, 2000) as first, cluster(folder, classpath, 2000, url=first.url, agents=first.agents) as then:
+def test_a_cluster_that_was_followed_by_another_is_never_acknowledged_again(
+    folder: Path, classpath: str
+) -> None:
+    with (
+        cluster(folder, classpath, 2000) as first,
+        cluster(folder, classpath, 2000, url=first.url, agents=first.agents) as then,
+    ):
         first.start(2)
         old = first.client().get_map(NAME).blocking()
         old.set("before", "said before")
         send(first.members, signal.SIGSTOP)
         second = Second(then, 2)
         send(first.members, signal.SIGCONT)
-        for number in range(20):  # more than once, by each member: what is refused the first time may be taken after a new hello
+        for number in range(
+            20
+            # More than once, by each member: what is refused the first time may be taken after a
+            # new hello.
+        ):
             with pytest.raises(HazelcastError, match="void-incarnation"):
                 old.set(f"late-{number}", "said by late")
             with pytest.raises(HazelcastError, match="void-incarnation"):
@@ -137,8 +173,11 @@ def test_a_cluster_that_was_followed_by_another_is_never_acknowledged_again(fold
         second.check([f"late-{number}" for number in range(20)])
 
 
-def test_bytes_that_an_agent_appends_after_the_next_cluster_restored_are_void(folder: Path, classpath: str) -> None:
-    """The agent itself is frozen with a change in its socket, and writes it into the log when another cluster has long gone on."""
+def test_bytes_that_an_agent_appends_after_the_next_cluster_restored_are_void(
+    folder: Path, classpath: str
+) -> None:
+    """The agent itself is frozen with a change in its socket, and writes it into the log when
+    another cluster has long gone on."""
     with cluster(folder, classpath, 2000) as first:
         frozen, other = first.agents
         first.start(2)
@@ -153,7 +192,12 @@ def test_bytes_that_an_agent_appends_after_the_next_cluster_restored_are_void(fo
         first.close_clients()
         with cluster(folder, classpath, 2000, url=first.url, agents=[other]) as alone:
             second = Second(alone, 1)
-            assert second.restored == {"before": "said before", **{key: f"said by {key.replace('-', ' ')}" for key, text in why.items() if not text}}
+            assert second.restored == {
+                "before": "said before",
+                **{
+                    key: f"said by {key.replace('-', ' ')}" for key, text in why.items() if not text
+                },
+            }
             second.write("before", unknown[0])
             assert not late_bytes(folder)
             frozen.send(signal.SIGCONT)
@@ -165,4 +209,7 @@ def test_bytes_that_an_agent_appends_after_the_next_cluster_restored_are_void(fo
 
 
 def late_bytes(folder: Path) -> bool:
-    return any(b"said by late" in segment.read_bytes() for segment in (folder / "logs").rglob("node-1/wal/*.wal"))
+    return any(
+        b"said by late" in segment.read_bytes()
+        for segment in (folder / "logs").rglob("node-1/wal/*.wal")
+    )

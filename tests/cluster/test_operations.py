@@ -1,4 +1,5 @@
-"""Every operation of a map, asserted after everything was killed with SIGKILL and started again; with two members, then with three."""
+"""Every operation of a map, asserted after everything was killed with SIGKILL and started again;
+with two members, then with three."""
 
 from __future__ import annotations
 
@@ -110,7 +111,9 @@ def put_all(scene: Scene) -> dict[Any, Any]:
 def test_put_all(now: Now) -> None:
     assert now.contents("put-all") == now.written("put_all")
     assert now.map("put-all").get_all([f"key-{number}" for number in range(20)]) == {
-        key: value for key, value in now.written("put_all").items() if int(key.removeprefix("key-")) < 20
+        key: value
+        for key, value in now.written("put_all").items()
+        if int(key.removeprefix("key-")) < 20
     }
 
 
@@ -228,7 +231,14 @@ def transaction(scene: Scene) -> dict[Any, Any]:
         transaction.get_map("transaction").put("kept", 2)
         transaction.get_map("transaction").put("never", 2)
         raise ZeroDivisionError
-    return {"kept": 1, "put": 1, "with a time to live": 1, "set": 2, "put-if-absent": 3, "replaced": 4}
+    return {
+        "kept": 1,
+        "put": 1,
+        "with a time to live": 1,
+        "set": 2,
+        "put-if-absent": 3,
+        "replaced": 4,
+    }
 
 
 def test_transaction_committed_and_rolled_back(now: Now) -> None:
@@ -253,7 +263,9 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     orders.put("set_ttl", 1)
     start = time.monotonic()
     orders.set_ttl("set_ttl", 7200)
-    assert time.monotonic() - start < 4, "the backup of set_ttl was refused: clients wait five seconds for its acknowledgement"
+    assert time.monotonic() - start < 4, (
+        "the backup of set_ttl was refused: clients wait five seconds for its acknowledgement"
+    )
     orders.put("longer", 1, ttl=60)
     orders.set_ttl("longer", 7200)
     orders.put("for ever", 1, ttl=3600)
@@ -264,7 +276,11 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     orders.put("shortened", 1)
     orders.set_ttl("shortened", 1)
     scene.map("short-lived-by-configuration").put("a", 1)
-    until("what expires at once is gone", lambda: orders.get("over before the kill") is None and orders.get("shortened") is None, 20)
+    until(
+        "what expires at once is gone",
+        lambda: orders.get("over before the kill") is None and orders.get("shortened") is None,
+        20,
+    )
     return {key: scene.expiry("ttl", key) for key in orders.key_set()}
 
 
@@ -286,8 +302,11 @@ def time_to_live_that_ends_while_nobody_runs(scene: Scene) -> None:
 
 def test_what_expires_while_nobody_runs_does_not_come_back(now: Now) -> None:
     now.written("time_to_live_that_ends_while_nobody_runs")
-    # One agent's clock is five minutes slow: it hands out what has expired, and the member knows better.
-    until("the time to live is over", lambda: now.map("ttl-over-in-between").get("over") is None, 20)
+    # One agent's clock is five minutes slow: it hands out what has expired, and the member knows
+    # better.
+    until(
+        "the time to live is over", lambda: now.map("ttl-over-in-between").get("over") is None, 20
+    )
     assert now.contents("ttl-over-in-between") == {"not over": 1}
 
 
@@ -320,13 +339,19 @@ def test_evicted_entries_are_read_through_and_removed_ones_stay_removed(now: Now
     orders = now.map("through-evict")
     orders.evict_all()
     assert orders.size() == 0
-    assert {key: orders.get(key) for key in (*expected, "removed", "deleted")} == {**expected, "removed": None, "deleted": None}
+    assert {key: orders.get(key) for key in (*expected, "removed", "deleted")} == {
+        **expected,
+        "removed": None,
+        "deleted": None,
+    }
 
 
 @written
 def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     orders = scene.map("evict")
-    orders.put_all({"evicted": 1, "evicted, then removed": 1, "evicted, not read": 1, "in memory": 1})
+    orders.put_all(
+        {"evicted": 1, "evicted, then removed": 1, "evicted, not read": 1, "in memory": 1}
+    )
     for key in ("evicted", "evicted, then removed", "evicted, not read"):
         assert orders.evict(key)
     assert orders.get("evicted") == 1  # read from the log
@@ -340,7 +365,9 @@ def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     return {"evicted": 1, "evicted, not read": 1, "in memory": 1}
 
 
-def test_without_read_through_evicted_entries_are_read_from_the_log_and_come_back_with_a_restart(now: Now) -> None:
+def test_without_read_through_evicted_entries_are_read_from_the_log_and_come_back_with_a_restart(
+    now: Now,
+) -> None:
     assert now.contents("evict") == now.written("evict_without_read_through")
     assert now.contents("evict-all") == {}
 
@@ -411,7 +438,16 @@ def drop(scene: Scene) -> dict[Any, Any]:
     scene.map("dropped").put_all({f"k{number}": number for number in range(50)})
     scene.map("not dropped").put_all({f"k{number}": number for number in range(50)})
     scene.client.get_map("dropped").destroy()
-    command = [sys.executable, "-m", "rewrite_cli.cli", "drop", scene.cluster.url, "--map", "dropped", "--yes"]
+    command = [
+        sys.executable,
+        "-m",
+        "rewrite_cli.cli",
+        "drop",
+        scene.cluster.url,
+        "--map",
+        "dropped",
+        "--yes",
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
     again = scene.map("dropped")
     assert until("the map is back", lambda: again.size() == 0)
@@ -443,13 +479,21 @@ def names(scene: Scene) -> dict[Any, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_maps_of_all_names_and_modes(now: Now, name: str) -> None:
     now.written("names")
-    assert now.contents(name) == {"k0": "put", **{f"k{number}": f"{name} {number}" for number in range(2, 10)}}
+    assert now.contents(name) == {
+        "k0": "put",
+        **{f"k{number}": f"{name} {number}" for number in range(2, 10)},
+    }
 
 
 @written
 def indexed(scene: Scene) -> None:
     people = scene.map("indexed-people")
-    people.put_all({number: HazelcastJsonValue({"name": f"n{number}", "age": number % 90}) for number in range(300)})
+    people.put_all(
+        {
+            number: HazelcastJsonValue({"name": f"n{number}", "age": number % 90})
+            for number in range(300)
+        }
+    )
     people.delete(40)
 
 
@@ -469,7 +513,8 @@ VALUES: dict[str, Any] = {
     "great int": -(2**63),
     "float": 0.1,
     "bool": True,
-    "bytes": b"text as bytes",  # (the client pickles bytes as text, and fails by itself where they are none)
+    # (the client pickles bytes as text, and fails by itself where they are none).
+    "bytes": b"text as bytes",
     "bytearray": bytearray(b"\x00\xff bytearray"),
     "list": [1, "zwei", 3.0, [True]],
     "dict": {"a": [1, 2], "b": {"c": "d"}},
@@ -516,10 +561,25 @@ def test_values_are_in_the_log_byte_for_byte(now: Now) -> None:
     finally:
         view.close()
     seen = {row[1]: row[3] for row in found}
-    assert seen == {now.data(key): now.data(value) for key, value in VALUES.items() if key not in refused}
+    assert seen == {
+        now.data(key): now.data(value) for key, value in VALUES.items() if key not in refused
+    }
 
 
-KEYS: list[Any] = ["text", "", "ключ", 1, -1, 2**62, 1.5, True, Flight("UA", 1), Leg(Flight("B6", 2), "1A"), uuid.UUID(int=3), Parcel("k", 1)]
+KEYS: list[Any] = [
+    "text",
+    "",
+    "ключ",
+    1,
+    -1,
+    2**62,
+    1.5,
+    True,
+    Flight("UA", 1),
+    Leg(Flight("B6", 2), "1A"),
+    uuid.UUID(int=3),
+    Parcel("k", 1),
+]
 
 
 @written
@@ -552,13 +612,16 @@ def compact(scene: Scene) -> None:
 
 
 def test_compact_without_a_class_on_any_member(now: Now) -> None:
-    """The client is new and has stored nothing: it asks the cluster for the schema, and the cluster has it from the log."""
+    """The client is new and has stored nothing: it asks the cluster for the schema, and the cluster
+    has it from the log."""
     now.written("compact")
     fresh = now.cluster.client(**CLIENT_OPTIONS)
     flights = fresh.get_map("compact").blocking()
     assert flights.get(7) == Flight("UA", 7)
     assert flights.get("leg") == Leg(Flight("AA", 1), "3C")
-    assert sorted(flight.number for flight in flights.values(sql("number >= 18 and carrier = 'UA'"))) == [18, 19]
+    assert sorted(
+        flight.number for flight in flights.values(sql("number >= 18 and carrier = 'UA'"))
+    ) == [18, 19]
 
 
 # ---- what it costs ----

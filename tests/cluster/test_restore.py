@@ -1,6 +1,8 @@
-"""Two members, two agents, one folder of logs, agents' clocks ten minutes apart; members that join, leave and die while clients write; then SIGKILL to all.
+"""Two members, two agents, one folder of logs, agents' clocks ten minutes apart; members that join,
+leave and die while clients write; then SIGKILL to all.
 
-What was acknowledged is there after a restart with two members, and again after one with three; what was not may be either.
+What was acknowledged is there after a restart with two members, and again after one with three;
+what was not may be either.
 """
 
 from __future__ import annotations
@@ -47,7 +49,10 @@ def moves(scene: Scene) -> Moves:
 
     def more(count: int) -> None:
         target = load.acknowledged + count
-        until(f"{count} more changes are acknowledged; seed {load.seed}; {load.errors}", lambda: load.acknowledged > target)
+        until(
+            f"{count} more changes are acknowledged; seed {load.seed}; {load.errors}",
+            lambda: load.acknowledged > target,
+        )
 
     try:
         more(200)
@@ -81,7 +86,9 @@ def _on_nodes(scene: Scene) -> tuple[dict[str, int], set[int]]:
     return found, incarnations
 
 
-def test_nothing_acknowledged_is_lost_or_comes_back_when_partitions_moved_while_writing(now: Now) -> None:
+def test_nothing_acknowledged_is_lost_or_comes_back_when_partitions_moved_while_writing(
+    now: Now,
+) -> None:
     load = now.written("moves").load
     contents = now.contents("moves")
     assert load.differences(contents) == [], f"seed {load.seed}"
@@ -102,7 +109,9 @@ def test_all_nodes_took_part_and_the_member_that_was_lost_made_a_view(now: Now) 
     # Their numbers may have gaps: agents that claim at the same moment each reserve one.
     assert len(moves.incarnations) == 2, "one cluster, before and after the kill of a member"
     lifetimes = now.log().manifest().lifetimes
-    assert len({each.cluster_id for each in lifetimes if each.incarnation in moves.incarnations}) == 1
+    assert (
+        len({each.cluster_id for each in lifetimes if each.incarnation in moves.incarnations}) == 1
+    )
 
 
 def test_partitions_are_spread_over_all_members(now: Now) -> None:
@@ -117,11 +126,14 @@ def test_big_map_is_whole(now: Now) -> None:
 
 
 def test_logs_are_read_once_however_many_maps_and_chunks_are_loaded(now: Now) -> None:
-    """All maps, one of them in twenty chunks, were loaded when the agents had read this much, Python's and Parquet's own files included."""
+    """All maps, one of them in twenty chunks, were loaded when the agents had read this much,
+    Python's and Parquet's own files included."""
     now.written("many")
     loads = len(now.history.names) + 20
     assert loads > 50
-    assert max(now.bytes_read) < min(3 * now.history.log_bytes + 20 * 2**20, loads / 3 * now.history.log_bytes)
+    assert max(now.bytes_read) < min(
+        3 * now.history.log_bytes + 20 * 2**20, loads / 3 * now.history.log_bytes
+    )
 
 
 def test_load_all_by_hand_asks_for_chunks_and_reads_no_log(now: Now) -> None:
@@ -136,5 +148,9 @@ def test_each_lifetime_has_an_incarnation_of_its_own_greater_than_the_one_before
     lifetimes = now.log().manifest().lifetimes
     clusters = list(dict.fromkeys(lifetime.cluster_id for lifetime in lifetimes))
     given = [lifetime.incarnation for lifetime in lifetimes]
-    assert given == sorted(set(given)), "one that two agents asked for at the same moment may be left out"
-    assert len(clusters) == {2: 2, 3: 3}[now.members], "a view has the cluster id of the lifetime before"
+    assert given == sorted(set(given)), (
+        "one that two agents asked for at the same moment may be left out"
+    )
+    assert len(clusters) == {2: 2, 3: 3}[now.members], (
+        "a view has the cluster id of the lifetime before"
+    )

@@ -1,5 +1,5 @@
-"""After members were lost, or left with an outcome unknown, clients read what the log says, and what the
-next restart shows."""
+"""After members were lost, or left with an outcome unknown, clients read what the log says, and
+what the next restart shows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from tests.cluster.network import Network
 from tests.kit.silent import SILENT, newest, wait_taken
 
 Start = Callable[..., Cluster]
-RESTORED = re.compile(r'map "orders": \d+ of \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries compared, ([\d,]+) set')
+RESTORED = re.compile(
+    r'map "orders": \d+ of \d+ partition\(s\) (?:restored|settled) from .*: [\d,]+ entries '
+    r"compared, ([\d,]+) set"
+)
 
 
 @pytest.fixture
 def start(tmp_path: Path, classpath: str) -> Iterator[Start]:
-    """A cluster of `count` members with their agents. `module` replaces the first agent's command; `properties` are the map store's."""
+    """A cluster of `count` members with their agents. `module` replaces the first agent's command;
+    `properties` are the map store's."""
     with contextlib.ExitStack() as stack:
 
         def begin(
@@ -39,9 +43,21 @@ def start(tmp_path: Path, classpath: str) -> Iterator[Start]:
         ) -> Cluster:
             def maps(endpoint: str) -> Mapping[str, Any]:
                 # A busy machine may need longer than a member waits by default.
-                return {"default": logged_map(endpoint, {"settle-timeout-ms": "60000", **(properties or {})}, store=store)}
+                return {
+                    "default": logged_map(
+                        endpoint, {"settle-timeout-ms": "60000", **(properties or {})}, store=store
+                    )
+                }
 
-            cluster = stack.enter_context(Cluster(tmp_path, classpath, maps, network=network, properties=dict(member_properties or {})))
+            cluster = stack.enter_context(
+                Cluster(
+                    tmp_path,
+                    classpath,
+                    maps,
+                    network=network,
+                    properties=dict(member_properties or {}),
+                )
+            )
             cluster.agents[0].launch(module)
             cluster.start(count)
             return cluster
@@ -73,7 +89,9 @@ def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> N
     owner = cluster.agents[0]
     before = (owner.stat(5000) or {})["appends"]
     with ThreadPoolExecutor(30) as callers:
-        unheard = [callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(30)]
+        unheard = [
+            callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(30)
+        ]
         wait_taken(owner, before)
         cluster.members[0].kill()
         logged = newest(cluster, "orders")
@@ -84,16 +102,24 @@ def test_an_owner_that_died_before_it_answered(start: Start, offload: bool) -> N
     assert {key: orders.get(key) for key, value in logged.items() if value != "old"} == {
         key: value for key, value in logged.items() if value != "old"
     }
-    until("no outcome is unknown", lambda: contents(cluster, "orders") == newest(cluster, "orders"), 60)
+    until(
+        "no outcome is unknown",
+        lambda: contents(cluster, "orders") == newest(cluster, "orders"),
+        60,
+    )
     held = contents(cluster, "orders")
     assert after_a_restart(cluster, "orders", 2) == held
 
 
 def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> None:
-    """The network between owner and backup is cut; the owner answers after the backup's time-out, and dies."""
+    """The network between owner and backup is cut; the owner answers after the backup's time-out,
+    and dies."""
     with Network() as network:
         # Members that cannot connect to each other for a moment are not split.
-        waits = {"hazelcast.operation.backup.timeout.millis": "1000", "hazelcast.connection.monitor.max.faults": "10000"}
+        waits = {
+            "hazelcast.operation.backup.timeout.millis": "1000",
+            "hazelcast.connection.monitor.max.faults": "10000",
+        }
         cluster = start(2, network=network, member_properties=waits)
         orders = _map(cluster, "orders")
         orders.put_all({f"k{number}": "old" for number in range(80)})
@@ -104,7 +130,10 @@ def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> No
             list(callers.map(lambda number: orders.remove(f"k{number}"), range(40, 60)))
         cluster.members[0].kill()
         network.heal()
-        expected = {f"k{number}": f"new-{number}" if number < 40 else "old" for number in [*range(40), *range(60, 80)]}
+        expected = {
+            f"k{number}": f"new-{number}" if number < 40 else "old"
+            for number in [*range(40), *range(60, 80)]
+        }
         for number in range(80):
             assert orders.get(f"k{number}") == expected.get(f"k{number}")
         assert contents(cluster, "orders") == expected
@@ -114,7 +143,8 @@ def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> No
 
 
 def test_two_of_three_members_die_at_once(start: Start) -> None:
-    """Partitions whose owner and backup are gone are read from the log; what is removed there stays removed."""
+    """Partitions whose owner and backup are gone are read from the log; what is removed there stays
+    removed."""
     cluster = start(3)
     orders = _map(cluster, "orders")
     orders.put_all({number: f"v{number}" for number in range(600)})
@@ -124,11 +154,16 @@ def test_two_of_three_members_die_at_once(start: Start) -> None:
         member.send(signal.SIGKILL)
     for member in victims:
         member.kill()
-    # A client that has not noticed yet sends a change to the dead: its outcome is unknown, not wrong.
+    # A client that has not noticed yet sends a change to the dead: its outcome is unknown, not
+    # wrong.
     orders = _map(cluster, "orders")
     with ThreadPoolExecutor(8) as callers:
-        assert list(callers.map(orders.remove, range(0, 600, 5))) == [f"v{number}" for number in range(0, 600, 5)]
-        assert list(callers.map(orders.get, range(600))) == [None if number % 5 == 0 else f"v{number}" for number in range(600)]
+        assert list(callers.map(orders.remove, range(0, 600, 5))) == [
+            f"v{number}" for number in range(0, 600, 5)
+        ]
+        assert list(callers.map(orders.get, range(600))) == [
+            None if number % 5 == 0 else f"v{number}" for number in range(600)
+        ]
     expected = {number: f"v{number}" for number in range(600) if number % 5}
     assert contents(cluster, "orders") == expected
     assert orders.size() == len(expected)
@@ -137,15 +172,20 @@ def test_two_of_three_members_die_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("frozen", [False, True], ids=["its agent answers", "its agent is frozen"])
 def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool) -> None:
-    """What its agent has logged is in memory of the others, whether or not it could be asked in time."""
-    cluster = start(2, module=SILENT, properties={"timeout-ms": "2000", "settle-timeout-ms": "5000"})
+    """What its agent has logged is in memory of the others, whether or not it could be asked in
+    time."""
+    cluster = start(
+        2, module=SILENT, properties={"timeout-ms": "2000", "settle-timeout-ms": "5000"}
+    )
     orders = _map(cluster, "orders")
     orders.put_all({f"k{number}": "old" for number in range(40)})
     cluster.wait_safe(2)
     agent = cluster.agents[0]
     before = (agent.stat(5000) or {})["appends"]
     with ThreadPoolExecutor(20) as callers:
-        unheard = [callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(20)]
+        unheard = [
+            callers.submit(orders.put, f"k{number}", f"unanswered-{number}") for number in range(20)
+        ]
         wait_taken(agent, before)
         if frozen:
             agent.send(signal.SIGSTOP)
@@ -156,7 +196,11 @@ def test_a_member_that_leaves_with_an_outcome_unknown(start: Start, frozen: bool
     if frozen:
         agent.send(signal.SIGCONT)
     assert any(value != "old" for value in newest(cluster, "orders").values())
-    until("no outcome is unknown", lambda: contents(cluster, "orders") == newest(cluster, "orders"), 60)
+    until(
+        "no outcome is unknown",
+        lambda: contents(cluster, "orders") == newest(cluster, "orders"),
+        60,
+    )
     held = contents(cluster, "orders")
     assert after_a_restart(cluster, "orders", 2) == held
 
@@ -180,7 +224,10 @@ def test_evicted_keys_are_read_from_the_log(start: Start, offload: bool) -> None
     assert orders.get_all([7, 8, 3]) == {7: "v7", 8: "v8"}
     orders.evict_all()
     cluster.members[0].leave()
-    expected = {number: f"v{number}" for number in range(100) if number not in (3, 6)} | {4: "new", 5: "new"}
+    expected = {number: f"v{number}" for number in range(100) if number not in (3, 6)} | {
+        4: "new",
+        5: "new",
+    }
     got = {number: value for number in range(100) if (value := orders.get(number)) is not None}
     assert got == expected
     assert after_a_restart(cluster, "orders", 2) == expected

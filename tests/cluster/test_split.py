@@ -1,6 +1,6 @@
-"""A split network within one lifetime of a cluster, under load: one half continues to write, the other
-one acknowledges nothing and joins again. Nothing acknowledged is lost, neither then nor after a
-restart of everything."""
+"""A split network within one lifetime of a cluster, under load: one half continues to write, the
+other one acknowledges nothing and joins again. Nothing acknowledged is lost, neither then nor after
+a restart of everything."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ OUT = "is not in the newest view"
 
 
 class Writer:
-    """Writes increasing numbers to its own keys through one member. For each key it knows the last number
-    that was acknowledged, and the last one that was tried."""
+    """Writes increasing numbers to its own keys through one member. For each key it knows the last
+    number that was acknowledged, and the last one that was tried."""
 
     def __init__(self, cluster: Cluster, member: Member) -> None:
         self.member = member
@@ -48,7 +48,13 @@ class Writer:
             key = f"{self.member.node}-{number % KEYS}"
             try:
                 if client is None or not client.lifecycle_service.is_running():
-                    client = connect([self.member.address], self._cluster.name, cluster_connect_timeout=3, smart_routing=False, invocation_timeout=10)
+                    client = connect(
+                        [self.member.address],
+                        self._cluster.name,
+                        cluster_connect_timeout=3,
+                        smart_routing=False,
+                        invocation_timeout=10,
+                    )
                 self.tried[key] = number
                 client.get_map("orders").blocking().set(key, number)
                 self.acknowledged[key] = number
@@ -83,7 +89,11 @@ def is_out(member: Member) -> bool:
 
 def contents(cluster: Cluster) -> dict[str, int]:
     client = cluster.client()
-    return dict(until("the map can be read", lambda: client.get_map("orders").blocking().entry_set() or None))
+    return dict(
+        until(
+            "the map can be read", lambda: client.get_map("orders").blocking().entry_set() or None
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,30 +109,57 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
     nodes = sorted((*winners, *losers))
     with (
         Network() as network,
-        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=QUICK_LOSS) as cluster,
+        Cluster(
+            tmp_path,
+            classpath,
+            lambda endpoint: {"default": logged_map(endpoint)},
+            network=network,
+            properties=QUICK_LOSS,
+        ) as cluster,
     ):
         cluster.start(len(nodes))
         cluster.wait_safe(len(nodes))
         members = {member.node: member for member in cluster.members}
         writers = {node: Writer(cluster, members[node]) for node in nodes}
-        until("all writers are heard", lambda: all(writer.total > KEYS for writer in writers.values()))
+        until(
+            "all writers are heard", lambda: all(writer.total > KEYS for writer in writers.values())
+        )
 
         with frozen(cluster, losers):
             network.split(winners, losers)
-            until("the winners have a view", lambda: all(members[node].ask("members") == len(winners) for node in winners))
+            until(
+                "the winners have a view",
+                lambda: all(members[node].ask("members") == len(winners) for node in winners),
+            )
             before = sum(writers[node].total for node in winners)
-            until("the winners write", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
+            until(
+                "the winners write",
+                lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS,
+            )
         until("the losers know it", lambda: all(is_out(members[node]) for node in losers))
         assert not any(is_out(members[node]) for node in winners)
         lost = {node: writers[node].total for node in losers}
         before = sum(writers[node].total for node in winners)
-        until("the winners continue to write", lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS)
-        assert {node: writers[node].total for node in losers} == lost, "a loser acknowledged a change"
+        until(
+            "the winners continue to write",
+            lambda: sum(writers[node].total for node in winners) > before + 3 * KEYS,
+        )
+        assert {node: writers[node].total for node in losers} == lost, (
+            "a loser acknowledged a change"
+        )
 
         network.heal()
-        until("all are one cluster", lambda: all(member.ask("members") == len(nodes) for member in cluster.members), 120)
+        until(
+            "all are one cluster",
+            lambda: all(member.ask("members") == len(nodes) for member in cluster.members),
+            120,
+        )
         before_healed = {node: writers[node].total for node in nodes}
-        until("all write", lambda: all(writers[node].total > before_healed[node] + KEYS for node in nodes), 120)
+        until(
+            "all write",
+            lambda: all(writers[node].total > before_healed[node] + KEYS for node in nodes),
+            120,
+        )
         for writer in writers.values():
             writer.stop()
         live = contents(cluster)
@@ -134,12 +171,20 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
         assert [each for writer in writers.values() for each in writer.differences(restored)] == []
 
 
-def test_members_that_were_left_out_continue_when_those_of_the_view_are_gone(tmp_path: Path, classpath: str) -> None:
+def test_members_that_were_left_out_continue_when_those_of_the_view_are_gone(
+    tmp_path: Path, classpath: str
+) -> None:
     """The member that claimed the view is killed before the others could join it. What replaces it
     has another port, so none of the members that were lost ever comes back."""
     with (
         Network() as network,
-        Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}, network=network, properties=QUICK_LOSS) as cluster,
+        Cluster(
+            tmp_path,
+            classpath,
+            lambda endpoint: {"default": logged_map(endpoint)},
+            network=network,
+            properties=QUICK_LOSS,
+        ) as cluster,
     ):
         cluster.start(3)
         cluster.wait_safe(3)
@@ -157,7 +202,13 @@ def test_members_that_were_left_out_continue_when_those_of_the_view_are_gone(tmp
         network.heal()
         cluster.join(winner.node)
         before_all = [writer.total for writer in writers[1:]]
-        until("the others write again", lambda: all(now.total > was + KEYS for now, was in zip(writers[1:], before_all, strict=True)), 60)
+        until(
+            "the others write again",
+            lambda: all(
+                now.total > was + KEYS for now, was in zip(writers[1:], before_all, strict=True)
+            ),
+            60,
+        )
         for writer in writers:
             writer.stop()
         live = contents(cluster)

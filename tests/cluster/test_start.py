@@ -26,11 +26,17 @@ def refusal(cluster: Cluster) -> str:
 
 
 def contents(cluster: Cluster) -> dict[str, str]:
-    return dict(until("the map is there", lambda: cluster.client().get_map(NAME).blocking().entry_set()))
+    return dict(
+        until("the map is there", lambda: cluster.client().get_map(NAME).blocking().entry_set())
+    )
 
 
-def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wait_most(tmp_path: Path, classpath: str) -> None:
-    with Cluster(tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}) as cluster:
+def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wait_most(
+    tmp_path: Path, classpath: str
+) -> None:
+    with Cluster(
+        tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}
+    ) as cluster:
         cluster.start(3)
         cluster.client().get_map(NAME).blocking().put_all(ENTRIES)
         cluster.kill_everything()
@@ -38,7 +44,10 @@ def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wai
         cluster.start(2, "wait-all")
         # At first it waits for the former cluster: the third agent was killed, and has left its
         # sign of life.
-        text = until("it waits for the third only", lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found)
+        text = until(
+            "it waits for the third only",
+            lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found,
+        )
         assert "LogUnavailable" in text and "'wait-all' waits for all 3 nodes" in text
         assert "node 'node-1': " not in text and "node 'node-2': " not in text
         starts = [(agent.stat(5000) or {})["start"] for agent in cluster.agents[:2]]

@@ -127,7 +127,10 @@ def test_the_agent_of_the_transactions_member_is_dead(scene: Scene, kind: int) -
     assert isinstance(error_of(caught.value), NotAppended)
     assert scene.contents("orders") == BEFORE
     scene.cluster.agents[0].start()
-    for key in ("k0", "k55"):  # one that was to be set and one that was to be removed: neither is locked
+    for key in (
+        "k0",
+        "k55",
+    ):  # one that was to be set and one that was to be removed: neither is locked
         scene.map("orders").set(key, "later")
     assert scene.placed() == 0
     assert scene.restarted("orders") == {**BEFORE, "k0": "later", "k55": "later"}
@@ -157,7 +160,9 @@ def test_the_member_dies_after_its_agent_has_logged_the_transaction(scene: Scene
     before = (agent.stat(5000) or {})["appends"]
     with ThreadPoolExecutor(1) as pool:
         committing = pool.submit(scene.commit, "orders")
-        until("the transaction is in the log", lambda: (agent.stat() or {}).get("appends", 0) > before)
+        until(
+            "the transaction is in the log", lambda: (agent.stat() or {}).get("appends", 0) > before
+        )
         assert agent.stat(5000)  # it has committed what it received before it answers this
         scene.cluster.members[0].kill()
         with contextlib.suppress(HazelcastError):

@@ -1,11 +1,17 @@
-"""Values that a Python client stores and a member has no class for, and entry processors whose class is on the members."""
+"""Values that a Python client stores and a member has no class for, and entry processors whose
+class is on the members."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from hazelcast.serialization.api import CompactReader, CompactSerializer, CompactWriter, IdentifiedDataSerializable
+from hazelcast.serialization.api import (
+    CompactReader,
+    CompactSerializer,
+    CompactWriter,
+    IdentifiedDataSerializable,
+)
 
 
 @dataclass(frozen=True)

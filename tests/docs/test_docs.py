@@ -1,4 +1,5 @@
-"""Every Python block and every command in README and docs runs, against a log made for it, as it stands there (only the places are others)."""
+"""Every Python block and every command in README and docs runs, against a log made for it, as it
+stands there (only the places are others)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,12 @@ import imap_wal
 from rewrite_cli import cli
 
 ROOT = Path(__file__).parents[2]
-ALL_PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ALL_PAGES = [
+    ROOT / "README.md",
+    ROOT / "ARCHITECTURE.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 PAGES = [page for page in ALL_PAGES if page.parent.name != "tutorials"]
 """The blocks of a tutorial belong together: test_tutorials.py runs them."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
@@ -27,9 +33,14 @@ ONLY_PARSED = {("node", "start"), ("agent",), ("demo",), ("keys",)}
 
 def blocks(language: str) -> Iterator[tuple[str, str]]:
     for page in PAGES:
-        for number, (indent, found, text) in enumerate(FENCE.findall(page.read_text(encoding="utf-8")), 1):
+        for number, (indent, found, text) in enumerate(
+            FENCE.findall(page.read_text(encoding="utf-8")), 1
+        ):
             if found == language:
-                yield f"{page.relative_to(ROOT)}#{number}", re.sub(f"^{indent}", "", text, flags=re.MULTILINE)
+                yield (
+                    f"{page.relative_to(ROOT)}#{number}",
+                    re.sub(f"^{indent}", "", text, flags=re.MULTILINE),
+                )
 
 
 def commands() -> Iterator[tuple[str, str]]:
@@ -52,7 +63,14 @@ def elsewhere(text: str, root: Path) -> str:
 @pytest.mark.parametrize("name", PYTHON)
 def test_python_block_runs(name: str, tmp_path: Path) -> None:
     program = elsewhere(PYTHON[name], tmp_path)
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -79,8 +97,17 @@ def test_command_runs(name: str, log: Path) -> None:
     if words[0] == "doctor" and "--agent" in words:
         del words[words.index("--agent") : words.index("--agent") + 2]  # nobody listens there
     if words[0] in ("prune", "drop", "forget-node"):
-        assert {"--dry-run", "--yes"} & set(words), "it asks for confirmation: in a script it ends with exit code 2"
-    ended = subprocess.run([sys.executable, "-m", "rewrite_cli.cli", *words], capture_output=True, text=True, check=False, cwd=log, timeout=120)
+        assert {"--dry-run", "--yes"} & set(words), (
+            "it asks for confirmation: in a script it ends with exit code 2"
+        )
+    ended = subprocess.run(
+        [sys.executable, "-m", "rewrite_cli.cli", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=log,
+        timeout=120,
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -99,7 +126,13 @@ def parse(words: list[str]) -> None:
 def test_example_runs_twice(name: str, tmp_path: Path) -> None:
     where = str(tmp_path / "log") if name == "parquet.py" else f"file://{tmp_path}/log"
     for _ in range(2):
-        ended = subprocess.run([sys.executable, str(ROOT / "examples" / name), where], capture_output=True, text=True, check=False, timeout=120)
+        ended = subprocess.run(
+            [sys.executable, str(ROOT / "examples" / name), where],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
         assert ended.returncode == 0, ended.stderr
 
 
@@ -107,11 +140,15 @@ def test_inner_links_lead_somewhere() -> None:
     for page in ALL_PAGES:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+                assert (page.parent / target).exists(), (
+                    f"{page.relative_to(ROOT)} links to {target}"
+                )
 
 
 def test_prose_and_code_have_at_most_100_columns_and_only_tables_are_wider() -> None:
     for page in ALL_PAGES:
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             table, link = line.lstrip().startswith("|"), re.search(r"\S{90}", line)
-            assert len(line) <= 100 or table or link, f"{page.relative_to(ROOT)}:{number} has {len(line)} columns"
+            assert len(line) <= 100 or table or link, (
+                f"{page.relative_to(ROOT)}:{number} has {len(line)} columns"
+            )

@@ -12,9 +12,13 @@ from benchmarks.plots import charts
 def test_every_table_and_chart_of_the_page_is_made_of_the_measured_run() -> None:
     measured = json.loads(publish.MEASURED.read_text(encoding="utf-8"))
     page = publish.PAGE.read_text(encoding="utf-8")
-    assert publish.filled(page, measured) == page, "python -m benchmarks.publish benchmarks/measured.json"
+    assert publish.filled(page, measured) == page, (
+        "python -m benchmarks.publish benchmarks/measured.json"
+    )
     drawn = {path: path.read_text(encoding="utf-8") for path in publish.IMAGES.glob("bench-*.svg")}
-    assert drawn == publish.images(measured["rows"]), "python -m benchmarks.publish benchmarks/measured.json"
+    assert drawn == publish.images(measured["rows"]), (
+        "python -m benchmarks.publish benchmarks/measured.json"
+    )
 
 
 def test_a_chart_has_a_bar_for_each_measurement_and_names_it() -> None:
@@ -29,7 +33,14 @@ def test_a_chart_has_a_bar_for_each_measurement_and_names_it() -> None:
             "ratio": 0.5,
             "to": "SQLite",
         },
-        {"part": "embedded", "measurement": "SQLite <WAL>", "median": 2000, "unit": "records/s", "ratio": 1.0, "to": "SQLite"},
+        {
+            "part": "embedded",
+            "measurement": "SQLite <WAL>",
+            "median": 2000,
+            "unit": "records/s",
+            "ratio": 1.0,
+            "to": "SQLite",
+        },
     ]
     drawing = ET.fromstring(charts(rows)["embedded"])
     texts = [text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")]

@@ -18,7 +18,9 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 def promises() -> Iterator[tuple[str, str, str]]:
     """(promise, where it is described, what holds it) of each line."""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+        cells = (
+            [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
+        )
         if len(cells) == 3 and cells[0] != "promise":
             yield cells[0], cells[1], cells[2]
 
@@ -27,13 +29,23 @@ def promises() -> Iterator[tuple[str, str, str]]:
 def names_of(file: str) -> frozenset[str]:
     """Names of the tests in a file, told without running it."""
     found = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
-    return frozenset(each.name for each in found if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test_"))
+    return frozenset(
+        each.name
+        for each in found
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and each.name.startswith("test_")
+    )
 
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    return {re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    return {
+        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip())
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
 
 
 PROMISES = list(promises())
@@ -44,12 +56,20 @@ def test_there_are_promises_and_none_stands_twice() -> None:
     assert len({promise for promise, *_ in PROMISES}) == len(PROMISES)
 
 
-@pytest.mark.parametrize(("promise", "described", "held"), PROMISES, ids=[promise[:50] for promise, *_ in PROMISES])
-def test_a_promise_is_described_and_held_by_tests_that_exist(promise: str, described: str, held: str) -> None:
+@pytest.mark.parametrize(
+    ("promise", "described", "held"), PROMISES, ids=[promise[:50] for promise, *_ in PROMISES]
+)
+def test_a_promise_is_described_and_held_by_tests_that_exist(
+    promise: str, described: str, held: str
+) -> None:
     links = re.findall(r"\]\(([\w.-]+)(?:#([\w-]+))?\)", described)
-    assert links or promise.startswith("… "), "it says where it is described, or belongs to the line above"
+    assert links or promise.startswith("… "), (
+        "it says where it is described, or belongs to the line above"
+    )
     for page, anchor in links:
-        assert not anchor or anchor in headings(PAGE.parent / page), f"{page} has no heading {anchor}"
+        assert not anchor or anchor in headings(PAGE.parent / page), (
+            f"{page} has no heading {anchor}"
+        )
     named = TEST.findall(held)
     assert named and TEST.sub("", held).strip() == "", "the tests that hold it, and nothing else"
     for file, test in named:

@@ -21,7 +21,16 @@ ROOT = Path(__file__).parents[2]
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SCREEN, TELEPHONE = 1280, 390
 """Widths in pixels."""
-LOOKED_AT = ("", "tutorials/embedded", "operations", "architecture", "cli", "python", "glossary", "performance")
+LOOKED_AT = (
+    "",
+    "tutorials/embedded",
+    "operations",
+    "architecture",
+    "cli",
+    "python",
+    "glossary",
+    "performance",
+)
 PICTURES = ROOT / "out/site"
 
 
@@ -29,8 +38,19 @@ PICTURES = ROOT / "out/site"
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built once for all tests of this file."""
     folder = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=150)
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(folder),
+    ]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=150
+    )
     assert ended.returncode == 0, ended.stderr
     return folder
 
@@ -39,7 +59,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser() -> str:
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
-        pytest.skip(f"no browser on the path: install one of {', '.join(BROWSERS)} (Debian: apt-get install chromium-headless-shell)")
+        pytest.skip(
+            f"no browser on the path: install one of {', '.join(BROWSERS)} (Debian: apt-get "
+            "install chromium-headless-shell)"
+        )
     return found
 
 
@@ -62,7 +85,9 @@ class _Site(http.server.SimpleHTTPRequestHandler):
 def address(site: Path) -> Iterator[str]:
     """The site over HTTP on this machine, with the page that measures."""
     shutil.copy(Path(__file__).with_name("fits.html"), site)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, directory=str(site))) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), partial(_Site, directory=str(site))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -76,7 +101,10 @@ def command(browser: str, *arguments: str) -> list[str]:
 
 
 def pages(site: Path) -> list[str]:
-    return sorted(f"/{page.parent.relative_to(site).as_posix()}/".replace("/./", "/") for page in site.rglob("index.html"))
+    return sorted(
+        f"/{page.parent.relative_to(site).as_posix()}/".replace("/./", "/")
+        for page in site.rglob("index.html")
+    )
 
 
 def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None:
@@ -87,29 +115,46 @@ def test_the_site_builds_and_every_page_is_in_the_navigation(site: Path) -> None
 
 def test_the_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     for page in site.rglob("*.html"):
-        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")):
+        for tag in re.findall(
+            r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text(encoding="utf-8")
+        ):
             source = re.search(r'(?:src|href)="(https?:)?//', tag)
             assert source is None or 'rel="canonical"' in tag, f"{page.relative_to(site)}: {tag}"
 
 
 @pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
-def test_no_element_of_any_page_is_wider_than_its_place(site: Path, address: str, browser: str, width: int) -> None:
+def test_no_element_of_any_page_is_wider_than_its_place(
+    site: Path, address: str, browser: str, width: int
+) -> None:
     asked = urlencode({"width": width, "pages": ",".join(pages(site))})
     address = f"{address}/fits.html?{asked}"
-    with subprocess.Popen(command(browser, "--remote-debugging-port=0", address), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+    with subprocess.Popen(
+        command(browser, "--remote-debugging-port=0", address),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as running:
         try:
             found = _Site.found.get(timeout=150)
         finally:
             running.kill()
     assert set(found) == set(pages(site))
-    assert not any(found.values()), json.dumps({page: wide for page, wide in found.items() if wide}, indent=1)
+    assert not any(found.values()), json.dumps(
+        {page: wide for page, wide in found.items() if wide}, indent=1
+    )
 
 
 @pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
-def test_pages_are_photographed_for_people_to_look_at(address: str, browser: str, width: int) -> None:
+def test_pages_are_photographed_for_people_to_look_at(
+    address: str, browser: str, width: int
+) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for page in LOOKED_AT:
         picture = PICTURES / f"{page.replace('/', '-') or 'start'}-{width}.png"
-        asked = command(browser, f"--screenshot={picture}", f"--window-size={width},1400", f"{address}/{page}{'/' if page else ''}")
+        asked = command(
+            browser,
+            f"--screenshot={picture}",
+            f"--window-size={width},1400",
+            f"{address}/{page}{'/' if page else ''}",
+        )
         subprocess.run(asked, capture_output=True, check=True, timeout=150)
         assert picture.stat().st_size > 10_000, f"{picture} is almost empty"

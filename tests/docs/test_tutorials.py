@@ -1,4 +1,5 @@
-"""Every tutorial works as it is printed: its files are written, its commands run in order in one shell, and they print what the page shows."""
+"""Every tutorial works as it is printed: its files are written, its commands run in order in one
+shell, and they print what the page shows."""
 
 from __future__ import annotations
 
@@ -47,14 +48,19 @@ def read(page: Path, places: dict[str, str]) -> tuple[dict[str, str], list[Step]
         elif language == "text":
             steps[-1] = Step(steps[-1].commands, tuple(block.splitlines()))
         else:
-            raise AssertionError(f"{page.name}: a block of {language} has no title, so no test runs it")
+            raise AssertionError(
+                f"{page.name}: a block of {language} has no title, so no test runs it"
+            )
     return files, steps
 
 
 def played(page: str, folder: Path) -> list[tuple[Step, str]]:
     """Each step with what it has printed."""
     port = free_ports(2)
-    files, steps = read(ROOT / "docs/tutorials" / page, {"5701": str(port), "/tmp/imap-wal-tutorial": f"{folder}/shared"})
+    files, steps = read(
+        ROOT / "docs/tutorials" / page,
+        {"5701": str(port), "/tmp/imap-wal-tutorial": f"{folder}/shared"},
+    )
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
     programs = folder / "bin"
@@ -69,16 +75,26 @@ def played(page: str, folder: Path) -> list[tuple[Step, str]]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
     shell = subprocess.Popen(
-        ["bash", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environment, start_new_session=True
+        ["bash", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
     )
     try:
         printed, problems = shell.communicate(timeout=TIMEOUT_S)
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)  # what the page has started ends with it, also if a step hangs
+            os.killpg(
+                shell.pid, signal.SIGKILL
+            )  # what the page has started ends with it, also if a step hangs
         shell.wait()
     outputs = printed.split(f"{END}\n")
-    assert len(outputs) == len(steps) + 1, f"the shell ended with {shell.returncode}:\n{printed}\n{problems}"
+    assert len(outputs) == len(steps) + 1, (
+        f"the shell ended with {shell.returncode}:\n{printed}\n{problems}"
+    )
     return list(zip(steps, outputs[:-1], strict=True))
 
 
@@ -87,7 +103,9 @@ def check(page: str, folder: Path) -> None:
         printed = iter(output.splitlines())
         for line in step.shown:
             pattern = re.compile(".*".join(map(re.escape, line.split("…"))))
-            assert any(pattern.fullmatch(found) for found in printed), f"{step.commands}shows no further line like {line!r}:\n{output}"
+            assert any(pattern.fullmatch(found) for found in printed), (
+                f"{step.commands}shows no further line like {line!r}:\n{output}"
+            )
 
 
 def test_the_embedded_tutorial_prints_what_it_shows(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""asyncio: thousands of operations in flight, few commits, and every awaiting task learns its own truth."""
+"""asyncio: thousands of operations in flight, few commits, and every awaiting task learns its own
+truth."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def aopen(store: Any, **options: Any) -> Awaitable[imap_wal.AsyncStore]:
-    return imap_wal.aopen("memory://x", node="n1", storage=store, **{"preallocate": False, "segment_bytes": 64 * 1024, **options})
+    return imap_wal.aopen(
+        "memory://x",
+        node="n1",
+        storage=store,
+        **{"preallocate": False, "segment_bytes": 64 * 1024, **options},
+    )
 
 
 def test_two_thousand_operations_in_flight_share_commits_and_are_all_kept(url: str) -> None:
@@ -40,7 +46,9 @@ def test_two_thousand_operations_in_flight_share_commits_and_are_all_kept(url: s
             await asyncio.gather(*[orders.delete(number) for number in range(0, 2000, 2)])
             assert len(orders) == 1000
         with imap_wal.open(url, node="n") as again:
-            assert dict(again.map("orders").items()) == {number: {"n": number} for number in range(1, 2000, 2)}
+            assert dict(again.map("orders").items()) == {
+                number: {"n": number} for number in range(1, 2000, 2)
+            }
 
     run(work)
 
@@ -58,7 +66,14 @@ def test_an_asyncio_map_reads_like_the_other_one(memory: MemoryStore) -> None:
             assert dict(m.items()) == {"a": 1, "b": 2, "c": 3, "d": 4}
             assert sorted(m.keys()) == ["a", "b", "c", "d"]
             assert sorted(m.values()) == [1, 2, 3, 4]
-            assert ("a" in m, "x" in m, m.get("x", 0), len(m), m.name, store.maps()) == (True, False, 0, 4, "m", ["m"])
+            assert ("a" in m, "x" in m, m.get("x", 0), len(m), m.name, store.maps()) == (
+                True,
+                False,
+                0,
+                4,
+                "m",
+                ["m"],
+            )
             assert await store.archive() == 5
         assert contents(memory) == {"a": 1, "b": 2, "c": 3, "d": 4}
 
@@ -84,7 +99,9 @@ def test_a_change_that_cannot_be_written_fails_alone(memory: MemoryStore) -> Non
     run(work)
 
 
-def test_a_task_that_is_cancelled_does_not_disturb_the_others_of_its_commit(memory: MemoryStore) -> None:
+def test_a_task_that_is_cancelled_does_not_disturb_the_others_of_its_commit(
+    memory: MemoryStore,
+) -> None:
     async def work() -> None:
         async with await aopen(memory) as store:
             m = store.map("m")
@@ -114,7 +131,9 @@ def test_all_tasks_of_a_commit_that_fails_are_told_and_later_ones_too(memory: Me
         store = await aopen(faulty)
         m = store.map("m")
         await m.set("acked", 1)
-        failed = await asyncio.gather(*[m.set(number, 1) for number in range(50)], return_exceptions=True)
+        failed = await asyncio.gather(
+            *[m.set(number, 1) for number in range(50)], return_exceptions=True
+        )
         assert {type(each) for each in failed} == {OutcomeUnknown}
         with pytest.raises(NotAppended):
             await m.set("later", 1)
@@ -125,7 +144,9 @@ def test_all_tasks_of_a_commit_that_fails_are_told_and_later_ones_too(memory: Me
     run(work)
 
 
-def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(memory: MemoryStore) -> None:
+def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(
+    memory: MemoryStore,
+) -> None:
     async def work() -> None:
         store = await aopen(memory)
         m = store.map("m")
@@ -149,14 +170,22 @@ def test_operations_larger_than_a_commit_are_split_between_operations_and_never_
         async with await aopen(memory, commit_bytes_max=1) as store:
             m = store.map("m")
             await asyncio.gather(
-                *[m.update({f"{number}.{part}": "x" * 100 for part in range(4)}) for number in range(20)],
+                *[
+                    m.update({f"{number}.{part}": "x" * 100 for part in range(4)})
+                    for number in range(20)
+                ],
                 m.update({f"huge.{part}": "x" * 100 for part in range(50)}),
             )
             assert store.statistics.commits.commits >= 11
         from imap_wal.segment.reader import SegmentReader
         from tests.support import segments
 
-        counts = [frame.count for path in segments(memory) for frame in SegmentReader(memory, path).frames() if frame.kind == 1]
+        counts = [
+            frame.count
+            for path in segments(memory)
+            for frame in SegmentReader(memory, path).frames()
+            if frame.kind == 1
+        ]
         assert sum(counts) == 130
         assert all(count % 4 == 0 or count == 50 for count in counts)
 
@@ -182,7 +211,9 @@ def test_threads_and_tasks_may_write_one_store(memory: MemoryStore) -> None:
     run(work)
 
 
-def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialised_before(memory: MemoryStore) -> None:
+def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialised_before(
+    memory: MemoryStore,
+) -> None:
     async def work() -> None:
         gate = Gate(memory)
         async with await aopen(gate, ring_bytes=10_000, ring_slots=64) as store:
@@ -190,16 +221,23 @@ def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialise
             await m.set("first", 1)
             gate.open.clear()
             values = [["x" * 1000, number] for number in range(200)]
-            tasks = [asyncio.ensure_future(m.set(number, value)) for number, value in enumerate(values)]
+            tasks = [
+                asyncio.ensure_future(m.set(number, value)) for number, value in enumerate(values)
+            ]
             tasks.append(m.delete("first"))
             tasks.append(m.update({"a": 1, "b": 2}, ttl=1000))
             tasks.append(m.set(0, "last"))
             await asyncio.sleep(0.01)
             queued = store._bytes + store._bytes_max - store._room
-            assert queued <= 10_000 + 1_010, "what is queued is bounded by ring_bytes and one operation"
+            assert queued <= 10_000 + 1_010, (
+                "what is queued is bounded by ring_bytes and one operation"
+            )
             assert sum(map(len, store._waiting)) <= 64
             with pytest.raises(NotSerializable):
-                await asyncio.gather(late := m.set("bad", object()), asyncio.get_running_loop().run_in_executor(None, gate.open.set))
+                await asyncio.gather(
+                    late := m.set("bad", object()),
+                    asyncio.get_running_loop().run_in_executor(None, gate.open.set),
+                )
             assert late.done()
             await asyncio.gather(*tasks)
             assert "first" not in m
@@ -213,7 +251,9 @@ def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialise
     run(work)
 
 
-def test_so_many_operations_as_the_ring_has_slots_gather_and_the_others_wait(memory: MemoryStore) -> None:
+def test_so_many_operations_as_the_ring_has_slots_gather_and_the_others_wait(
+    memory: MemoryStore,
+) -> None:
     async def work() -> None:
         gate = Gate(memory)
         async with await aopen(gate, ring_slots=8) as store:
@@ -225,7 +265,10 @@ def test_so_many_operations_as_the_ring_has_slots_gather_and_the_others_wait(mem
             tasks[50].cancel()
             gate.open.set()
             await asyncio.gather(*tasks, return_exceptions=True)
-            assert dict(m) == {"first": 1, **{number: number for number in range(100) if number != 50}}, "a cancelled one that waited is not logged"
+            assert dict(m) == {
+                "first": 1,
+                **{number: number for number in range(100) if number != 50},
+            }, "a cancelled one that waited is not logged"
 
     run(work)
 
@@ -248,8 +291,21 @@ def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> Non
         m = store.map("m")
         await m.set("a", 1)
         await store.close()
-        reads: list[Callable[[], Any]] = [lambda: m["a"], lambda: m.get("a"), lambda: "a" in m, lambda: len(m), lambda: list(m), lambda: dict(m)]
-        reads += [lambda: list(m.items()), lambda: list(m.values()), lambda: list(m.keys()), lambda: m.ttl("a"), lambda: m.update({})]
+        reads: list[Callable[[], Any]] = [
+            lambda: m["a"],
+            lambda: m.get("a"),
+            lambda: "a" in m,
+            lambda: len(m),
+            lambda: list(m),
+            lambda: dict(m),
+        ]
+        reads += [
+            lambda: list(m.items()),
+            lambda: list(m.values()),
+            lambda: list(m.keys()),
+            lambda: m.ttl("a"),
+            lambda: m.update({}),
+        ]
         for read in reads:
             with pytest.raises(Closed):
                 read()
@@ -281,7 +337,9 @@ def test_changes_can_be_passed_to_the_functions_of_asyncio(memory: MemoryStore) 
                 await asyncio.gather(change(f"gather {name}", 1), change(f"both {name}", 1))
                 await asyncio.wait_for(change(f"wait_for {name}", 1), 30)
                 await asyncio.shield(change(f"shield {name}", 1))
-            done, pending = await asyncio.wait([m.set("wait", 1), asyncio.create_task(m.put("wait task", 1))])
+            done, pending = await asyncio.wait(
+                [m.set("wait", 1), asyncio.create_task(m.put("wait task", 1))]
+            )
             assert len(done) == 2
             assert not pending
             async with asyncio.TaskGroup() as group:
@@ -303,12 +361,19 @@ def test_the_docstrings_say_how_to_make_a_task_of_a_change() -> None:
 
 def test_an_asyncio_map_has_the_changes_of_a_map() -> None:
     names = {"put", "pop", "popitem", "setdefault", "update", "clear"}
-    assert names <= vars(imap_wal.DurableMap).keys() & vars(imap_wal.embedded.asyncio_store.AsyncMap).keys()
+    assert (
+        names
+        <= vars(imap_wal.DurableMap).keys() & vars(imap_wal.embedded.asyncio_store.AsyncMap).keys()
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"durability": "async"}, {"manual_wal_flush": True}, {"ring_slots": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"durability": "async"}, {"manual_wal_flush": True}, {"ring_slots": 2}], ids=str
+)
 @pytest.mark.parametrize("logged", [True, False])
-def test_only_one_of_many_tasks_and_threads_pops_a_key(memory: MemoryStore, options: dict[str, Any], logged: bool) -> None:
+def test_only_one_of_many_tasks_and_threads_pops_a_key(
+    memory: MemoryStore, options: dict[str, Any], logged: bool
+) -> None:
     async def work() -> None:
         async with await aopen(memory, **options) as store:
             m = store.map("m", disable_wal=not logged)
@@ -321,8 +386,14 @@ def test_only_one_of_many_tasks_and_threads_pops_a_key(memory: MemoryStore, opti
                     if task < 2:
                         put.append([task, number])
                         await m.set("k", [task, number])
-                    in_thread = asyncio.get_running_loop().run_in_executor(None, plain.pop, "k", None)
-                    got.extend(tuple(popped) for popped in (await m.pop("k", None), await in_thread) if popped is not None)
+                    in_thread = asyncio.get_running_loop().run_in_executor(
+                        None, plain.pop, "k", None
+                    )
+                    got.extend(
+                        tuple(popped)
+                        for popped in (await m.pop("k", None), await in_thread)
+                        if popped is not None
+                    )
                     try:
                         got.append(tuple((await m.popitem())[1]))
                     except KeyError:
@@ -379,7 +450,9 @@ def test_decisions_see_earlier_changes_and_share_their_commit(memory: MemoryStor
 
 def test_a_decision_that_could_not_be_logged_fails_and_changes_nothing(memory: MemoryStore) -> None:
     async def work() -> None:
-        faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="append", path="*/wal/*", times=0),)))
+        faulty = FaultyStore(
+            memory, Plan((Fault("error", at=3, kind="append", path="*/wal/*", times=0),))
+        )
         store = await aopen(faulty)
         m = store.map("m")
         await m.set("k", 1)

@@ -10,11 +10,28 @@ import pytest
 
 import imap_wal
 from imap_wal import format, log
-from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting, LogError
+from imap_wal.errors import (
+    CorruptLog,
+    EncryptionError,
+    Forged,
+    ImapWalError,
+    InvalidSetting,
+    LogError,
+)
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.encrypted import key, key_file, keyed, other
-from tests.kit.encrypted_maps import SECRET, SECRET_KEY, content, entries, fill, forge_frame, killed, last_frame, wrong_keys
+from tests.kit.encrypted_maps import (
+    SECRET,
+    SECRET_KEY,
+    content,
+    entries,
+    fill,
+    forge_frame,
+    killed,
+    last_frame,
+    wrong_keys,
+)
 from tests.support import overwrite, segments
 
 
@@ -46,9 +63,17 @@ def test_the_check_above_finds_a_value_where_nothing_is_encrypted(place: str) ->
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute", "point-in-time"])
-@pytest.mark.parametrize("torn", [b"", b"\x99" * 7, b"\x99" * 700], ids=["whole", "few bytes", "many bytes"])
-@pytest.mark.parametrize("keys", [None, ("b",), (other("a"),), ("plain",)], ids=["none", "missing", "wrong", "plain only"])
-def test_an_open_with_the_wrong_keys_changes_nothing(tmp_path: Path, mode: str, torn: bytes, keys: tuple[str, ...] | None) -> None:
+@pytest.mark.parametrize(
+    "torn", [b"", b"\x99" * 7, b"\x99" * 700], ids=["whole", "few bytes", "many bytes"]
+)
+@pytest.mark.parametrize(
+    "keys",
+    [None, ("b",), (other("a"),), ("plain",)],
+    ids=["none", "missing", "wrong", "plain only"],
+)
+def test_an_open_with_the_wrong_keys_changes_nothing(
+    tmp_path: Path, mode: str, torn: bytes, keys: tuple[str, ...] | None
+) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source, torn)
     before = content(place)
@@ -62,7 +87,9 @@ def test_an_open_with_the_wrong_keys_changes_nothing(tmp_path: Path, mode: str, 
 
 
 @pytest.mark.parametrize("keys", [None, ("b",), (other("a"),)], ids=["none", "missing", "wrong"])
-def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(place: str, tmp_path: Path, keys: tuple[str, ...] | None) -> None:
+def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(
+    place: str, tmp_path: Path, keys: tuple[str, ...] | None
+) -> None:
     source = key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders").update(dict.fromkeys(map(str, range(20)), SECRET))
@@ -122,7 +149,9 @@ def test_a_segment_that_was_replaced_by_one_without_encryption_is_refused(tmp_pa
     head = reader.header._replace(key_id="", key_check=b"")
     data, seed = head.encode(), head.checksum_seed
     for frame in reader.frames():
-        chunks, _, _ = format.encode_frame(seed, len(data), frame.kind, frame.count, 0, [frame.payload])
+        chunks, _, _ = format.encode_frame(
+            seed, len(data), frame.kind, frame.count, 0, [frame.payload]
+        )
         data += b"".join(chunks)
     overwrite(disk, path, data)
     with pytest.raises(EncryptionError, match="it is not encrypted"):
@@ -150,7 +179,9 @@ def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, for
 
 
 @pytest.mark.parametrize("wrong", ["none", "missing"])
-def test_what_takeovers_and_give_ups_leave_is_encrypted_too(place: str, tmp_path: Path, wrong: str) -> None:
+def test_what_takeovers_and_give_ups_leave_is_encrypted_too(
+    place: str, tmp_path: Path, wrong: str
+) -> None:
     """Headers of segments without frames: a log without `plain` opens again after each."""
     source = key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as first:
@@ -190,7 +221,9 @@ def test_keys_rotate_segment_by_segment(place: str, tmp_path: Path) -> None:
     fill(place, key_file(tmp_path, "b", "a"), start=20)
     both = key_file(tmp_path, "b", "a")
     assert entries(place, both) == 40
-    ids = {SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))}
+    ids = {
+        SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))
+    }
     assert {"a", "b"} <= ids
     with pytest.raises(EncryptionError):
         entries(place, key_file(tmp_path, "b"))
@@ -204,19 +237,27 @@ def test_a_log_that_is_open_takes_the_new_key_with_its_next_segment(tmp_path: Pa
         Path(source.removeprefix("file:")).write_text(f"{key('b')}\n{key('a')}")
         for number in range(50):
             store.map("orders")[str(number)] = SECRET
-    ids = [SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))]
+    ids = [
+        SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))
+    ]
     assert ids[0] == "a" and ids[1:] == ["b"] * (len(ids) - 1) and len(ids) > 1
     assert entries(place, source) == 51
 
 
-def test_encryption_is_turned_on_and_off_for_a_log_that_is_there(place: str, tmp_path: Path) -> None:
+def test_encryption_is_turned_on_and_off_for_a_log_that_is_there(
+    place: str, tmp_path: Path
+) -> None:
     fill(place, "")
     with pytest.raises(EncryptionError, match="add the word 'plain'"):
         entries(place, key_file(tmp_path, "a"))
     fill(place, key_file(tmp_path, "a", "plain"), start=20)
     fill(place, key_file(tmp_path, "plain", "a"), start=40)
     assert entries(place, key_file(tmp_path, "plain", "a")) == 60
-    plain = [b"value-that-nobody" in data for path, data in sorted(content(place).items()) if path.endswith(".wal")]
+    plain = [
+        b"value-that-nobody" in data
+        for path, data in sorted(content(place).items())
+        if path.endswith(".wal")
+    ]
     assert any(plain) and not all(plain)
 
 

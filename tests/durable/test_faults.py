@@ -1,4 +1,5 @@
-"""Storage that fails under the embedded map: the caller is told, memory is unchanged, and the next open tells the truth."""
+"""Storage that fails under the embedded map: the caller is told, memory is unchanged, and the next
+open tells the truth."""
 
 from __future__ import annotations
 
@@ -21,14 +22,21 @@ from tests.support import contents, copy_files, embedded, eventually
 WAL = "*/wal/*"
 
 
-def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_reopening_works(memory: MemoryStore, seed: int) -> None:
+def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_reopening_works(
+    memory: MemoryStore, seed: int
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     store = embedded(faulty)
     m = store.map("m")
     m["kept"] = 1
     with pytest.raises(NotAppended, match="nothing was appended"):
         m.update({"kept": 2, "lost": 2})
-    for change in (lambda: m.__setitem__("x", 1), lambda: m.__delitem__("kept"), lambda: m.clear(), lambda: m.put("y", 1, ttl=9)):
+    for change in (
+        lambda: m.__setitem__("x", 1),
+        lambda: m.__delitem__("kept"),
+        lambda: m.clear(),
+        lambda: m.put("y", 1, ttl=9),
+    ):
         with pytest.raises(NotAppended, match="nothing more is appended"):
             change()
     assert dict(m.items()) == {"kept": 1}
@@ -39,7 +47,9 @@ def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_re
     assert contents(memory) == {"kept": 1, "x": 1}
 
 
-def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reopening_tells(memory: MemoryStore) -> None:
+def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reopening_tells(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
     store = embedded(faulty)
     m = store.map("m")
@@ -52,10 +62,27 @@ def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reop
 
 
 @pytest.mark.parametrize(
-    "kind", ["append", "sync", "open_append", "truncate", "exists", "create", "list", "lock", "read", "delete", "replace", "size"]
+    "kind",
+    [
+        "append",
+        "sync",
+        "open_append",
+        "truncate",
+        "exists",
+        "create",
+        "list",
+        "lock",
+        "read",
+        "delete",
+        "replace",
+        "size",
+    ],
 )
-def test_an_operation_of_the_storage_that_fails_once_is_never_silent_and_never_loses_what_was_acknowledged(memory: MemoryStore, kind: str) -> None:
-    """Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes survive."""
+def test_an_operation_of_the_storage_that_fails_once_is_never_silent_and_never_loses_what_was_acknowledged(  # noqa: E501
+    memory: MemoryStore, kind: str
+) -> None:
+    """Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes
+    survive."""
     counted = FaultyStore(MemoryStore(f"count-{kind}"))
     workload(counted, {})
     times = sum(operation.kind == kind for operation in counted.operations)
@@ -67,11 +94,14 @@ def test_an_operation_of_the_storage_that_fails_once_is_never_silent_and_never_l
         assert faulty.fired, f"{kind} {at} never happened"
         left = contents(inner)
         for key, value in acked.items():
-            assert left.get(key) == value or (key in doubtful and left.get(key) in doubtful[key]), f"{kind} {at} lost {key}"
+            assert left.get(key) == value or (key in doubtful and left.get(key) in doubtful[key]), (
+                f"{kind} {at} lost {key}"
+            )
 
 
 def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]]:
-    """Changes, a rotation, an archive, a reopen. `acked`: what was acknowledged; returns what is in doubt since."""
+    """Changes, a rotation, an archive, a reopen. `acked`: what was acknowledged; returns what is in
+    doubt since."""
     doubtful: dict[str, list[Any]] = {}
     for life in range(2):
         try:
@@ -93,7 +123,9 @@ def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]
     return doubtful
 
 
-def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(memory: MemoryStore) -> None:
+def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(
+    memory: MemoryStore,
+) -> None:
     counted = FaultyStore(MemoryStore("count-open"))
     embedded(counted).close()
     for at in range(1, counted.count + 1):
@@ -106,7 +138,9 @@ def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(memory: 
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(memory: MemoryStore, when: Any, seed: int) -> None:
+def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(
+    memory: MemoryStore, when: Any, seed: int
+) -> None:
     counted = FaultyStore(MemoryStore(f"count-kill-{when}"))
     workload(counted, {})
     for at in range(1, counted.count + 1, 3):
@@ -124,8 +158,12 @@ def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(memory: M
             assert left.get(key) in (value, *later), f"{faulty.plan} lost {key}"
 
 
-def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(memory: MemoryStore) -> None:
-    faulty = FaultyStore(memory, Plan((Fault("error", at=2, kind="append", path=WAL, times=0, error=NoSpace),)))
+def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(
+    memory: MemoryStore,
+) -> None:
+    faulty = FaultyStore(
+        memory, Plan((Fault("error", at=2, kind="append", path=WAL, times=0, error=NoSpace),))
+    )
     store = embedded(faulty, durability="async")
     m = store.map("m")
     m["taken"] = 1
@@ -138,19 +176,28 @@ def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(memory
     store.close()
 
 
-def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_nothing(memory: MemoryStore) -> None:
+def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_nothing(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     store = embedded(faulty, segment_bytes=400, max_total_wal_size=400)
     m = store.map("m")
     for number in range(30):
         m[number] = number
     eventually(
-        lambda: store.writer.maintenance.archive_error or any(file.path.endswith(".parquet") for file in memory.list("")), "an archive was tried"
+        lambda: (
+            store.writer.maintenance.archive_error
+            or any(file.path.endswith(".parquet") for file in memory.list(""))
+        ),
+        "an archive was tried",
     )
     assert contents(memory) == {number: number for number in range(30)}
     for number in range(30, 60):
         m[number] = number
-    eventually(lambda: any(file.path.endswith(".parquet") for file in memory.list("")), "a later archive succeeded")
+    eventually(
+        lambda: any(file.path.endswith(".parquet") for file in memory.list("")),
+        "a later archive succeeded",
+    )
     store.close()
     assert contents(memory) == {number: number for number in range(60)}
 
@@ -160,16 +207,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
-        pytest.skip(f"mount needs root; the planned faults of this folder stand for a full disk ({mounted.stderr.strip()})")
+        pytest.skip(
+            "mount needs root; the planned faults of this folder stand for a full disk "
+            f"({mounted.stderr.strip()})"
+        )
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_on_a_full_disk_the_put_fails_memory_is_unchanged_and_after_room_was_made_all_acknowledged_is_there(
+def test_on_a_full_disk_the_put_fails_memory_is_unchanged_and_after_room_was_made_all_acknowledged_is_there(  # noqa: E501
     small_disk: Path, preallocate: bool
 ) -> None:
     url = f"file://{small_disk}/log"
@@ -203,7 +258,9 @@ def test_opening_on_a_full_disk_is_storage_unavailable(small_disk: Path) -> None
         imap_wal.open(f"file://{small_disk}/log", node="n")
 
 
-def test_nothing_was_acknowledged_of_what_a_dead_process_had_not_committed(memory: MemoryStore) -> None:
+def test_nothing_was_acknowledged_of_what_a_dead_process_had_not_committed(
+    memory: MemoryStore,
+) -> None:
     store = embedded(memory)
     store.map("m")["a"] = 1
     left = copy_files(memory)

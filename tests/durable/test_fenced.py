@@ -34,7 +34,9 @@ def changes(m: Any) -> list[Callable[[], Any]]:
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("takeover", [True, False])
-def test_every_error_of_a_replaced_writer_names_its_successor(tmp_path: Path, url: str, takeover: bool) -> None:
+def test_every_error_of_a_replaced_writer_names_its_successor(
+    tmp_path: Path, url: str, takeover: bool
+) -> None:
     url = url.format(tmp_path)
     old = imap_wal.open(url)
     m = old.map("m")
@@ -65,7 +67,9 @@ def test_a_successor_that_has_ended_is_not_named(tmp_path: Path) -> None:
         m = old.map("m")
         m["a"] = 1
         imap_wal.open(tmp_path, takeover=True).close()
-        with pytest.raises(OutcomeUnknown, match="was taken over by another process; close this one"):
+        with pytest.raises(
+            OutcomeUnknown, match="was taken over by another process; close this one"
+        ):
             m["a"] = 2
         with pytest.raises(Fenced):
             m["a"] = 2
@@ -99,7 +103,9 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("opened_anew", [False, True])
-def test_the_writer_of_a_forgotten_node_is_told_so_and_no_other_node_is_named(tmp_path: Path, url: str, opened_anew: bool) -> None:
+def test_the_writer_of_a_forgotten_node_is_told_so_and_no_other_node_is_named(
+    tmp_path: Path, url: str, opened_anew: bool
+) -> None:
     """It named a node that had nothing to do with it, and advised `shared=True`."""
     url = url.format(tmp_path)
     old = imap_wal.open(url, node="n1", shared=True)
@@ -111,7 +117,10 @@ def test_the_writer_of_a_forgotten_node_is_told_so_and_no_other_node_is_named(tm
         if opened_anew:
             imap_wal.open(url, node="n1", shared=True).close()
         for _ in range(2):
-            with pytest.raises((OutcomeUnknown, Fenced), match=r"node 'n1' was forgotten .*an open under this node name begins a new log") as refused:
+            with pytest.raises(
+                (OutcomeUnknown, Fenced),
+                match=r"node 'n1' was forgotten .*an open under this node name begins a new log",
+            ) as refused:
                 old.map("m")["a"] = 2
             assert "bystander" not in str(refused.value) and "shared=True" not in str(refused.value)
         store.close()

@@ -19,7 +19,10 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.support import Threads, contents, embedded
 
-OURS = tuple(str(Path(package.__file__ or "").parent) for package in (imap_wal, sys.modules["storage_backends"]))
+OURS = tuple(
+    str(Path(package.__file__ or "").parent)
+    for package in (imap_wal, sys.modules["storage_backends"])
+)
 
 
 class Interrupted:
@@ -48,7 +51,9 @@ class Interrupted:
         return self._line if frame.f_code.co_filename.startswith(OURS) else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line" and not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with "):
+        if event == "line" and not linecache.getline(
+            frame.f_code.co_filename, frame.f_lineno
+        ).lstrip().startswith("with "):
             self.lines += 1
             if self.lines == self.at:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -56,7 +61,9 @@ class Interrupted:
         return self._line
 
 
-def check_after(store: imap_wal.Store, acked: dict[str, Any], doubtful: dict[str, Any], where: str) -> bool:
+def check_after(
+    store: imap_wal.Store, acked: dict[str, Any], doubtful: dict[str, Any], where: str
+) -> bool:
     """Whether the store can be used further. Another thread can put, or is refused soon; so can
     this one."""
     m = store.map("m")
@@ -79,11 +86,20 @@ def check_after(store: imap_wal.Store, acked: dict[str, Any], doubtful: dict[str
         assert "interrupted" in str(error) and "opened again" in str(error), (where, error)
     shown = dict(m)
     for key, value in acked.items():
-        assert shown.get(key) == value or (key in doubtful and shown.get(key) == doubtful[key]), (where, key)
+        assert shown.get(key) == value or (key in doubtful and shown.get(key) == doubtful[key]), (
+            where,
+            key,
+        )
     return not refused
 
 
-def play(store: imap_wal.Store, at: int, before: dict[str, Any], work: Callable[[Any], Any], **doubtful: Any) -> tuple[int, bool]:
+def play(
+    store: imap_wal.Store,
+    at: int,
+    before: dict[str, Any],
+    work: Callable[[Any], Any],
+    **doubtful: Any,
+) -> tuple[int, bool]:
     """One store, interrupted at one line of `work`. Returns the number of lines, and whether the
     store went on."""
     m = store.map("m")
@@ -103,7 +119,10 @@ def play(store: imap_wal.Store, at: int, before: dict[str, Any], work: Callable[
     if goes_on:
         assert left == shown, (interrupted.where, "memory differs from the log")
     for key, value in acked.items():
-        assert left.get(key) == value or (key in doubtful and left.get(key) == doubtful[key]), (interrupted.where, key)
+        assert left.get(key) == value or (key in doubtful and left.get(key) == doubtful[key]), (
+            interrupted.where,
+            key,
+        )
     return interrupted.lines, goes_on
 
 
@@ -116,7 +135,9 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_why_not(memory: MemoryStore, name: str) -> None:
+def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_why_not(
+    memory: MemoryStore, name: str
+) -> None:
     work = WORKS[name]
     before = {} if name == "the very first put" else {"old": 1}
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
@@ -131,7 +152,9 @@ def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_in_any_call_of_the_first_put_to_a_local_disk_uses_up_no_name(tmp_path: Path, when: str) -> None:
+def test_an_interrupt_in_any_call_of_the_first_put_to_a_local_disk_uses_up_no_name(
+    tmp_path: Path, when: str
+) -> None:
     """The segment's file may be there, with no header or with one; the next put makes another, and
     every reader takes the log."""
     at, struck = 0, True
@@ -180,7 +203,11 @@ class InterruptedStore:
             answer = value(*args, **more)
             if self.left == 0:
                 raise KeyboardInterrupt
-            return _Appender(answer, self._around) if hasattr(answer, "append") and hasattr(answer, "truncate") else answer
+            return (
+                _Appender(answer, self._around)
+                if hasattr(answer, "append") and hasattr(answer, "truncate")
+                else answer
+            )
 
         return call
 
@@ -193,7 +220,9 @@ class _Appender:
         return self._wrap(getattr(self._inner, name))
 
 
-def test_an_interrupt_while_objects_are_written_ends_in_a_commit_or_in_a_clear_error(tmp_path: Path) -> None:
+def test_an_interrupt_while_objects_are_written_ends_in_a_commit_or_in_a_clear_error(
+    tmp_path: Path,
+) -> None:
     at, lines = -4, 1
     while at <= lines:
         at += 5

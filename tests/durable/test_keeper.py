@@ -36,7 +36,9 @@ def test_sealed_segments_are_archived_by_time_and_everything_is_still_there(tmp_
 
 
 def test_sealed_segments_are_archived_by_size_and_not_before(tmp_path: Path) -> None:
-    with imap_wal.open(tmp_path.as_uri(), node="n", segment_bytes=4096, max_total_wal_size=3 * 4096) as store:
+    with imap_wal.open(
+        tmp_path.as_uri(), node="n", segment_bytes=4096, max_total_wal_size=3 * 4096
+    ) as store:
         entries = store.map("m", raw=True)
         for number in range(2):
             entries[b"key%d" % number] = b"x" * 4096  # each seals a segment
@@ -52,7 +54,9 @@ def segment_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*.wal"))
 
 
-def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(tmp_path: Path) -> None:
+def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(
+    tmp_path: Path,
+) -> None:
     with imap_wal.open(f"objects+file://{tmp_path}", node="n", max_total_wal_size=20_000) as store:
         entries = store.map("m", raw=True)
         number = 0
@@ -68,9 +72,13 @@ def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(tm
         assert len(store.map("m", raw=True)) == number
 
 
-def test_max_total_wal_size_counts_bytes_and_not_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_total_wal_size_counts_bytes_and_not_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
-    with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=4 << 20, segment_bytes=1 << 20) as store:
+    with imap_wal.open(
+        tmp_path.as_uri(), node="n", max_total_wal_size=4 << 20, segment_bytes=1 << 20
+    ) as store:
         for number in range(8):
             store.map("m")[number] = 1
             store.committer.rotate()
@@ -78,15 +86,21 @@ def test_max_total_wal_size_counts_bytes_and_not_segments(tmp_path: Path, monkey
         assert archives(tmp_path) == [], "eight segments of a few hundred bytes"
 
 
-def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_seals_it(tmp_path: Path) -> None:
+def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_seals_it(
+    tmp_path: Path,
+) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
         assert not store.writer.maintenance._wake.is_set()
         store.map("m", raw=True)[b"b"] = b"x" * 900
-        eventually(lambda: archives(tmp_path) and not list(tmp_path.rglob("*.wal")), "an archive of all")
+        eventually(
+            lambda: archives(tmp_path) and not list(tmp_path.rglob("*.wal")), "an archive of all"
+        )
 
 
-def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         for number in range(4):
@@ -100,7 +114,7 @@ def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_han
         eventually(lambda: len(archives(tmp_path)) == 5, "an archive by size")
 
 
-def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_with_avoid_flush_during_recovery(
+def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_with_avoid_flush_during_recovery(  # noqa: E501
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
@@ -113,18 +127,25 @@ def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_
         eventually(lambda: archives_in(memory), "an archive by size")
 
 
-def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.02)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.05)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     with embedded(faulty, max_total_wal_size=1000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 1000
         eventually(lambda: store.writer.maintenance.archive_error, "an archive fails")
-        eventually(lambda: archives_in(memory) and not store.writer.maintenance.archive_error, "a later one succeeds")
+        eventually(
+            lambda: archives_in(memory) and not store.writer.maintenance.archive_error,
+            "a later one succeeds",
+        )
         assert len(faulty.fired) == 2
 
 
-def test_a_tail_that_may_stand_in_the_page_cache_alone_is_written_anew_before_it_counts(tmp_path: Path) -> None:
+def test_a_tail_that_may_stand_in_the_page_cache_alone_is_written_anew_before_it_counts(
+    tmp_path: Path,
+) -> None:
     store = imap_wal.open(tmp_path.as_uri(), node="n", durability="os", preallocate=False)
     store.map("m")["a"] = 1
     store.committer.log.close(clean=False)  # as if it were killed: nothing is synced
@@ -177,8 +198,15 @@ def test_interval_goes_on_to_sync_while_a_long_archive_runs(memory: MemoryStore)
         for number in range(10):
             m["first"] = number
             m["last"] = number  # nobody comes after it whose commit would sync it too
-            eventually(storage.all_synced, f"the sync of change {number}, without an acknowledgement that waits for it")
-            assert contents(storage.after_a_power_loss()) == {"sealed": 0, "first": number, "last": number}
+            eventually(
+                storage.all_synced,
+                f"the sync of change {number}, without an acknowledgement that waits for it",
+            )
+            assert contents(storage.after_a_power_loss()) == {
+                "sealed": 0,
+                "first": number,
+                "last": number,
+            }
         assert "imap-wal-keeper" in storage.syncing_threads
         assert not archives_in(memory), "the archive was to last longer than all this"
     finally:
@@ -194,6 +222,8 @@ def archives_in(memory: MemoryStore) -> list[str]:
 
 def test_an_embedded_store_keeps_out_of_a_log_that_hazelcast_members_write(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
-        store.committer.log.clusters.update(lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2}))
+        store.committer.log.clusters.update(
+            lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2})
+        )
     with pytest.raises(imap_wal.InvalidSetting, match="belongs to Hazelcast members"):
         imap_wal.open(tmp_path.as_uri(), node="other")

@@ -26,7 +26,16 @@ from imap_wal.log import LogReader
 from imap_wal.manifest.cluster import cluster_manifests
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.support import FakeClock, SeededRandomness, Threads, contents, copy_files, embedded, overwrite, segments
+from tests.support import (
+    FakeClock,
+    SeededRandomness,
+    Threads,
+    contents,
+    copy_files,
+    embedded,
+    overwrite,
+    segments,
+)
 
 VALUES: list[Any] = [
     None,
@@ -49,7 +58,9 @@ VALUES: list[Any] = [
 KEYS: list[Any] = [None, True, 0, -1, 2**63, 1.5, "", "a", b"a", (), (1, "a", (b"b",))]
 
 
-def test_what_was_put_is_there_after_a_clean_reopen_and_after_a_kill(url: str, memory: MemoryStore) -> None:
+def test_what_was_put_is_there_after_a_clean_reopen_and_after_a_kill(
+    url: str, memory: MemoryStore
+) -> None:
     for store, again in (
         (embedded(memory), lambda: embedded(copy_files(memory))),
         (imap_wal.open(url, node="n"), lambda: imap_wal.open(url, node="n")),
@@ -63,7 +74,9 @@ def test_what_was_put_is_there_after_a_clean_reopen_and_after_a_kill(url: str, m
             store.close()
         with again() as reopened:
             assert dict(reopened.map("orders").items()) == dict(enumerate(VALUES))
-            assert {repr(key): value for key, value in reopened.map("keys").items()} == {repr(key): repr(key) for key in KEYS}
+            assert {repr(key): value for key, value in reopened.map("keys").items()} == {
+                repr(key): repr(key) for key in KEYS
+            }
 
 
 def test_a_durable_map_is_a_mutable_mapping(memory: MemoryStore) -> None:
@@ -75,7 +88,9 @@ def test_a_durable_map_is_a_mutable_mapping(memory: MemoryStore) -> None:
         m["a"] = 1
         m.update({"b": 2}, c=3)
         m.update([("d", 4), ("d", 5)])
-        m.update(type("Keyed", (), {"keys": lambda self: ["d"], "__getitem__": lambda self, key: 5})())
+        m.update(
+            type("Keyed", (), {"keys": lambda self: ["d"], "__getitem__": lambda self, key: 5})()
+        )
         assert m == {"a": 1, "b": 2, "c": 3, "d": 5}
         assert m.get("x") is None
         assert m.get("x", 7) == 7
@@ -155,7 +170,9 @@ def test_a_raw_map_keeps_bytes_and_nothing_else(memory: MemoryStore) -> None:
         assert dict(raw.items()) == {b"k": b"v", b"l": b"w"}
     with embedded(memory) as store:
         assert dict(store.map("m", raw=True).items()) == {b"k": b"v", b"l": b"w"}
-        assert dict(store.map("m").items()) == {b"k": b"v", b"l": b"w"}, "the log knows how it was written"
+        assert dict(store.map("m").items()) == {b"k": b"v", b"l": b"w"}, (
+            "the log knows how it was written"
+        )
 
 
 class Json:
@@ -198,7 +215,9 @@ def test_a_serializer_of_ones_own_is_asked_for_again_after_a_reopen(memory: Memo
         lambda m: m.__setitem__("k", _endless()),
     ],
 )
-def test_what_msgpack_cannot_write_is_not_serializable_and_nothing_is_appended(memory: MemoryStore, change: Callable[[Any], None]) -> None:
+def test_what_msgpack_cannot_write_is_not_serializable_and_nothing_is_appended(
+    memory: MemoryStore, change: Callable[[Any], None]
+) -> None:
     with embedded(memory) as store:
         m = store.map("m")
         m["before"] = 1
@@ -233,7 +252,11 @@ def test_a_value_above_the_limit_is_refused_and_nothing_is_appended(memory: Memo
     with embedded(memory, max_value_bytes=1000) as store:
         m = store.map("m", raw=True)
         m[b"k"] = b"x" * 999
-        for change in (lambda: m.put(b"k", b"x" * 1000), lambda: m.update({b"a": b"1", b"b": b"x" * 1000}), lambda: m.put(b"y" * 1001, b"")):
+        for change in (
+            lambda: m.put(b"k", b"x" * 1000),
+            lambda: m.update({b"a": b"1", b"b": b"x" * 1000}),
+            lambda: m.put(b"y" * 1001, b""),
+        ):
             with pytest.raises(TooLarge, match="max_value_bytes is 1000") as raised:
                 change()
             assert isinstance(raised.value, NotAppended | ValueError)
@@ -281,7 +304,9 @@ def test_a_ttl_that_is_over_before_it_begins_is_refused(memory: MemoryStore, ttl
         store.map("m").put("k", 1, ttl=ttl)
 
 
-def test_what_has_expired_is_forgotten_in_memory_also_by_a_program_that_only_puts_and_gets(memory: MemoryStore) -> None:
+def test_what_has_expired_is_forgotten_in_memory_also_by_a_program_that_only_puts_and_gets(
+    memory: MemoryStore,
+) -> None:
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -315,7 +340,9 @@ def test_counting_a_map_from_many_threads_forgets_only_what_expired(memory: Memo
                 stop.set()
 
         Threads(count, count, count, change).join()
-        assert {key for key in m if key.startswith("lives")} == {f"lives{number}" for number in range(300)}
+        assert {key for key in m if key.startswith("lives")} == {
+            f"lives{number}" for number in range(300)
+        }
         assert m["same"] == 299
 
 
@@ -327,7 +354,9 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
         assert store.statistics.commits.commits == 2
 
 
-def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("imap_wal.embedded.map_writer.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):
@@ -336,7 +365,9 @@ def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(memory: 
     assert len(contents(memory)) == 5
 
 
-def test_an_update_cut_at_any_place_is_there_whole_or_not_at_all(memory: MemoryStore, seed: int) -> None:
+def test_an_update_cut_at_any_place_is_there_whole_or_not_at_all(
+    memory: MemoryStore, seed: int
+) -> None:
     from random import Random
 
     with embedded(memory, segment_bytes=1024 * 1024) as store:
@@ -348,7 +379,12 @@ def test_an_update_cut_at_any_place_is_there_whole_or_not_at_all(memory: MemoryS
         place = store._log.end.frame
         assert place > start
         chance = Random(seed)
-        for cut in [place, place + 1, len(whole) - 1, *(chance.randrange(place, len(whole)) for _ in range(30))]:
+        for cut in [
+            place,
+            place + 1,
+            len(whole) - 1,
+            *(chance.randrange(place, len(whole)) for _ in range(30)),
+        ]:
             left = copy_files(memory)
             overwrite(left, segments(left)[0], whole[:cut])
             assert contents(left) == {"before": 0}, f"cut at {cut}"
@@ -367,15 +403,23 @@ def test_many_threads_on_one_map_lose_nothing_and_share_commits(url: str) -> Non
                     del m[f"{thread}.{number}"]
 
         Threads(*[lambda thread=thread: work(thread) for thread in range(threads)]).join()
-        expected = {f"{thread}.{number}": number for thread in range(threads) for number in range(each) if number % 3}
+        expected = {
+            f"{thread}.{number}": number
+            for thread in range(threads)
+            for number in range(each)
+            if number % 3
+        }
         assert dict(m.items()) == expected
         assert store.statistics.commits.commits < store.statistics.commits.records
     with imap_wal.open(url, node="n") as store:
         assert dict(store.map("m").items()) == expected
 
 
-def test_changes_of_one_key_by_many_threads_go_through_one_queue_and_memory_ends_as_the_log_says(memory: MemoryStore) -> None:
-    """Each change has a number and a place of its own, both rise in the order in which memory was changed."""
+def test_changes_of_one_key_by_many_threads_go_through_one_queue_and_memory_ends_as_the_log_says(
+    memory: MemoryStore,
+) -> None:
+    """Each change has a number and a place of its own, both rise in the order in which memory was
+    changed."""
     threads, each, keys = 8, 120, 3
     with embedded(memory, durability="os", ring_slots=16, segment_bytes=8000) as store:
         m = store.map("m", raw=True)
@@ -396,10 +440,14 @@ def test_changes_of_one_key_by_many_threads_go_through_one_queue_and_memory_ends
         assert store.statistics.commits.rotations > 3
     records = list(LogReader(memory.url, cluster="embedded", node="n1", storage=memory).read())
     assert len(records) > threads * each
-    assert [record.entry.order[3] for record in records] == list(range(1, len(records) + 1)), "every number once, in the log's order"
+    assert [record.entry.order[3] for record in records] == list(range(1, len(records) + 1)), (
+        "every number once, in the log's order"
+    )
     places = [record.position for record in records]
     assert places == sorted(set(places))
-    replayed: dict[bytes, bytes | None] = {record.entry.key: record.entry.value for record in records}
+    replayed: dict[bytes, bytes | None] = {
+        record.entry.key: record.entry.value for record in records
+    }
     assert held == {key: value for key, value in replayed.items() if value is not None}
     assert contents(memory) == held
 
@@ -410,7 +458,13 @@ def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -
     m["a"] = 1
     store.close()
     store.close()
-    for use in (lambda: m.__setitem__("a", 2), lambda: m.clear(), lambda: store.map("m"), lambda: store.sync(), lambda: store.archive()):
+    for use in (
+        lambda: m.__setitem__("a", 2),
+        lambda: m.clear(),
+        lambda: store.map("m"),
+        lambda: store.sync(),
+        lambda: store.archive(),
+    ):
         with pytest.raises(Closed, match="open it again"):
             use()
 
@@ -421,10 +475,23 @@ def test_reads_of_a_closed_store_are_refused_and_give_no_old_value(memory: Memor
     m["a"] = 1
     store.close()
     reads: list[Callable[[], Any]] = [
-        lambda: m["a"], lambda: m.get("a"), lambda: "a" in m, lambda: len(m), lambda: iter(m), lambda: list(m.keys()), lambda: list(m.items()),
-        lambda: list(m.values()), lambda: dict(m), lambda: m == {"a": 1}, lambda: m.ttl("a"), lambda: m.pop("a"), m.popitem, lambda: m.setdefault("a"),
-        lambda: m.update({}), store.maps,
-    ]  # fmt: skip
+        lambda: m["a"],
+        lambda: m.get("a"),
+        lambda: "a" in m,
+        lambda: len(m),
+        lambda: iter(m),
+        lambda: list(m.keys()),
+        lambda: list(m.items()),
+        lambda: list(m.values()),
+        lambda: dict(m),
+        lambda: m == {"a": 1},
+        lambda: m.ttl("a"),
+        lambda: m.pop("a"),
+        m.popitem,
+        lambda: m.setdefault("a"),
+        lambda: m.update({}),
+        store.maps,
+    ]
     for read in reads:
         with pytest.raises(Closed, match="open it again"):
             read()
@@ -469,7 +536,7 @@ def test_a_barrier_makes_what_the_ring_held_readable_by_others(memory: MemorySto
     store.close()
 
 
-# ---- bad input -----------------------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -481,7 +548,9 @@ def test_a_barrier_makes_what_the_ring_held_readable_by_others(memory: MemorySto
         ("file:///proc/nothing", "/proc/nothing"),
     ],
 )
-def test_a_wrong_url_is_an_error_that_names_it(url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_url_is_an_error_that_names_it(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StorageUnavailable, match=says):
         imap_wal.open(url)
@@ -490,7 +559,10 @@ def test_a_wrong_url_is_an_error_that_names_it(url: str, says: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"durability": "sometimes"}, "durability is 'sometimes'; it takes one of always, interval, os, async"),
+        (
+            {"durability": "sometimes"},
+            "durability is 'sometimes'; it takes one of always, interval, os, async",
+        ),
         ({"ring_slots": 100}, "ring_slots is 100; it takes a power of two"),
         ({"segment_bytes": 0}, "segment_bytes is 0; it takes 1 or more"),
         ({"max_value_bytes": 2**31}, "max_value_bytes"),
@@ -501,7 +573,9 @@ def test_a_wrong_url_is_an_error_that_names_it(url: str, says: str, tmp_path: Pa
         ({"preallocate": "no"}, "preallocate is 'no'; it takes true or false"),
     ],
 )
-def test_a_wrong_setting_is_named_and_nothing_is_created(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+def test_a_wrong_setting_is_named_and_nothing_is_created(
+    tmp_path: Path, settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidSetting, match=says):
         imap_wal.open(f"file://{tmp_path}/log", **settings)
     assert list(tmp_path.iterdir()) == []
@@ -525,14 +599,18 @@ def test_a_log_of_a_newer_version_is_not_touched(memory: MemoryStore) -> None:
     data = bytearray(left.read(path))
     length = struct.unpack_from("<H", data, 10)[0]
     data[8:10] = struct.pack("<H", 7)
-    data[12 + length : 16 + length] = struct.pack("<I", google_crc32c.value(bytes(data[: 12 + length])))
+    data[12 + length : 16 + length] = struct.pack(
+        "<I", google_crc32c.value(bytes(data[: 12 + length]))
+    )
     overwrite(left, path, bytes(data))
     with pytest.raises(UnsupportedVersion, match="version 7"):
         embedded(left)
     assert left.read(path) == bytes(data)
 
 
-def test_a_damaged_frame_in_a_sealed_segment_stops_the_open_even_after_a_clean_shutdown(url: str, tmp_path: Path) -> None:
+def test_a_damaged_frame_in_a_sealed_segment_stops_the_open_even_after_a_clean_shutdown(
+    url: str, tmp_path: Path
+) -> None:
     with imap_wal.open(url, node="n", segment_bytes=1000) as store:
         for number in range(50):
             store.map("m")[number] = "x" * 50

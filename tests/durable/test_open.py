@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.errors import ImapWalError, InvalidSetting, NotSerializable, StorageUnavailable, WriterLocked
+from imap_wal.errors import (
+    ImapWalError,
+    InvalidSetting,
+    NotSerializable,
+    StorageUnavailable,
+    WriterLocked,
+)
 from imap_wal.log import LogReader
 from storage_backends.memory import MemoryStore
 
@@ -38,7 +44,9 @@ def test_a_tilde_is_the_home_folder(home: Path, url: Any) -> None:
         assert store.map("m")["a"] == 1
 
 
-def test_wal_dir_takes_a_path_and_the_root_remembers_whose_home_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wal_dir_takes_a_path_and_the_root_remembers_whose_home_it_was(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with imap_wal.open(home / "root", wal_dir=Path("~/fast")) as store:
         store.map("m")["a"] = 1
     assert list((home / "fast").rglob("*.wal"))
@@ -87,9 +95,13 @@ def test_an_empty_url_is_refused_with_a_word_on_what_to_pass(home: Path) -> None
     assert not list(home.parent.iterdir())
 
 
-def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name_are_still_read(memory: MemoryStore) -> None:
+def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name_are_still_read(
+    memory: MemoryStore,
+) -> None:
     options: dict[str, Any] = {"storage": memory, "preallocate": False}
-    with imap_wal.open(memory.url, node="some-host", **options) as store:  # as versions before this one named it
+    with imap_wal.open(
+        memory.url, node="some-host", **options
+    ) as store:  # as versions before this one named it
         store.map("m").update({"kept": 1, "changed": 1, "deleted": 1})
     for _ in range(2):
         with imap_wal.open(memory.url, **options) as store:
@@ -103,7 +115,9 @@ def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name
 def test_a_locked_log_is_not_answered_with_the_advice_to_write_another(memory: MemoryStore) -> None:
     with (
         imap_wal.open(memory.url, storage=memory),
-        pytest.raises(WriterLocked, match=r"'embedded'.*stop that process, or .*takeover=True") as refused,
+        pytest.raises(
+            WriterLocked, match=r"'embedded'.*stop that process, or .*takeover=True"
+        ) as refused,
     ):
         imap_wal.open(memory.url, storage=memory)
     assert "another node name" not in str(refused.value)
@@ -114,29 +128,45 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB: a quarter of a segment."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)], capture_output=True, text=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mounted.returncode:
-        pytest.skip(f"mount needs root; tests/storage/test_local.py has the fallback by itself ({mounted.stderr.strip()})")
+        pytest.skip(
+            "mount needs root; tests/storage/test_local.py has the fallback by itself "
+            f"({mounted.stderr.strip()})"
+        )
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
-def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_the_end(small_disk: Path) -> None:
+def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_the_end(
+    small_disk: Path,
+) -> None:
     with imap_wal.open(small_disk / "log") as store:  # segments of 64 MiB
         m = store.map("m", raw=True)
         m[b"first"] = b"1"
-        (small_disk / "others").write_bytes(bytes(2 * 1024 * 1024))  # who else writes to this disk still can
+        (small_disk / "others").write_bytes(
+            bytes(2 * 1024 * 1024)
+        )  # who else writes to this disk still can
         for number in range(40):
             m[b"k"] = bytes(200 * 1024) + b"%d" % number
-    used = sum(file.stat().st_blocks * 512 for file in (small_disk / "log").rglob("*") if file.is_file())
+    used = sum(
+        file.stat().st_blocks * 512 for file in (small_disk / "log").rglob("*") if file.is_file()
+    )
     assert used < 9 * 1024 * 1024, "what was reserved and not written is free again"
     with imap_wal.open(small_disk / "log") as store:
         assert store.map("m", raw=True)[b"first"] == b"1"
 
 
 @pytest.mark.parametrize("url", [None, 5, "  ", "\t", b"maps"])
-def test_a_root_that_is_no_folder_or_url_is_refused_and_creates_nothing(home: Path, url: Any) -> None:
+def test_a_root_that_is_no_folder_or_url_is_refused_and_creates_nothing(
+    home: Path, url: Any
+) -> None:
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open, LogReader):
         with pytest.raises(InvalidSetting, match="url is"):
             use(url)
@@ -160,7 +190,9 @@ def test_a_file_in_the_place_of_the_root_is_named(tmp_path: Path, below: str, sc
         ({"zzz": 1}, "known are archive_interval_s, "),
     ],
 )
-def test_the_error_for_a_mistyped_setting_has_the_nearest_name(memory: MemoryStore, given: dict[str, Any], meant: str) -> None:
+def test_the_error_for_a_mistyped_setting_has_the_nearest_name(
+    memory: MemoryStore, given: dict[str, Any], meant: str
+) -> None:
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
         with pytest.raises(InvalidSetting) as refused:
             use(memory.url, storage=memory, **given)
@@ -181,24 +213,33 @@ LONG = {"letters": "m" * 256, "dots": "a.b" * 52, "emoji": "🙂" * 22}
 
 
 @pytest.mark.parametrize("name", LONG.values(), ids=LONG)
-def test_a_name_that_cannot_be_a_folder_name_is_refused(memory: MemoryStore, tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_name_is_refused(
+    memory: MemoryStore, tmp_path: Path, name: str
+) -> None:
     too_long = name * 20
     with imap_wal.open(tmp_path) as store:
-        with pytest.raises(InvalidSetting, match=r"the name of a map takes \d+ bytes of UTF-8; at most 1024"):
+        with pytest.raises(
+            InvalidSetting, match=r"the name of a map takes \d+ bytes of UTF-8; at most 1024"
+        ):
             store.map(too_long)
         assert store.maps() == []
     for what in ("namespace", "cluster", "node"):
         for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
             with pytest.raises(InvalidSetting, match=f"the name of a {what} takes"):
                 use(memory.url, storage=memory, **{what: name})
-    with imap_wal.log.create(memory.url, storage=memory) as log, pytest.raises(InvalidSetting, match="the name of a map"):
+    with (
+        imap_wal.log.create(memory.url, storage=memory) as log,
+        pytest.raises(InvalidSetting, match="the name of a map"),
+    ):
         log.append(too_long, (b"k", b"v"))
 
 
 def test_the_longest_names_are_archived_and_read_again(tmp_path: Path) -> None:
     names = ["m" * 1024, "." * 1024, "🙂" * 256]
     for _ in range(2):
-        with imap_wal.open(tmp_path, namespace="n" * 255, cluster="c" * 255, node="o" * 255) as store:
+        with imap_wal.open(
+            tmp_path, namespace="n" * 255, cluster="c" * 255, node="o" * 255
+        ) as store:
             for name in names:
                 m = store.map(name)
                 m["count"] = m.get("count", 0) + 1
@@ -209,7 +250,10 @@ def test_the_longest_names_are_archived_and_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [5, b"m", ("m",)])
 def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -> None:
-    with imap_wal.open(memory.url, storage=memory, preallocate=False) as store, pytest.raises(InvalidSetting, match="it takes text"):
+    with (
+        imap_wal.open(memory.url, storage=memory, preallocate=False) as store,
+        pytest.raises(InvalidSetting, match="it takes text"),
+    ):
         store.map(name)
 
 
@@ -223,11 +267,15 @@ def test_a_flag_that_is_a_text_is_refused_and_shuts_no_store_out(tmp_path: Path,
 
 
 @pytest.mark.parametrize("begin", [imap_wal.open, imap_wal.log.create])
-@pytest.mark.parametrize("left", ["snapshots", "another node's segments", "its own segments", "its registration"])
+@pytest.mark.parametrize(
+    "left", ["snapshots", "another node's segments", "its own segments", "its registration"]
+)
 def test_a_refused_open_leaves_no_file_or_folder(tmp_path: Path, left: str, begin: Any) -> None:
     """It left an empty folder of a node that never began."""
     where: dict[str, Any] = {"cluster": "c", "node": "n2"}
-    with imap_wal.log.create(tmp_path, cluster="c", node="n1" if left == "another node's segments" else "n2") as log:
+    with imap_wal.log.create(
+        tmp_path, cluster="c", node="n1" if left == "another node's segments" else "n2"
+    ) as log:
         log.append("m", (b"k", b"v"))
     cluster = tmp_path / "default/c"
     if left == "snapshots":
@@ -253,7 +301,9 @@ LONE = "a\ud800b"
 
 @pytest.mark.parametrize("begin", [imap_wal.open, imap_wal.log.create])
 @pytest.mark.parametrize("name", ["namespace", "cluster", "node"])
-def test_a_name_with_a_lone_surrogate_is_refused_and_named(tmp_path: Path, name: str, begin: Any) -> None:
+def test_a_name_with_a_lone_surrogate_is_refused_and_named(
+    tmp_path: Path, name: str, begin: Any
+) -> None:
     with pytest.raises(InvalidSetting, match=rf"the name of a {name}: .*U\+D800, at character 1"):
         begin(tmp_path, **{name: LONE})
     for what, options in (("url", {}), ("wal_dir", {"wal_dir": f"{tmp_path}/{LONE}"})):
@@ -270,12 +320,16 @@ def test_a_folder_whose_name_is_no_utf8_is_opened(tmp_path: Path) -> None:
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_a_key_value_or_map_name_with_a_lone_surrogate_is_an_error_of_the_library(tmp_path: Path) -> None:
+def test_a_key_value_or_map_name_with_a_lone_surrogate_is_an_error_of_the_library(
+    tmp_path: Path,
+) -> None:
     """It was a bare UnicodeEncodeError, or one that is no ValueError."""
     with imap_wal.open(tmp_path) as store, imap_wal.log.create(tmp_path / "log") as log:
         m = store.map("m")
         for named in (lambda: store.map(LONE), lambda: log.append(LONE, (b"k", b"v"))):
-            with pytest.raises(InvalidSetting, match=r"the name of a map: .*U\+D800, at character 1"):
+            with pytest.raises(
+                InvalidSetting, match=r"the name of a map: .*U\+D800, at character 1"
+            ):
                 named()
         for change in (
             lambda: m.put(LONE, 1),

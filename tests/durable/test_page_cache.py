@@ -1,7 +1,9 @@
-"""A killed process leaves what it wrote in the page cache, and a power loss after that takes what nobody synced. What an open gave back in between counts
+"""A killed process leaves what it wrote in the page cache, and a power loss after that takes what
+nobody synced. What an open gave back in between counts
 as acknowledged: every later open gives it back too.
 
-Random histories of several lives on one disk. Each life ends with a kill or a power loss, at any operation of the storage, also while it opens.
+Random histories of several lives on one disk. Each life ends with a kill or a power loss, at any
+operation of the storage, also while it opens.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ T = TypeVar("T")
 
 ROUNDS = 120
 INTERVAL_S = 10_000
-"""So long that the keeper's thread never wakes: time passes when the history says so, and a seed replays all of it."""
+"""So long that the keeper's thread never wakes: time passes when the history says so, and a seed
+replays all of it."""
 
 
 class Disk(FaultyStore):
-    """The storage of one life. `before`: the life that was killed before it; what that had not synced stands in the page cache alone."""
+    """The storage of one life. `before`: the life that was killed before it; what that had not
+    synced stands in the page cache alone."""
 
     def __init__(self, inner: MemoryStore, before: Disk | None) -> None:
         super().__init__(inner)
@@ -46,14 +50,24 @@ class Disk(FaultyStore):
     def _run(self, kind: str, path: str, action: Callable[[], T]) -> T:
         def act() -> T:
             answer = action()
-            if kind in ("replace", "truncate", "delete"):  # durable on return: of this file nothing stands in the page cache alone any more
-                self._appenders[:] = [appender for appender in self._appenders if appender.path != path]
+            if kind in (
+                "replace",
+                "truncate",
+                "delete",
+            ):  # durable on return: of this file nothing stands in the page cache alone any more
+                self._appenders[:] = [
+                    appender for appender in self._appenders if appender.path != path
+                ]
             return answer
 
         return super()._run(kind, path, act)
 
     def plan_death(self, death: Death, chance: Random, tear: Any, **fault: Any) -> None:
-        self.plan = Plan((Fault(death, when=chance.choice(("before", "after")), **fault),), chance.getrandbits(32), tear)
+        self.plan = Plan(
+            (Fault(death, when=chance.choice(("before", "after")), **fault),),
+            chance.getrandbits(32),
+            tear,
+        )
         self._seen = [0]
         self._random = Random(self.plan.seed)
 
@@ -66,7 +80,8 @@ class Disk(FaultyStore):
 
 
 class History:
-    """`given_back` is what the last open gave back; `changes` what was tried since, in order. The first `kept` of them must be there after the deaths so far."""
+    """`given_back` is what the last open gave back; `changes` what was tried since, in order. The
+    first `kept` of them must be there after the deaths so far."""
 
     def __init__(self, name: str, chance: Random, only_always: bool) -> None:
         self.chance, self.only_always = chance, only_always
@@ -81,7 +96,8 @@ class History:
     def live(self, durability: str, death: Death) -> None:
         """Open, compare, write, die."""
         chance, disk = self.chance, Disk(self.memory, self.disk)
-        # Where several frames are unsynced, a torn sector in the middle of them is damage, and the log refuses to open: docs/limits.md.
+        # Where several frames are unsynced, a torn sector in the middle of them is damage, and the
+        # log refuses to open: docs/limits.md.
         tear = chance.choice(("prefix", "sectors")) if self.only_always else "prefix"
         if chance.random() < 0.2:
             disk.plan_death(death, chance, tear, at=chance.randrange(1, 40))
@@ -93,7 +109,13 @@ class History:
             )  # fmt: skip
             self.compare(dict(store.map("m").items()))
             if not disk.plan.faults and chance.random() < 0.8:
-                disk.plan_death(death, chance, tear, kind=chance.choice(("sync", "append|sync|truncate")), at=chance.randrange(1, 12))
+                disk.plan_death(
+                    death,
+                    chance,
+                    tear,
+                    kind=chance.choice(("sync", "append|sync|truncate")),
+                    at=chance.randrange(1, 12),
+                )
             for _ in range(chance.randrange(12)):
                 self.step(store, durability)
         except Killed:
@@ -109,13 +131,20 @@ class History:
 
     def step(self, store: imap_wal.Store, durability: str) -> None:
         chance, m = self.chance, store.map("m")
-        kind = chance.choice(("put", "put", "put", "update", "delete", "sync", "wait", "rotate", "archive"))
+        kind = chance.choice(
+            ("put", "put", "put", "update", "delete", "sync", "wait", "rotate", "archive")
+        )
         if kind in ("put", "update", "delete"):
             keys = [chance.choice("abcdef") for _ in range(3 if kind == "update" else 1)]
             if kind == "delete" and keys[0] not in m:
                 return
             self.numbers += 1
-            change: Change = {key: None if kind == "delete" else f"{self.numbers}" + "x" * chance.choice((0, 30, 700)) for key in keys}
+            change: Change = {
+                key: None
+                if kind == "delete"
+                else f"{self.numbers}" + "x" * chance.choice((0, 30, 700))
+                for key in keys
+            }
             self.changes.append(change)
             if kind == "delete":
                 del m[keys[0]]
@@ -152,8 +181,11 @@ class History:
 
 
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
-def test_what_was_acknowledged_or_given_back_survives_a_kill_and_then_a_power_loss(first: str, seed: int) -> None:
-    """`first`: the durability of the first life. After `always` all are; after the others any, as what an open gave back depends on none."""
+def test_what_was_acknowledged_or_given_back_survives_a_kill_and_then_a_power_loss(
+    first: str, seed: int
+) -> None:
+    """`first`: the durability of the first life. After `always` all are; after the others any, as
+    what an open gave back depends on none."""
     lost_power = 0
     for number in range(ROUNDS):
         chance = Random(f"{seed}/{number}")
@@ -164,7 +196,12 @@ def test_what_was_acknowledged_or_given_back_survives_a_kill_and_then_a_power_lo
             deaths.insert(chance.randrange(3), chance.choice(("kill", "kill", "power-loss")))
         try:
             for life, death in enumerate(deaths):
-                history.live(first if life == 0 or first == "always" else chance.choice(("always", "os", "interval")), death)
+                history.live(
+                    first
+                    if life == 0 or first == "always"
+                    else chance.choice(("always", "os", "interval")),
+                    death,
+                )
             history.compare(contents(history.memory))
         except BaseException as error:
             error.add_note(f"round {number}, deaths {deaths}")

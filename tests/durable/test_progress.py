@@ -21,17 +21,27 @@ class Slow(FakeClock):
         return super().monotonic()
 
 
-def test_a_long_open_logs_its_progress(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_open_logs_its_progress(
+    memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "imap_wal")
     with embedded(memory) as store:
         for number in range(40):
             store.map("m")[number] = "x" * 5_000
         killed = copy_files(memory)
     assert caplog.messages == [], "nothing took long"
-    with imap_wal.open(killed.url, storage=killed, node="n1", clock=Slow(), preallocate=False) as store:
+    with imap_wal.open(
+        killed.url, storage=killed, node="n1", clock=Slow(), preallocate=False
+    ) as store:
         assert len(store.map("m")) == 40
-    recovering = [text for text in caplog.messages if text.startswith("recovering the log of node 'n1': ")]
-    opening = [text for text in caplog.messages if text.startswith("opening the maps of cluster 'embedded': ")]
+    recovering = [
+        text for text in caplog.messages if text.startswith("recovering the log of node 'n1': ")
+    ]
+    opening = [
+        text
+        for text in caplog.messages
+        if text.startswith("opening the maps of cluster 'embedded': ")
+    ]
     for lines in (recovering, opening):
         assert len(lines) >= 2
         assert "changes in" in lines[0]
@@ -42,7 +52,9 @@ def test_a_long_open_logs_its_progress(memory: MemoryStore, caplog: pytest.LogCa
     assert len(caplog.messages) < 40, "one line in five seconds"
 
 
-def test_a_new_log_in_place_of_a_missing_one_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_new_log_in_place_of_a_missing_one_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """`recovery_policy="partial"` began one, and no text said that entries were lost."""
     with imap_wal.open(tmp_path, node="n1") as store:
         store.map("m")["a"] = 1
@@ -57,11 +69,16 @@ def test_a_new_log_in_place_of_a_missing_one_is_logged(tmp_path: Path, caplog: p
     assert caplog.messages == [], "once"
 
 
-def test_a_node_that_is_left_out_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_is_left_out_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for node in ("n1", "n2"):
         with imap_wal.open(tmp_path, node=node) as store:
             store.map("m")[node] = 1
     shutil.rmtree(tmp_path / "default/embedded/nodes/n2")
     with imap_wal.open(tmp_path, node="n1", recovery_policy="partial") as store:
         assert dict(store.map("m")) == {"n1": 1}
-    assert caplog.messages == ["the entries that only the log of node 'n2' holds are left out: there is no log in default/embedded/nodes/n2"]
+    assert caplog.messages == [
+        "the entries that only the log of node 'n2' holds are left out: there is no log in "  # noqa: ISC004
+        "default/embedded/nodes/n2"
+    ]

@@ -1,4 +1,5 @@
-"""Random histories with crashes, against a plain dict. Hypothesis prints the blob that replays a failure."""
+"""Random histories with crashes, against a plain dict. Hypothesis prints the blob that replays a
+failure."""
 
 from __future__ import annotations
 
@@ -17,7 +18,12 @@ class LosingPower(Reference):
 
 
 _settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck), derandomize=False
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+    derandomize=False,
 )
 
 

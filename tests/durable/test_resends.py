@@ -1,4 +1,5 @@
-"""What a member sends again has one effect, also where a newer change of the same key stands between: put A, put B, put A again is B."""
+"""What a member sends again has one effect, also where a newer change of the same key stands
+between: put A, put B, put A again is B."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from tests.agent.harness import Plugin, config, plugin, serve_in_process
 from tests.support import eventually
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"])
+_context.set_forkserver_preload(
+    ["imap_wal.agent.server", "imap_wal.retention.archive", "tests.agent.harness"]
+)
 
 
 @contextmanager
@@ -48,13 +51,21 @@ def agent(settings: AgentConfig, end: int) -> Iterator[None]:
 def logged(settings: AgentConfig) -> list[tuple[str, str | None, int]]:
     """Key, value and request of every entry that can still be read in order."""
     records = LogReader(settings.url, cluster="c", node="n1").read()
-    return [(entry.key.decode(), None if entry.value is None else entry.value.decode(), entry.order[3]) for _, entry in records]
+    return [
+        (entry.key.decode(), None if entry.value is None else entry.value.decode(), entry.order[3])
+        for _, entry in records
+    ]
 
 
 def restored(settings: AgentConfig) -> dict[str, str]:
     view = MaterializedView(ClusterLog(open_store(settings.url), "default", "c"), Settings())
     view.catch_up()
-    found = {row[1].decode(): row[3].decode() for rows in view.rows("orders") for row in rows if row[3] is not None}
+    found = {
+        row[1].decode(): row[3].decode()
+        for rows in view.rows("orders")
+        for row in rows
+        if row[3] is not None
+    }
     view.close()
     return found
 
@@ -67,18 +78,29 @@ def resend_everything(member: Plugin, sent: list[tuple[int, dict[str, str | None
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("meanwhile", ["nothing", "archived", "archived, rewritten and pruned"])
-def test_put_a_put_b_and_put_a_sent_again_is_b_also_after_the_agent_was_started_anew(tmp_path: Path, end: int, meanwhile: str) -> None:
+def test_put_a_put_b_and_put_a_sent_again_is_b_also_after_the_agent_was_started_anew(
+    tmp_path: Path, end: int, meanwhile: str
+) -> None:
     settings = config(tmp_path, archive_interval_s=0 if meanwhile == "nothing" else 0.05)
     sent: list[tuple[int, dict[str, str | None]]] = [
-        (1, {"k": "A"}), (2, {"k": "B"}), (3, {"gone": "A"}), (4, {"gone": None}), (5, {"k2": "A", "k3": "A"}), (7, {"k2": "B"}),
-    ]  # fmt: skip
+        (1, {"k": "A"}),
+        (2, {"k": "B"}),
+        (3, {"gone": "A"}),
+        (4, {"gone": None}),
+        (5, {"k2": "A", "k3": "A"}),
+        (7, {"k2": "B"}),
+    ]
     expected = {"k": "B", "k2": "B", "k3": "A"}
     with agent(settings, end), plugin(settings) as member:
         for first, changes in sent:
             assert member.send(first, changes) == ["ack", first, len(changes)]
         resend_everything(member, sent)
         assert member.values() == expected
-    once = [(key, value, first + index) for first, changes in sent for index, (key, value) in enumerate(changes.items())]
+    once = [
+        (key, value, first + index)
+        for first, changes in sent
+        for index, (key, value) in enumerate(changes.items())
+    ]
     for _ in range(2):
         if meanwhile != "nothing":
             with agent(settings, signal.SIGTERM):
@@ -97,8 +119,11 @@ def test_put_a_put_b_and_put_a_sent_again_is_b_also_after_the_agent_was_started_
         assert restored(settings) == expected
 
 
-def test_of_messages_resent_in_any_order_over_kills_every_change_has_one_effect(tmp_path: Path, seed: int) -> None:
-    """A member that lost answers sends again from any point on, on a new connection, to an agent that may have been killed."""
+def test_of_messages_resent_in_any_order_over_kills_every_change_has_one_effect(
+    tmp_path: Path, seed: int
+) -> None:
+    """A member that lost answers sends again from any point on, on a new connection, to an agent
+    that may have been killed."""
     chance = Random(seed)
     settings = config(tmp_path, segment_bytes=2000)
     sent: list[tuple[int, dict[str, str | None]]] = []
@@ -111,13 +136,19 @@ def test_of_messages_resent_in_any_order_over_kills_every_change_has_one_effect(
                     assert (member.session, member.request) == (1, request - 1)
                     for _ in range(chance.randrange(1, 6)):
                         keys = chance.sample("abcd", chance.randrange(1, 4))
-                        changes: dict[str, str | None] = {key: chance.choice((None, "A", "B")) for key in keys}
+                        changes: dict[str, str | None] = {
+                            key: chance.choice((None, "A", "B")) for key in keys
+                        }
                         assert member.send(request, changes)[0] == "ack"
                         sent.append((request, changes))
                         expected.update(changes)
                         request += len(changes)
                         for first, again in chance.sample(sent, min(len(sent), 3)):
                             assert member.send(first, again) == ["ack", first, len(again)]
-                    assert member.values() == {key: value for key, value in expected.items() if value is not None}
+                    assert member.values() == {
+                        key: value for key, value in expected.items() if value is not None
+                    }
     assert [number for *_, number in logged(settings)] == list(range(1, request))
-    assert restored(settings) == {key: value for key, value in expected.items() if value is not None}
+    assert restored(settings) == {
+        key: value for key, value in expected.items() if value is not None
+    }

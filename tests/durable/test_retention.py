@@ -1,4 +1,5 @@
-"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long what a snapshot covers stays, and that nothing else ever goes."""
+"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long what a snapshot covers stays, and that
+nothing else ever goes."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ def archives(root: Path, name: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
-def test_covered_archives_go_by_age_and_what_is_not_covered_stays_however_old(tmp_path: Path, by: str) -> None:
+def test_covered_archives_go_by_age_and_what_is_not_covered_stays_however_old(
+    tmp_path: Path, by: str
+) -> None:
     expected = archived(tmp_path, 4)
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     for path in [*archives(tmp_path, "m")[:2], *archives(tmp_path, "other")]:
@@ -121,12 +124,14 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
     assert len(archives(tmp_path, "m")) == 3
 
 
-# ---- by itself -----------------------------------------------------------------------------------------------------
+# ---- by itself -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("settings", [{"wal_ttl_seconds": 1}, {"wal_size_limit_mb": 1}])
-def test_what_is_covered_goes_by_age_or_size_also_where_nothing_is_archived_by_itself(tmp_path: Path, scheme: str, settings: dict[str, int]) -> None:
+def test_what_is_covered_goes_by_age_or_size_also_where_nothing_is_archived_by_itself(
+    tmp_path: Path, scheme: str, settings: dict[str, int]
+) -> None:
     url = f"{scheme}://{tmp_path}"
     for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
         with imap_wal.open(url, node="n") as store:
@@ -137,7 +142,12 @@ def test_what_is_covered_goes_by_age_or_size_also_where_nothing_is_archived_by_i
     for path in before:
         os.utime(path, (1, 1))
     with imap_wal.open(url, node="n", **settings):
-        eventually(lambda: archives(tmp_path, "m") == ([] if "wal_ttl_seconds" in settings else before[1:]), "the covered archives go")
+        eventually(
+            lambda: (
+                archives(tmp_path, "m") == ([] if "wal_ttl_seconds" in settings else before[1:])
+            ),
+            "the covered archives go",
+        )
 
 
 def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
@@ -156,7 +166,9 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert "the storage is away" in told["agent's retention"].what
 
 
-def test_what_is_covered_is_looked_for_at_the_start_and_every_half_of_its_time(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_covered_is_looked_for_at_the_start_and_every_half_of_its_time(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     clock = FakeClock()
 
@@ -190,17 +202,27 @@ def parquet(storage: MemoryStore) -> list[str]:
     return [file.path for file in storage.list("") if "/archive/" in file.path]
 
 
-def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.archive()
     rewrite(ClusterLog(memory, "default", "embedded", FakeClock()), LocalEngine(Settings()))
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.1)
-    faulty = FaultyStore(memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),)))
+    faulty = FaultyStore(
+        memory, Plan((Fault("error", kind="list", path="*/archive", at=2, times=1),))
+    )
     with embedded(faulty, wal_ttl_seconds=1) as store:
         eventually(lambda: store.writer.maintenance.retention_error, "it fails")
-        assert "planned fault" in store.writer.maintenance.retention_error and not store.writer.maintenance.archive_error
-        eventually(lambda: not parquet(memory) and not store.writer.maintenance.retention_error, "it is tried again")
+        assert (
+            "planned fault" in store.writer.maintenance.retention_error
+            and not store.writer.maintenance.archive_error
+        )
+        eventually(
+            lambda: not parquet(memory) and not store.writer.maintenance.retention_error,
+            "it is tried again",
+        )
 
 
 def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_those_that_may_go(
@@ -221,22 +243,39 @@ def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_tho
             if number == 10:
                 run("rewrite", f"{tmp_path}/log", "--map", "other")
     now = FakeClock().now_ms() // 1000
-    for age, path in enumerate(sorted([*tmp_path.rglob("archive/*/*.parquet"), *tmp_path.rglob("*.wal")], key=lambda path: path.stat().st_mtime_ns)):
+    for age, path in enumerate(
+        sorted(
+            [*tmp_path.rglob("archive/*/*.parquet"), *tmp_path.rglob("*.wal")],
+            key=lambda path: path.stat().st_mtime_ns,
+        )
+    ):
         os.utime(path, (now - 1000 + 10 * age, now - 1000 + 10 * age))
     seen = set()
-    for ttl, limit in [(ttl, 0) for ttl in (1, 890, 930, 970, 2000)] + [(ttl, limit) for ttl in (0, 930) for limit in (1, 2, 3, 4, 9)]:
+    for ttl, limit in [(ttl, 0) for ttl in (1, 890, 930, 970, 2000)] + [
+        (ttl, limit) for ttl in (0, 930) for limit in (1, 2, 3, 4, 9)
+    ]:
         shutil.copytree(tmp_path / "log", tmp_path / "copy")
         storage = FaultyStore(LocalStore(str(tmp_path / "copy")))
         log = ClusterLog(storage, "default", "embedded", FakeClock())
         state = log.state()
         node, covered = state.nodes["n"], state.covered("n")
-        expected = policy.only_expired(log, node, plan_covered(storage, node, covered, 2**62), ttl, limit)
+        expected = policy.only_expired(
+            log, node, plan_covered(storage, node, covered, 2**62), ttl, limit
+        )
         storage.operations.clear()
-        removed = policy.remove_expired(log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62)
+        removed = policy.remove_expired(
+            log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62
+        )
         assert removed == expected, (ttl, limit)
-        reads = {operation.path for operation in storage.operations if operation.kind == "read" and operation.path.endswith(".wal")}
+        reads = {
+            operation.path
+            for operation in storage.operations
+            if operation.kind == "read" and operation.path.endswith(".wal")
+        }
         if not limit:
-            assert len(reads) <= len(removed.segments) + 2, "young segments are not read again and again"
+            assert len(reads) <= len(removed.segments) + 2, (
+                "young segments are not read again and again"
+            )
         seen.add((len(removed.archives), len(removed.segments)))
         shutil.rmtree(tmp_path / "copy")
     assert len(seen) > 4

@@ -38,7 +38,9 @@ WALKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_copy_shows_the_moment_it_began_while_entries_expire_at_every_look(memory: MemoryStore, walk: str) -> None:
+def test_a_copy_shows_the_moment_it_began_while_entries_expire_at_every_look(
+    memory: MemoryStore, walk: str
+) -> None:
     clock = Ticking()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -50,7 +52,9 @@ def test_a_copy_shows_the_moment_it_began_while_entries_expire_at_every_look(mem
         assert WALKS[walk](m) == {}
 
 
-def test_a_copy_shows_the_moment_it_began_though_another_thread_deletes_in_between(memory: MemoryStore) -> None:
+def test_a_copy_shows_the_moment_it_began_though_another_thread_deletes_in_between(
+    memory: MemoryStore,
+) -> None:
     with embedded(memory) as store:
         m = store.map("m", serializer=(slow := Meddling()))
         m.update({number: number for number in range(10)})
@@ -97,7 +101,9 @@ def test_who_asks_for_keys_and_then_for_a_value_gets_no_old_one(memory: MemorySt
         assert not m._copies
 
 
-def test_walks_of_a_map_where_entries_expire_and_threads_write_never_fail_and_never_mix_two_moments(memory: MemoryStore) -> None:
+def test_walks_of_a_map_where_entries_expire_and_threads_write_never_fail_and_never_mix_two_moments(
+    memory: MemoryStore,
+) -> None:
     """All keys get the same number in one commit: a walk that shows two numbers mixes two
     moments."""
     with embedded(memory, durability="os") as store:
@@ -126,7 +132,9 @@ def test_walks_of_a_map_where_entries_expire_and_threads_write_never_fail_and_ne
                 assert sum(1 for _ in m.values()) >= 50
                 assert m.items() >= set()
 
-        Threads(write, *(lambda walk=WALKS[name]: read(walk) for name in ("items", "dict", "unpacking"))).join(120)
+        Threads(
+            write, *(lambda walk=WALKS[name]: read(walk) for name in ("items", "dict", "unpacking"))
+        ).join(120)
         assert seen
 
 
@@ -137,7 +145,11 @@ def test_pairs_of_a_walk_are_those_that_were_put_together(memory: MemoryStore) -
 
         def write(thread: int) -> None:
             for number in range(150):
-                m.put(f"{thread}.{number % 7}", [f"{thread}.{number % 7}", number], ttl=0.002 if number % 2 else None)
+                m.put(
+                    f"{thread}.{number % 7}",
+                    [f"{thread}.{number % 7}", number],
+                    ttl=0.002 if number % 2 else None,
+                )
                 if number % 5 == 0:
                     m.pop(f"{thread}.{(number + 3) % 7}", None)
             over.set()
@@ -150,9 +162,15 @@ def test_pairs_of_a_walk_are_those_that_were_put_together(memory: MemoryStore) -
         Threads(*(lambda thread=thread: write(thread) for thread in range(3)), read, read).join(120)
 
 
-@pytest.mark.parametrize("options", [{}, {"durability": "os"}, {"durability": "async"}, {"manual_wal_flush": True}, {"slots": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"durability": "os"}, {"durability": "async"}, {"manual_wal_flush": True}, {"slots": 2}],
+    ids=str,
+)
 @pytest.mark.parametrize("logged", [True, False])
-def test_of_many_threads_that_pop_one_key_one_gets_it(memory: MemoryStore, options: dict[str, Any], logged: bool) -> None:
+def test_of_many_threads_that_pop_one_key_one_gets_it(
+    memory: MemoryStore, options: dict[str, Any], logged: bool
+) -> None:
     slots = {"ring_slots": options["slots"]} if "slots" in options else options
     with embedded(memory, **slots) as store:
         m = store.map("m", disable_wal=not logged)
@@ -183,7 +201,14 @@ def test_threads_that_set_a_default_all_get_the_value_of_the_first(memory: Memor
     with embedded(memory) as store:
         m = store.map("m")
         got: list[list[int]] = [[] for _ in range(8)]
-        Threads(*(lambda thread=thread: got[thread].extend(m.setdefault(key, thread) for key in range(40)) for thread in range(8))).join(120)
+        Threads(
+            *(
+                lambda thread=thread: got[thread].extend(
+                    m.setdefault(key, thread) for key in range(40)
+                )
+                for thread in range(8)
+            )
+        ).join(120)
         assert all(values == got[0] for values in got)
         assert dict(m) == dict(enumerate(got[0]))
         assert store.statistics.commits.records == 40, "who found a value logged nothing"
@@ -202,7 +227,10 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
         assert gate.waiting.wait(30)
         published = store.writer.ring.statistics.published
         others = Threads(*(lambda: got.append(m.popitem()) for _ in range(15)))
-        eventually(lambda: store.writer.ring.statistics.published == published + 15, "all are in the ring while the first is synced")
+        eventually(
+            lambda: store.writer.ring.statistics.published == published + 15,
+            "all are in the ring while the first is synced",
+        )
         gate.open.set()
         leader.join()
         others.join()
@@ -231,7 +259,9 @@ def test_a_pop_waits_for_the_put_of_its_key_and_of_no_other(memory: MemoryStore)
         assert got == {"a": 2, "b": 1}
 
 
-def test_of_two_whose_changes_of_one_key_meet_in_one_sync_the_second_sees_the_first(memory: MemoryStore) -> None:
+def test_of_two_whose_changes_of_one_key_meet_in_one_sync_the_second_sees_the_first(
+    memory: MemoryStore,
+) -> None:
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")
@@ -251,11 +281,18 @@ def test_of_two_whose_changes_of_one_key_meet_in_one_sync_the_second_sees_the_fi
             first = Threads(lambda change=change, answers=answers: answers.append(change()))
             assert gate.waiting.wait(30)
             second = Threads(lambda change=change, answers=answers: answers.append(change()))
-            eventually(lambda: waits.is_set() or store.writer.ring.statistics.waiting == 2, "the second waits, or is published")
+            eventually(
+                lambda: waits.is_set() or store.writer.ring.statistics.waiting == 2,
+                "the second waits, or is published",
+            )
             gate.open.set()
             first.join()
             second.join()
-            assert sorted(answers, key=str) == sorted_answers if sorted_answers else answers[0] == answers[1]
+            assert (
+                sorted(answers, key=str) == sorted_answers
+                if sorted_answers
+                else answers[0] == answers[1]
+            )
 
 
 def delete(m: Any, key: str) -> str:
@@ -272,7 +309,12 @@ def test_a_pop_that_could_not_be_logged_leaves_the_entry(memory: MemoryStore, at
     store = embedded(faulty)
     m = store.map("m")
     m["k"] = 1
-    for change in (lambda: m.pop("k"), m.popitem, lambda: m.setdefault("new", 1), lambda: m.__delitem__("k")):
+    for change in (
+        lambda: m.pop("k"),
+        m.popitem,
+        lambda: m.setdefault("new", 1),
+        lambda: m.__delitem__("k"),
+    ):
         with pytest.raises((NotAppended, OutcomeUnknown)):
             change()
     assert dict(m) == {"k": 1}

@@ -50,12 +50,16 @@ def archives(store: SegmentStore) -> list[str]:
     return [file.path for file in store.list("") if file.path.endswith(".parquet")]
 
 
-def test_a_close_in_the_middle_of_an_archive_run_ends_it_at_its_next_call(memory: MemoryStore) -> None:
+def test_a_close_in_the_middle_of_an_archive_run_ends_it_at_its_next_call(
+    memory: MemoryStore,
+) -> None:
     with embedded(memory) as store:
         for number in range(MAPS):
             store.map(f"m{number}")["a"] = number
     storage = Held(memory, "create_from", "imap-wal-archiver")
-    store = embedded(storage, archive_interval_s=3600)  # what an earlier run left is archived at once
+    store = embedded(
+        storage, archive_interval_s=3600
+    )  # what an earlier run left is archived at once
     assert storage.reached.wait(20)
     before = len(segments(memory))
     closing = Threads(store.close)
@@ -63,9 +67,13 @@ def test_a_close_in_the_middle_of_an_archive_run_ends_it_at_its_next_call(memory
     storage.go.set()
     closing.join()
     assert storage.calls == 1, "not every map is archived before the close returns"
-    assert len(segments(memory)) >= before, "no segment is deleted for an archive that no manifest names"
+    assert len(segments(memory)) >= before, (
+        "no segment is deleted for an archive that no manifest names"
+    )
     with embedded(memory) as again:
-        assert {name: dict(again.map(name)) for name in again.maps()} == {f"m{number}": {"a": number} for number in range(MAPS)}
+        assert {name: dict(again.map(name)) for name in again.maps()} == {
+            f"m{number}": {"a": number} for number in range(MAPS)
+        }
         again.archive()
         named = {archive.path for archive in again.committer.log.manifests.read()[1].archives}
         assert set(archives(memory)) == named, "what was uploaded and not named is swept"
@@ -79,8 +87,13 @@ def test_a_stop_of_an_agent_in_the_middle_of_an_archive_run_ends_it_at_its_next_
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         for number in range(MAPS):
-            payload = member.payload(number + 1, {"a": "v"}).replace(b"\xa6orders", b"\xa6map%03d" % number)
-            assert member.client.ask("append", member.session, number + 1, 1, payload=payload)[0][0] == "ack"
+            payload = member.payload(number + 1, {"a": "v"}).replace(
+                b"\xa6orders", b"\xa6map%03d" % number
+            )
+            assert (
+                member.client.ask("append", member.session, number + 1, 1, payload=payload)[0][0]
+                == "ack"
+            )
     storage = Held(memory, "create_from", "imap-wal-archiver")
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
@@ -148,4 +161,7 @@ def test_an_archive_by_hand_that_a_close_interrupts_says_so(memory: MemoryStore)
     archiving.join()
     closing.join()
     with embedded(memory) as again:
-        assert {name: dict(again.map(name)) for name in again.maps()} == {"m": {"a": 1}, "n": {"a": 1}}
+        assert {name: dict(again.map(name)) for name in again.maps()} == {
+            "m": {"a": 1},
+            "n": {"a": 1},
+        }

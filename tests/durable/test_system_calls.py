@@ -31,13 +31,31 @@ def strace(tmp_path: Path, url: str, durability: str) -> list[str]:
     output = tmp_path / f"strace-{durability}"
     calls = "pwrite64,pwritev,pwritev2,write,fdatasync,fsync,sync_file_range"
     run = subprocess.run(
-        ["strace", "-f", "-y", "-e", f"trace={calls}", "-o", str(output), sys.executable, "-c", STRACED, url, durability],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            "strace",
+            "-f",
+            "-y",
+            "-e",
+            f"trace={calls}",
+            "-o",
+            str(output),
+            sys.executable,
+            "-c",
+            STRACED,
+            url,
+            durability,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert run.stdout == "beginack0ack1ack2end", f"strace could not trace here: {run.stderr}"
     names = []
     for line in output.read_text().splitlines():
-        call = re.match(r"\d+ +(\w+)\((\d+)<([^>]*)>, ?(.*)", line) or re.match(r"\d+ +(\w+)\((\d+)<([^>]*)>(.*)", line)
+        call = re.match(r"\d+ +(\w+)\((\d+)<([^>]*)>, ?(.*)", line) or re.match(
+            r"\d+ +(\w+)\((\d+)<([^>]*)>(.*)", line
+        )
         if call is None:
             continue
         assert not re.search("resumed|unfinished", line), "one thread, no calls at once"
@@ -48,7 +66,9 @@ def strace(tmp_path: Path, url: str, durability: str) -> list[str]:
     return names[names.index("begin") + 1 : names.index("end")]
 
 
-def test_every_acknowledgement_of_always_comes_after_an_fdatasync_of_what_was_written(tmp_path: Path, url: str) -> None:
+def test_every_acknowledgement_of_always_comes_after_an_fdatasync_of_what_was_written(
+    tmp_path: Path, url: str
+) -> None:
     calls = strace(tmp_path, url, "always")
     assert len(calls) == 9
     for number in range(3):
@@ -60,4 +80,11 @@ def test_every_acknowledgement_of_always_comes_after_an_fdatasync_of_what_was_wr
 
 def test_os_writes_before_it_acknowledges_and_does_not_sync(tmp_path: Path, url: str) -> None:
     calls = strace(tmp_path, url, "os")
-    assert [call.replace("pwritev2", "pwritev").split()[0] for call in calls] == ["pwritev", "ack0", "pwritev", "ack1", "pwritev", "ack2"]
+    assert [call.replace("pwritev2", "pwritev").split()[0] for call in calls] == [
+        "pwritev",
+        "ack0",
+        "pwritev",
+        "ack1",
+        "pwritev",
+        "ack2",
+    ]

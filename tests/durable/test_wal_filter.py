@@ -16,7 +16,9 @@ from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, copy_files, embedded, segments
 
 
-def opened(memory: MemoryStore, wal_filter: Callable[[DataEntry], Any], **options: Any) -> dict[str, dict[Any, Any]]:
+def opened(
+    memory: MemoryStore, wal_filter: Callable[[DataEntry], Any], **options: Any
+) -> dict[str, dict[Any, Any]]:
     """What the maps hold when a copy of the log is opened through the filter."""
     with embedded(copy_files(memory), wal_filter=wal_filter, **options) as store:
         return {name: dict(store.map(name)) for name in store.maps()}
@@ -26,7 +28,9 @@ def key(entry: DataEntry) -> Any:
     return msgpack.unpackb(entry.key)
 
 
-def test_it_sees_every_entry_in_the_order_of_the_log_and_what_it_keeps_is_what_an_open_gives(memory: MemoryStore) -> None:
+def test_it_sees_every_entry_in_the_order_of_the_log_and_what_it_keeps_is_what_an_open_gives(
+    memory: MemoryStore,
+) -> None:
     store = embedded(memory, segment_bytes=600)
     for number in range(20):
         store.map("a")[number % 7] = number
@@ -50,7 +54,9 @@ def test_what_it_skips_never_was_so_an_older_value_shows(memory: MemoryStore) ->
     items = store.map("m")
     items["a"], items["b"], items["a"] = 1, 2, 3
     del items["b"]
-    assert opened(memory, lambda entry: None if entry.deleted or entry.value == msgpack.packb(3) else entry) == {"m": {"a": 1, "b": 2}}
+    assert opened(
+        memory, lambda entry: None if entry.deleted or entry.value == msgpack.packb(3) else entry
+    ) == {"m": {"a": 1, "b": 2}}
 
 
 def test_it_changes_values_keys_maps_and_lifetimes_and_the_order_stays(memory: MemoryStore) -> None:
@@ -61,12 +67,19 @@ def test_it_changes_values_keys_maps_and_lifetimes_and_the_order_stays(memory: M
         "b": {"map": "other", "order": (9, 9, 9, 9)},
         "c": {"expires_at_ms": 1},
     }
-    assert opened(memory, lambda entry: entry._replace(**answers[key(entry)])) == {"m": {"a": 10}, "other": {"b": 2}}
-    assert opened(memory, lambda entry: entry._replace(value=None) if key(entry) == "a" else entry) == {"m": {"b": 2, "c": 3}}
+    assert opened(memory, lambda entry: entry._replace(**answers[key(entry)])) == {
+        "m": {"a": 10},
+        "other": {"b": 2},
+    }
+    assert opened(
+        memory, lambda entry: entry._replace(value=None) if key(entry) == "a" else entry
+    ) == {"m": {"b": 2, "c": 3}}
 
 
 @pytest.mark.parametrize("at", range(1, 31, 5))
-def test_stop_leaves_out_its_entry_and_all_that_come_after_also_over_archives_of_several_maps(memory: MemoryStore, at: int) -> None:
+def test_stop_leaves_out_its_entry_and_all_that_come_after_also_over_archives_of_several_maps(
+    memory: MemoryStore, at: int
+) -> None:
     store = embedded(memory)
     chance = Random(at)
     maps: dict[str, dict[Any, Any]] = {"a": {}, "b": {}, "c": {}}
@@ -77,10 +90,14 @@ def test_stop_leaves_out_its_entry_and_all_that_come_after_also_over_archives_of
             maps[name][where] = number
         if number == 20:
             store.archive()
-    assert opened(memory, lambda entry: STOP if entry.order[3] == at else entry) == {name: content for name, content in maps.items() if content}
+    assert opened(memory, lambda entry: STOP if entry.order[3] == at else entry) == {
+        name: content for name, content in maps.items() if content
+    }
 
 
-def test_nothing_on_storage_is_changed_and_the_next_open_sees_all_again(memory: MemoryStore) -> None:
+def test_nothing_on_storage_is_changed_and_the_next_open_sees_all_again(
+    memory: MemoryStore,
+) -> None:
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with embedded(memory, wal_filter=lambda entry: None) as store:
@@ -90,7 +107,9 @@ def test_nothing_on_storage_is_changed_and_the_next_open_sees_all_again(memory: 
         assert dict(store.map("m")) == {"a": 1, "b": 2}
 
 
-def test_an_answer_that_is_none_and_a_filter_that_fails_leave_the_log_closed_and_whole(memory: MemoryStore) -> None:
+def test_an_answer_that_is_none_and_a_filter_that_fails_leave_the_log_closed_and_whole(
+    memory: MemoryStore,
+) -> None:
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with pytest.raises(InvalidSetting, match="wal_filter answered 7"):

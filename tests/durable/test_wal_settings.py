@@ -18,34 +18,55 @@ from imap_wal.settings import Settings
 from storage_backends.memory import MemoryStore
 from tests.support import FakeClock, contents, copy_files, embedded, eventually, segments
 
-# ---- their names ---------------------------------------------------------------------------------------------------
+# ---- their names ---------------------------------------------------------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
-def test_the_settings_that_users_of_rocksdb_know_have_their_names_and_the_defaults_that_the_page_says() -> None:
+def test_the_settings_that_users_of_rocksdb_know_have_their_names_and_the_defaults_that_the_page_says() -> (  # noqa: E501
+    None
+):
     lines = [
         line
-        for line in PAGE.read_text(encoding="utf-8").split("## Those that users of RocksDB know")[1].split("\n## ")[0].splitlines()
+        for line in PAGE.read_text(encoding="utf-8")
+        .split("## Those that users of RocksDB know")[1]
+        .split("\n## ")[0]
+        .splitlines()
         if "|" in line
     ]
-    said = {name.strip(" `"): default.strip(" `") for _, name, default, *_ in (line.split("|") for line in lines[2:])}
+    said = {
+        name.strip(" `"): default.strip(" `")
+        for _, name, default, *_ in (line.split("|") for line in lines[2:])
+    }
     assert said.keys() == {
-        "wal_dir", "wal_ttl_seconds", "wal_size_limit_mb", "max_total_wal_size", "manual_wal_flush", "disable_wal", "wal_filter",
-        "avoid_flush_during_recovery", "recovery_mode",
-    }  # fmt: skip
+        "wal_dir",
+        "wal_ttl_seconds",
+        "wal_size_limit_mb",
+        "max_total_wal_size",
+        "manual_wal_flush",
+        "disable_wal",
+        "wal_filter",
+        "avoid_flush_during_recovery",
+        "recovery_mode",
+    }
     defaults = {field.name: field.default for field in fields(imap_wal.Settings)}
-    defaults |= {name: parameter.default for name, parameter in signature(imap_wal.open).parameters.items()}
+    defaults |= {
+        name: parameter.default for name, parameter in signature(imap_wal.open).parameters.items()
+    }
     defaults["disable_wal"] = signature(imap_wal.Store.map).parameters["disable_wal"].default
     words = {"": "the root", None: "none"}
-    assert said == {name: words.get(defaults[name], str(defaults[name]).lower()) for name in said} | {"max_total_wal_size": "0 (bytes)"}
+    assert said == {
+        name: words.get(defaults[name], str(defaults[name]).lower()) for name in said
+    } | {"max_total_wal_size": "0 (bytes)"}
     assert defaults["max_total_wal_size"] == 0
 
 
-# ---- manual_wal_flush ----------------------------------------------------------------------------------------------
+# ---- manual_wal_flush ----------------------------------------------------------------------------
 
 
-def test_with_manual_wal_flush_changes_reach_the_log_when_they_are_flushed_and_not_before(memory: MemoryStore) -> None:
+def test_with_manual_wal_flush_changes_reach_the_log_when_they_are_flushed_and_not_before(
+    memory: MemoryStore,
+) -> None:
     store = embedded(memory, manual_wal_flush=True)
     items = store.map("m")
     items["a"] = 1
@@ -89,10 +110,12 @@ def test_an_agent_refuses_manual_wal_flush() -> None:
         AgentConfig.from_mapping({"url": "memory://x", "log": {"manual_wal_flush": True}})
 
 
-# ---- disable_wal ---------------------------------------------------------------------------------------------------
+# ---- disable_wal ---------------------------------------------------------------------------------
 
 
-def test_a_map_with_disable_wal_is_a_map_in_memory_and_gone_with_the_store(memory: MemoryStore) -> None:
+def test_a_map_with_disable_wal_is_a_map_in_memory_and_gone_with_the_store(
+    memory: MemoryStore,
+) -> None:
     with embedded(memory) as store:
         cache, kept = store.map("cache", disable_wal=True), store.map("kept")
         cache["a"] = 1
@@ -118,7 +141,7 @@ def test_a_map_is_logged_or_not_and_never_both(memory: MemoryStore) -> None:
         store.map("kept", disable_wal=True)
 
 
-# ---- rotation and archive ------------------------------------------------------------------------------------------
+# ---- rotation and archive ------------------------------------------------------------------------
 
 
 def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
@@ -138,7 +161,9 @@ def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("avoid", [False, True])
-def test_what_an_earlier_run_left_is_archived_at_the_start_unless_avoid_flush_during_recovery(memory: MemoryStore, avoid: bool) -> None:
+def test_what_an_earlier_run_left_is_archived_at_the_start_unless_avoid_flush_during_recovery(
+    memory: MemoryStore, avoid: bool
+) -> None:
     first = embedded(memory)
     first.map("m").update({number: number for number in range(100)})
     left = copy_files(memory)
@@ -159,7 +184,9 @@ def test_max_total_wal_size_counts_what_an_earlier_run_left(memory: MemoryStore)
     left = copy_files(memory)
     before = len(segments(left))
     assert before > 2
-    with embedded(left, segment_bytes=1000, max_total_wal_size=before * 1000, avoid_flush_during_recovery=True) as store:
+    with embedded(
+        left, segment_bytes=1000, max_total_wal_size=before * 1000, avoid_flush_during_recovery=True
+    ) as store:
         for number in range(30, 50):
             store.map("m")[number] = "v" * 50
         eventually(lambda: len(segments(left)) < before, "an archive by size")
@@ -171,8 +198,8 @@ NUMBERS = [field.name for field in fields(Settings) if field.type in ("int", "fl
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_an_impossible_number_is_refused_at_the_open_and_named(tmp_path: Path, name: str) -> None:
-    """`archive_interval_s=nan` was taken, and nothing was archived; a wait for 1e300 seconds failed in
-    a background thread."""
+    """`archive_interval_s=nan` was taken, and nothing was archived; a wait for 1e300 seconds failed
+    in a background thread."""
     (kind,) = [field.type for field in fields(Settings) if field.name == name]
     values: list[Any] = [-1, 10**30]
     values += [math.nan, math.inf, -math.inf, 1e300, 2.0**40] if kind == "float" else []
@@ -202,9 +229,13 @@ def test_a_scratch_that_is_no_folder_is_refused_at_the_open(tmp_path: Path, scra
     (tmp_path / "file").write_text("x")
     given = tmp_path / scratch if scratch in ("none", "file") else scratch
     for opened in (imap_wal.open, imap_wal.log.create):
-        with pytest.raises(InvalidSetting, match=r"^scratch is .*(there is no such folder|it takes text)"):
+        with pytest.raises(
+            InvalidSetting, match=r"^scratch is .*(there is no such folder|it takes text)"
+        ):
             opened(tmp_path / "log", scratch=given)
     with pytest.raises(InvalidSetting, match="scratch is"):
-        AgentConfig.from_mapping({"url": str(tmp_path), "log": {"scratch": str(given) if scratch != 5 else 5}})
+        AgentConfig.from_mapping(
+            {"url": str(tmp_path), "log": {"scratch": str(given) if scratch != 5 else 5}}
+        )
     assert not (tmp_path / "log").exists()
     assert Settings(scratch=str(tmp_path)).scratch == tmp_path

@@ -1,4 +1,5 @@
-"""What runs in processes that are killed or stopped. Imported by a fork server, so that a child starts warm."""
+"""What runs in processes that are killed or stopped. Imported by a fork server, so that a child
+starts warm."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ from tests.faults.workload import Life, Reference
 from tests.kit.operations import ACK, operation
 
 
-def write_and_shrink_until_killed(url: str, durability: str, seed: int, starts: list[int], journal: Any) -> None:
-    """One thread for each of `starts`, from that operation on; beside them archives, rewrites and prunes, all the time."""
+def write_and_shrink_until_killed(
+    url: str, durability: str, seed: int, starts: list[int], journal: Any
+) -> None:
+    """One thread for each of `starts`, from that operation on; beside them archives, rewrites and
+    prunes, all the time."""
     store = imap_wal.open(url, node="n", durability=durability, segment_bytes=8 * 1024)
     m = store.map("m")
     pipe = journal.fileno()
@@ -57,7 +61,8 @@ class Deadly(FaultyStore):
 
 
 def work_until_killed(root: str, at: int, journal: Any) -> None:
-    """The work of `tests.faults.workload`, killed before its `at`-th storage operation; every change of the reference is a message."""
+    """The work of `tests.faults.workload`, killed before its `at`-th storage operation; every
+    change of the reference is a message."""
     reference = Reference()
 
     def tell() -> None:
@@ -71,7 +76,8 @@ def work_until_killed(root: str, at: int, journal: Any) -> None:
 
 
 def write_until_refused(url: str, journal: Any) -> None:
-    """Puts ever new keys, each told with its outcome; the parent stops and resumes this process. Ends when it is refused."""
+    """Puts ever new keys, each told with its outcome; the parent stops and resumes this process.
+    Ends when it is refused."""
     store = imap_wal.open(url, node="n", segment_bytes=4096)
     m = store.map("m")
     number = 0

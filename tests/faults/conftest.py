@@ -1,4 +1,5 @@
-"""Cases of the fault matrix are counted where they run; the session tells the sums, and keeps them for `docs/reliability.md` (`python -m tests.faults.report`)."""
+"""Cases of the fault matrix are counted where they run; the session tells the sums, and keeps them
+for `docs/reliability.md` (`python -m tests.faults.report`)."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_sessionfinish(exitstatus: int) -> None:
     """Only a run that passed says how much it ran."""
     if _counts and exitstatus == 0:
-        known: dict[str, dict[str, int]] = json.loads(Path(COUNTS).read_text()) if Path(COUNTS).exists() else {}
+        known: dict[str, dict[str, int]] = (
+            json.loads(Path(COUNTS).read_text()) if Path(COUNTS).exists() else {}
+        )
         for (form, fault, test), number in _counts.items():
             known.setdefault(f"{fault}::{test}", {})[form] = number
         Path(COUNTS).parent.mkdir(exist_ok=True)

@@ -1,13 +1,16 @@
-"""A disk that forgets. It records the system calls that change what stands under a folder, and tells what of it may be left after a crash at any of them.
+"""A disk that forgets. It records the system calls that change what stands under a folder, and
+tells what of it may be left after a crash at any of them.
 
     with RecordedDisk(root) as disk:
         ... LocalStore(root) ...
     for image in disk.images(...):        # path → content
         ...
 
-After a kill all is left that was done. After a power loss a file has the content of its last sync, and of what was written since a beginning, or any of its
-512-byte sectors; a folder has the names it had when it was last synced, and of the changes since none, a beginning, or any (a rename is one change). That
-a file was synced says nothing of its name: POSIX promises no more, and some file systems keep no more.
+After a kill all is left that was done. After a power loss a file has the content of its last sync,
+and of what was written since a beginning, or any of its 512-byte sectors; a folder has the names it
+had when it was last synced, and of the changes since none, a beginning, or any (a rename is one
+change). That a file was synced says nothing of its name: POSIX promises no more, and some file
+systems keep no more.
 """
 
 from __future__ import annotations
@@ -28,7 +31,21 @@ Image = dict[str, bytes]
 
 NAMES = ("none", "prefix", "any")
 BYTES = ("none", "prefix", "sectors")
-CALLS = ("open", "close", "link", "replace", "unlink", "mkdir", "rmdir", "pwrite", "pwritev", "ftruncate", "posix_fallocate", "fsync", "fdatasync")
+CALLS = (
+    "open",
+    "close",
+    "link",
+    "replace",
+    "unlink",
+    "mkdir",
+    "rmdir",
+    "pwrite",
+    "pwritev",
+    "ftruncate",
+    "posix_fallocate",
+    "fsync",
+    "fdatasync",
+)
 """What changes a disk, of all that `storage_backends` calls."""
 
 
@@ -59,7 +76,13 @@ class _File:
         if kept == "none":
             return old
         if kept == "prefix":
-            at = chance.randint(next((at for at, (a, b) in enumerate(zip(new, old, strict=False)) if a != b), min(len(new), len(old))), len(new))
+            at = chance.randint(
+                next(
+                    (at for at, (a, b) in enumerate(zip(new, old, strict=False)) if a != b),
+                    min(len(new), len(old)),
+                ),
+                len(new),
+            )
             return new[:at] + old[at:]
         size = chance.choice((len(new), len(old)))
         data = bytearray(max(len(new), len(old)))
@@ -81,7 +104,9 @@ class _Folder:
         self.pending = []
 
     def left(self, kept: str, chance: Random) -> dict[str, int]:
-        count = {"none": 0, "prefix": chance.randint(0, len(self.pending))}.get(kept, len(self.pending))
+        count = {"none": 0, "prefix": chance.randint(0, len(self.pending))}.get(
+            kept, len(self.pending)
+        )
         names = dict(self.durable)
         for change in self.pending[:count]:
             if kept == "any" and chance.random() < 0.5:
@@ -143,7 +168,8 @@ class Replay:
 
 
 class RecordedDisk:
-    """See the module. `calls` are the changes in order; `mark` puts a note between them, for whoever replays."""
+    """See the module. `calls` are the changes in order; `mark` puts a note between them, for
+    whoever replays."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)
@@ -159,9 +185,11 @@ class RecordedDisk:
         with self._mutex:
             self.calls.append(("mark", note))
 
-    def images(self, kinds: tuple[tuple[str, str], ...], chance: Random, every: int = 1) -> Iterator[tuple[int, str, Any, Image]]:
-        """(number of the call before which it happens, what is kept, the last mark, what is left) of crashes, no two alike. `kinds`: pairs of NAMES and BYTES,
-        ("all", "all") a kill."""
+    def images(
+        self, kinds: tuple[tuple[str, str], ...], chance: Random, every: int = 1
+    ) -> Iterator[tuple[int, str, Any, Image]]:
+        """(number of the call before which it happens, what is kept, the last mark, what is left)
+        of crashes, no two alike. `kinds`: pairs of NAMES and BYTES, ("all", "all") a kill."""
         replay, note = Replay(), None
         seen: set[int] = set()
         number = 0
@@ -198,7 +226,9 @@ class RecordedDisk:
         self._originals.append((where, name, getattr(where, name)))
         setattr(where, name, replacement)
 
-    def _around(self, record: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around(
+        self, record: Callable[..., None], original: Callable[..., Any]
+    ) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
             with self._mutex:
                 answer = original(*args, **more)

@@ -1,4 +1,5 @@
-"""Deliberate defects, each with the test that must catch it. A defect is a change of the source; where its text is no longer found, mend it here.
+"""Deliberate defects, each with the test that must catch it. A defect is a change of the source;
+where its text is no longer found, mend it here.
 
 python -m tests.faults.mutations        tries all of them
 """
@@ -14,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("storage_backends", "imap_wal", "pyspark_imap_wal", "rewrite_cli", "tests", "pyproject.toml")
+SOURCES = (
+    "storage_backends",
+    "imap_wal",
+    "pyspark_imap_wal",
+    "rewrite_cli",
+    "tests",
+    "pyproject.toml",
+)
 _FAULTS = "tests/faults"
 _REWRITE = "tests/rewrite/test_rewrite.py"
 
@@ -31,102 +39,342 @@ class Mutation:
     quick: bool = False
 
 
-KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing"
-LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged"
+KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing"  # noqa: E501
+LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged"  # noqa: E501
 NAMES_LOST = (
     f"{_FAULTS}/test_fault_02_power_loss.py::"
     "test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone"
 )
-OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced"
+OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced"  # noqa: E501
 
 MUTATIONS = (
-    Mutation("no sync before the acknowledgement", "imap_wal/write/committer.py", "if self._syncs_each or late:", "if late:", LOSS, quick=True),
-    Mutation("fdatasync does nothing", "storage_backends/descriptors.py", "            _sync_data(self._fd)\n", "            pass\n", NAMES_LOST),
-    Mutation("directory not synced", "storage_backends/descriptors.py", "        os.fsync(fd)\n        return os.fstat(fd)", "        return os.fstat(fd)", NAMES_LOST, quick=True),
-    Mutation("folders above a new name not synced", "storage_backends/local.py", "            self._sync_name(folder)\n", "            pass\n",
-             f"{OPERATION}[create in a folder of another process]"),
-    Mutation("name of a new segment not synced", "storage_backends/local.py", "                self._sync_name(target)\n            except", "                pass\n            except",
-             f"{OPERATION}[open_append]"),
-    Mutation("published before its bytes are synced", "storage_backends/local.py", "                os.fsync(fd)\n                place(", "                place(", f"{OPERATION}[create]"),
-    Mutation("deletion not synced", "storage_backends/local.py", "                    sync_folder(folder)\n                except FileNotFoundError:\n                    pass  # removed",
-             "                    pass\n                except FileNotFoundError:\n                    pass  # removed", f"{OPERATION}[delete beside another]"),
-    Mutation("manifest published by overwriting", "storage_backends/local.py", "self._publish(path, (data,), os.link)", "self._publish(path, (data,), os.replace)",
-             "tests/unit/test_manifest.py::test_of_three_processes_no_update_is_lost_and_none_is_made_twice"),
-    Mutation("CRC not seeded with the segment id", "imap_wal/format.py", "return int(google_crc32c.value(self.segment_id))", "return 0",
-             "tests/unit/test_format.py::test_a_stale_frame_of_a_recycled_segment_does_not_verify"),
-    Mutation("CRC without the frame's offset", "imap_wal/format.py", '_SEED = struct.Struct("<QII")', '_SEED = type("S", (), {"pack": lambda self, a, b, c: struct.pack("<II", b, c), "size": 16})()',
-             "tests/unit/test_format.py::test_a_frame_copied_to_another_place_of_its_segment_does_not_verify"),
-    Mutation("CRC not compared", "imap_wal/format.py", "data[body:end]) != checksum:", "data[body:end]) is None:",
-             f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]", quick=True),
-    Mutation("tombstone dropped early", "imap_wal/rewrite/plan.py", "return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT", "return GONE",
-             f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state"),
-    Mutation("changes of owners that were replaced count", "imap_wal/read/selection.py", "kept = [not row[9] < ", "kept = [True or row[9] < ",
-             f"{_REWRITE}::test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced"),
-    Mutation("what a rewrite learned of partitions is not carried on", "imap_wal/rewrite/plan.py", "versions=known_versions(before) if complete", "versions=NO_VERSIONS if complete",
-             f"{_REWRITE}::test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older"),
-    Mutation("partition versions of a snapshot's tombstones are lost", "imap_wal/rewrite/plan.py", "self._learn([row for row in rows if row[5] or row[7]])", "pass",
-             f"{_REWRITE}::test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older"),
-    Mutation("a drop loses partition versions", "imap_wal/rewrite/drop.py", "return known_versions(before).raised(pairs.items())", "return known_versions(before)",
-             f"{_REWRITE}::test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop"),
-    Mutation("a rewrite below the orphan floor is published", "imap_wal/rewrite/publish.py", "if job.generation < manifest.orphan_floor:", "if job.generation < 0:",
-             f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
-    Mutation("files of a slow rewrite deleted without raising the floor", "imap_wal/retention/snapshots.py", "else log.manifests.update(change)", "else change(manifest)",
-             f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap"),
-    Mutation("new snapshot files not read before they are published", "imap_wal/rewrite/run.py", "                confirm(log, job, result)\n", "                pass\n",
-             f"{_REWRITE}::test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing"),
-    Mutation("snapshot not read before what it covers is removed", "imap_wal/retention/snapshots.py", "check_contents(log.store, path, 0 if known else checksum, size)", "pass",
-             f"{_REWRITE}::test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole"),
-    Mutation("part names without anything of their own", "imap_wal/rewrite/plan.py", "-{number:05d}-{token}.parquet", "-{number:05d}.parquet",
-             "tests/spark/test_spark.py::test_a_task_that_runs_twice_takes_nothing_away"),
-    Mutation("clock of the rewriting machine not measured", "imap_wal/storage_clock.py", "abs(skew_ms) > skew_ms_max", "skew_ms is None",
-             f"{_REWRITE}::test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused"),
-    Mutation("a segment that was archived is not read on", "imap_wal/read/cluster.py", "        for following in self._replaced(piece, place, maps):", "        for following in ():",
-             f"{_REWRITE}::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends"),
-    Mutation("pages by rows, not by bytes", "imap_wal/read/newest_index.py", "self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)", "self.page_bytes = 2**62",
-             "tests/rewrite/test_large_values.py::test_restore_and_rewrite_of_large_values_keep_to_a_small_bound"),
-    Mutation("an unexpected error ends a thread of the agent", "imap_wal/worker.py", "except Exception as error:  # noqa: BLE001  # whatever", "except ImportError as error:  # whatever",
-             "tests/agent/test_threads.py::test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room"),
-    Mutation("requests to a dead thread get no answer", "imap_wal/agent/server.py", "for message in self._reads.unanswered():", "for message in ():",
-             "tests/agent/test_threads.py::test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told"),
-    Mutation("part names of a large range are those of the next", "imap_wal/rewrite/plan.py", 'part-{partition:05d}-{number:05d}-{token}.parquet"', 'part-{partition * 1000 + number:05d}.parquet"',
-             "tests/spark/test_spark.py::test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order"),
-    Mutation("rows of a file not compared with the manifest", "imap_wal/parquet/file.py", "if records and found != records:", "if records and found < 0:",
-             f"{_REWRITE}::test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served"),
-    Mutation("verify does not look for conflicts of order", "rewrite_cli/commands/verify.py", "        texts = conflicts.found(log, check=deadline.check)\n", "        texts: list[str] = []\n",
-             "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[verify]"),
-    Mutation("doctor does not look for conflicts of order", "rewrite_cli/doctor.py", "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n", "        texts: list[str] = []\n",
-             "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[doctor]"),
-    Mutation("of two claims the one that was read first counts", "imap_wal/read/rivals.py", "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))", "return [*kept, new]",
-             "tests/restore/test_rivals.py::test_a_value_is_taken_before_a_tombstone_and_then_the_first_name"),
-    Mutation("a rewrite drops the claims that lost", "imap_wal/rewrite/local_engine.py", "                    writer.add(rows, nodes, tally.late, conflicts)\n", "                    writer.add(rows, nodes, tally.late)\n",
-             "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_until_it_is_told"),
-    Mutation("the cluster's manifest is read for each acknowledgement", "imap_wal/agent/sessions.py", "        current = self.claims.newest()\n", "        self._log.clusters.read()\n        current = self.claims.newest()\n",
-             "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node"),
-    Mutation("lifetimes are never removed", "imap_wal/rewrite/prune.py", "        _drop_lifetimes(log)\n", "        pass\n",
-             "tests/actors/test_metadata_size.py::test_lifetimes_whose_entries_were_removed_are_dropped"),
-    Mutation("requests of all sessions are kept", "imap_wal/manifest/node.py", "if session in known or session > self.session - SESSIONS_KEPT}", "if session in known or session > 0}",
-             "tests/actors/test_metadata_size.py::test_requests_of_old_sessions_are_dropped"),
-    Mutation("small archives are not merged", "imap_wal/retention/archive.py", "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:", "    while ordered and ordered[-1].bytes < 0:",
-             "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_a_few_archives_of_a_map"),
-    Mutation("a failed sync is forgotten", "imap_wal/write/committer.py", '            self._poison(error, "sync" if commit.written else "write")\n', "",
-             f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file"),
-    Mutation("a failed sync may be tried again by the backend", "storage_backends/descriptors.py", "            os.close(self._forget())\n            raise translate", "            raise translate",
-             "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds"),
-    Mutation("fence not checked", "imap_wal/write/node_log.py", "if self._appends and not self.store.exists(self._permit):", "if False:",
-             f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing"),
-    Mutation("segments deleted before the manifest names their archive", "imap_wal/retention/archive.py", "        self._publish(work)\n        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n",
-             "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n        self._publish(work)\n", KILL),
-    Mutation("object that keeps a replaced writer out deleted with the others", "imap_wal/retention/archive.py", "if path not in kept]", "if path or kept]",
-             "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long"),
-    Mutation("sealed segment archived, last entry left out", "imap_wal/retention/archive.py", "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = by_map",
-             "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n            rows, places = by_map", KILL),
-    Mutation("mark one frame beyond what was merged", "imap_wal/rewrite/publish.py", "found[node] = LowWaterMark(directory, position)", "found[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
-             f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing"),
-    Mutation("lock file closed at once", "storage_backends/local.py", "                return LocalLock(fd)\n        raise Unavailable", "                os.close(fd)\n                return LocalLock(os.open(os.devnull, os.O_RDONLY))\n        raise Unavailable",
-             f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock"),
-    Mutation("descriptor of a sealed segment not closed", "imap_wal/segment/writer.py", "            self._sealed = True\n        self.close()", "            self._sealed = True",
-             f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread"),
-)  # fmt: skip
+    Mutation(
+        "no sync before the acknowledgement",
+        "imap_wal/write/committer.py",
+        "if self._syncs_each or late:",
+        "if late:",
+        LOSS,
+        quick=True,
+    ),
+    Mutation(
+        "fdatasync does nothing",
+        "storage_backends/descriptors.py",
+        "            _sync_data(self._fd)\n",
+        "            pass\n",
+        NAMES_LOST,
+    ),
+    Mutation(
+        "directory not synced",
+        "storage_backends/descriptors.py",
+        "        os.fsync(fd)\n        return os.fstat(fd)",
+        "        return os.fstat(fd)",
+        NAMES_LOST,
+        quick=True,
+    ),
+    Mutation(
+        "folders above a new name not synced",
+        "storage_backends/local.py",
+        "            self._sync_name(folder)\n",
+        "            pass\n",
+        f"{OPERATION}[create in a folder of another process]",
+    ),
+    Mutation(
+        "name of a new segment not synced",
+        "storage_backends/local.py",
+        "                self._sync_name(target)\n            except",
+        "                pass\n            except",
+        f"{OPERATION}[open_append]",
+    ),
+    Mutation(
+        "published before its bytes are synced",
+        "storage_backends/local.py",
+        "                os.fsync(fd)\n                place(",
+        "                place(",
+        f"{OPERATION}[create]",
+    ),
+    Mutation(
+        "deletion not synced",
+        "storage_backends/local.py",
+        "                    sync_folder(folder)\n                except FileNotFoundError:\n    "
+        "                pass  # removed",
+        "                    pass\n                except FileNotFoundError:\n          "
+        "          pass  # removed",
+        f"{OPERATION}[delete beside another]",
+    ),
+    Mutation(
+        "manifest published by overwriting",
+        "storage_backends/local.py",
+        "self._publish(path, (data,), os.link)",
+        "self._publish(path, (data,), os.replace)",
+        "tests/unit/test_manifest.py::test_of_three_processes_no_update_is_lost_and_none_is_made_twice",
+    ),
+    Mutation(
+        "CRC not seeded with the segment id",
+        "imap_wal/format.py",
+        "return int(google_crc32c.value(self.segment_id))",
+        "return 0",
+        "tests/unit/test_format.py::test_a_stale_frame_of_a_recycled_segment_does_not_verify",
+    ),
+    Mutation(
+        "CRC without the frame's offset",
+        "imap_wal/format.py",
+        '_SEED = struct.Struct("<QII")',
+        '_SEED = type("S", (), {"pack": lambda self, a, b, c: struct.pack("<II", b, c), "size": '
+        "16})()",
+        "tests/unit/test_format.py::test_a_frame_copied_to_another_place_of_its_segment_does_not_verify",
+    ),
+    Mutation(
+        "CRC not compared",
+        "imap_wal/format.py",
+        "data[body:end]) != checksum:",
+        "data[body:end]) is None:",
+        f"{_FAULTS}/test_fault_03_damaged_bytes.py::test_a_bit_flipped_in_any_field_is_found_and_located[value]",
+        quick=True,
+    ),
+    Mutation(
+        "tombstone dropped early",
+        "imap_wal/rewrite/plan.py",
+        "return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT",
+        "return GONE",
+        f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state",
+    ),
+    Mutation(
+        "changes of owners that were replaced count",
+        "imap_wal/read/selection.py",
+        "kept = [not row[ORDER] < ",
+        "kept = [True or row[ORDER] < ",
+        f"{_REWRITE}::test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced",
+    ),
+    Mutation(
+        "what a rewrite learned of partitions is not carried on",
+        "imap_wal/rewrite/plan.py",
+        "versions=known_versions(before) if complete",
+        "versions=NO_VERSIONS if complete",
+        f"{_REWRITE}::test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older",
+    ),
+    Mutation(
+        "partition versions of a snapshot's tombstones are lost",
+        "imap_wal/rewrite/plan.py",
+        "self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])",
+        "pass",
+        f"{_REWRITE}::test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older",
+    ),
+    Mutation(
+        "a drop loses partition versions",
+        "imap_wal/rewrite/drop.py",
+        "return known_versions(before).raised(pairs.items())",
+        "return known_versions(before)",
+        f"{_REWRITE}::test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop",
+    ),
+    Mutation(
+        "a rewrite below the orphan floor is published",
+        "imap_wal/rewrite/publish.py",
+        "if job.generation < manifest.orphan_floor:",
+        "if job.generation < 0:",
+        f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap",
+    ),
+    Mutation(
+        "files of a slow rewrite deleted without raising the floor",
+        "imap_wal/retention/snapshots.py",
+        "else log.manifests.update(change)",
+        "else change(manifest)",
+        f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap",
+    ),
+    Mutation(
+        "new snapshot files not read before they are published",
+        "imap_wal/rewrite/run.py",
+        "                confirm(log, job, result)\n",
+        "                pass\n",
+        f"{_REWRITE}::test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing",
+    ),
+    Mutation(
+        "snapshot not read before what it covers is removed",
+        "imap_wal/retention/snapshots.py",
+        "check_contents(log.store, path, 0 if known else checksum, size)",
+        "pass",
+        f"{_REWRITE}::test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole",
+    ),
+    Mutation(
+        "part names without anything of their own",
+        "imap_wal/rewrite/plan.py",
+        "-{number:05d}-{token}.parquet",
+        "-{number:05d}.parquet",
+        "tests/spark/test_spark.py::test_a_task_that_runs_twice_takes_nothing_away",
+    ),
+    Mutation(
+        "clock of the rewriting machine not measured",
+        "imap_wal/storage_clock.py",
+        "abs(skew_ms) > skew_ms_max",
+        "skew_ms is None",
+        f"{_REWRITE}::test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused",
+    ),
+    Mutation(
+        "a segment that was archived is not read on",
+        "imap_wal/read/cluster.py",
+        "        for following in self._replaced(piece, place, maps):",
+        "        for following in ():",
+        f"{_REWRITE}::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
+    ),
+    Mutation(
+        "pages by rows, not by bytes",
+        "imap_wal/read/newest_index.py",
+        "self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)",
+        "self.page_bytes = 2**62",
+        "tests/rewrite/test_large_values.py::test_restore_and_rewrite_of_large_values_keep_to_a_small_bound",
+    ),
+    Mutation(
+        "an unexpected error ends a thread of the agent",
+        "imap_wal/worker.py",
+        "except Exception as error:  # noqa: BLE001  # whatever",
+        "except ImportError as error:  # whatever",
+        "tests/agent/test_threads.py::test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room",
+    ),
+    Mutation(
+        "requests to a dead thread get no answer",
+        "imap_wal/agent/server.py",
+        "for message in self._reads.unanswered():",
+        "for message in ():",
+        "tests/agent/test_threads.py::test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told",
+    ),
+    Mutation(
+        "part names of a large range are those of the next",
+        "imap_wal/rewrite/plan.py",
+        'part-{partition:05d}-{number:05d}-{token}.parquet"',
+        'part-{partition * 1000 + number:05d}.parquet"',
+        "tests/spark/test_spark.py::test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order",
+    ),
+    Mutation(
+        "rows of a file not compared with the manifest",
+        "imap_wal/parquet/file.py",
+        "if records and found != records:",
+        "if records and found < 0:",
+        f"{_REWRITE}::test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served",
+    ),
+    Mutation(
+        "verify does not look for conflicts of order",
+        "rewrite_cli/commands/verify.py",
+        "        texts = conflicts.found(log, check=deadline.check)\n",
+        "        texts: list[str] = []\n",
+        "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[verify]",
+    ),
+    Mutation(
+        "doctor does not look for conflicts of order",
+        "rewrite_cli/doctor.py",
+        "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n",
+        "        texts: list[str] = []\n",
+        "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[doctor]",
+    ),
+    Mutation(
+        "of two claims the one that was read first counts",
+        "imap_wal/read/rivals.py",
+        "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))",
+        "return [*kept, new]",
+        "tests/restore/test_rivals.py::test_a_value_is_taken_before_a_tombstone_and_then_the_first_name",
+    ),
+    Mutation(
+        "a rewrite drops the claims that lost",
+        "imap_wal/rewrite/local_engine.py",
+        "                    writer.add(rows, nodes, tally.late, conflicts)\n",
+        "                    writer.add(rows, nodes, tally.late)\n",
+        "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_until_it_is_told",
+    ),
+    Mutation(
+        "the cluster's manifest is read for each acknowledgement",
+        "imap_wal/agent/sessions.py",
+        "        current = self.claims.newest()\n",
+        "        self._log.clusters.read()\n        current = self.claims.newest()\n",
+        "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node",
+    ),
+    Mutation(
+        "lifetimes are never removed",
+        "imap_wal/rewrite/prune.py",
+        "        _drop_lifetimes(log)\n",
+        "        pass\n",
+        "tests/actors/test_metadata_size.py::test_lifetimes_whose_entries_were_removed_are_dropped",
+    ),
+    Mutation(
+        "requests of all sessions are kept",
+        "imap_wal/manifest/node.py",
+        "if session in known or session > self.session - SESSIONS_KEPT\n",
+        "if session in known or session > 0\n",
+        "tests/actors/test_metadata_size.py::test_requests_of_old_sessions_are_dropped",
+    ),
+    Mutation(
+        "small archives are not merged",
+        "imap_wal/retention/archive.py",
+        "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:",
+        "    while ordered and ordered[-1].bytes < 0:",
+        "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_a_few_archives_of_a_map",
+    ),
+    Mutation(
+        "a failed sync is forgotten",
+        "imap_wal/write/committer.py",
+        '            self._poison(error, "sync" if commit.written else "write")\n',
+        "",
+        f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file",
+    ),
+    Mutation(
+        "a failed sync may be tried again by the backend",
+        "storage_backends/descriptors.py",
+        "            os.close(self._forget())\n            raise translate",
+        "            raise translate",
+        "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds",
+    ),
+    Mutation(
+        "fence not checked",
+        "imap_wal/write/node_log.py",
+        "if self._appends and not self.store.exists(self._permit):",
+        "if False:",
+        f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing",
+    ),
+    Mutation(
+        "segments deleted before the manifest names their archive",
+        "imap_wal/retention/archive.py",
+        "        self._publish(work)\n        self._delete(self._wal.archived + tuple(segments) "
+        "+ self._wal.copied)\n",
+        "        self._delete(self._wal.archived + tuple(segments) + "
+        "self._wal.copied)\n        self._publish(work)\n",
+        KILL,
+    ),
+    Mutation(
+        "object that keeps a replaced writer out deleted with the others",
+        "imap_wal/retention/archive.py",
+        "if path not in kept]",
+        "if path or kept]",
+        "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long",
+    ),
+    Mutation(
+        "sealed segment archived, last entry left out",
+        "imap_wal/retention/archive.py",
+        "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = "
+        "by_map",
+        "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n "
+        "           rows, places = by_map",
+        KILL,
+    ),
+    Mutation(
+        "mark one frame beyond what was merged",
+        "imap_wal/rewrite/publish.py",
+        "found[node] = LowWaterMark(directory, position)",
+        "found[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
+        f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing",
+    ),
+    Mutation(
+        "lock file closed at once",
+        "storage_backends/local.py",
+        "                return LocalLock(fd)\n        raise Unavailable",
+        "                os.close(fd)\n                return LocalLock(os.open(os.devnull, "
+        "os.O_RDONLY))\n        raise Unavailable",
+        f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock",
+    ),
+    Mutation(
+        "descriptor of a sealed segment not closed",
+        "imap_wal/segment/writer.py",
+        "            self._sealed = True\n        self.close()",
+        "            self._sealed = True",
+        f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread",
+    ),
+)
 
 
 def survives(mutation: Mutation, folder: Path) -> str:
@@ -134,7 +382,9 @@ def survives(mutation: Mutation, folder: Path) -> str:
     for name in SOURCES:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "java"))
+            shutil.copytree(
+                source, folder / name, ignore=shutil.ignore_patterns("__pycache__", "java")
+            )
         else:
             shutil.copy(source, folder / name)
     path = folder / mutation.file
@@ -143,10 +393,30 @@ def survives(mutation: Mutation, folder: Path) -> str:
         return f"its text stands {text.count(mutation.old)} times in {mutation.file}"
     path.write_text(text.replace(mutation.old, mutation.new))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "500", mutation.test],
-        cwd=folder, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, "PYTHONPATH": str(folder)},
-    )  # fmt: skip
-    return "" if run.returncode == 1 and "1 failed" in run.stdout else f"pytest ended with {run.returncode}:\n{run.stdout[-1500:]}{run.stderr[-500:]}"
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "--timeout",
+            "500",
+            mutation.test,
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+    )
+    return (
+        ""
+        if run.returncode == 1 and "1 failed" in run.stdout
+        else f"pytest ended with {run.returncode}:\n{run.stdout[-1500:]}{run.stderr[-500:]}"
+    )
 
 
 if __name__ == "__main__":

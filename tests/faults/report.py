@@ -1,6 +1,8 @@
-"""Fills the numbers of `docs/reliability.md` from what the last runs that passed have counted: `python -m tests.faults.report`, after `make test` and `make torture`.
+"""Fills the numbers of `docs/reliability.md` from what the last runs that passed have counted:
+`python -m tests.faults.report`, after `make test` and `make torture`.
 
-A test of this folder that the page names in backticks has its two columns behind it: cases in the short form, cases in the long one."""
+A test of this folder that the page names in backticks has its two columns behind it: cases in the
+short form, cases in the long one."""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from pathlib import Path
 COUNTS = "out/faults.json"
 PAGE = "docs/reliability.md"
 
-_ROW = re.compile(r"^(\|.*\| `(?P<file>test_\w+)::(?P<test>test_\w+)` \|) [^|]* \| [^|]* \|$", re.MULTILINE)
+_ROW = re.compile(
+    r"^(\|.*\| `(?P<file>test_\w+)::(?P<test>test_\w+)` \|) [^|]* \| [^|]* \|$", re.MULTILINE
+)
 
 
 def filled(page: str, counts: dict[str, dict[str, int]]) -> str:

@@ -1,8 +1,10 @@
-"""A program for `strace -e inject=…`: plays the work of `tests.faults.workload` some rounds on a real local log whose system calls fail now and then.
+"""A program for `strace -e inject=…`: plays the work of `tests.faults.workload` some rounds on a
+real local log whose system calls fail now and then.
 
     python -m tests.faults.straced ROOT ROUNDS
 
-Prints how many steps failed and how many operations were acknowledged; ends with an error where something was lost, came back, or failed with an error that is not ours."""
+Prints how many steps failed and how many operations were acknowledged; ends with an error where
+something was lost, came back, or failed with an error that is not ours."""
 
 from __future__ import annotations
 
@@ -18,6 +20,11 @@ if __name__ == "__main__":
     life = Life(LocalStore(root), reference, preallocate=True, segment_bytes=2000)
     failures = 0
     for number in range(rounds):
-        failures += life.play_through([(kind, *(f"{number}.{each}" if each == "a" else each for each in what)) for kind, *what in WORK])
+        failures += life.play_through(
+            [
+                (kind, *(f"{number}.{each}" if each == "a" else each for each in what))
+                for kind, *what in WORK
+            ]
+        )
     life.reopen_when_it_can()
     print(failures, reference.acknowledged, len(os.listdir(root)))

@@ -21,10 +21,21 @@ from tests.kit.operations import ACK, apply
 from tests.support import FakeClock
 
 
-def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing(cases: Cases, seed: int) -> None:
+def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing(  # noqa: E501
+    cases: Cases, seed: int
+) -> None:
     """Fault 1."""
     kinds = operations()
-    assert {"append", "sync", "create", "create_from", "delete", "truncate", "lock", "open_append"} <= set(kinds)
+    assert {
+        "append",
+        "sync",
+        "create",
+        "create_from",
+        "delete",
+        "truncate",
+        "lock",
+        "open_append",
+    } <= set(kinds)
     for at in range(1, len(kinds) + 1):
         strike_at(at, "kill", seed, go_on=at % 8 == 0)
         cases(1)
@@ -49,7 +60,9 @@ def test_a_kill_at_every_system_call_loses_nothing(tmp_path: Path, cases: Cases,
 
 @pytest.mark.torture
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_kill_at_every_system_call_loses_nothing_and_work_goes_on(tmp_path: Path, cases: Cases, seed: int, preallocate: bool) -> None:
+def test_a_kill_at_every_system_call_loses_nothing_and_work_goes_on(
+    tmp_path: Path, cases: Cases, seed: int, preallocate: bool
+) -> None:
     """Fault 1, inside the operations of the local backend, long."""
     disk = record(tmp_path / "disk", preallocate=preallocate)
     check_images(disk, (("all", "all"),), seed, cases, go_on_every=1, preallocate=preallocate)
@@ -77,11 +90,17 @@ def work_killed_at(root: Path, at: int) -> bool:
     child.join(30)
     assert child.exitcode == -signal.SIGKILL
     state, pending, now_ms = note
-    look_and_go_on(LocalStore(str(root)), Reference(FakeClock(now_ms), state, pending), f"SIGKILL before storage operation {at}")
+    look_and_go_on(
+        LocalStore(str(root)),
+        Reference(FakeClock(now_ms), state, pending),
+        f"SIGKILL before storage operation {at}",
+    )
     return True
 
 
-def test_a_process_really_killed_at_storage_operations_of_every_kind_loses_nothing(tmp_path: Path, cases: Cases, seed: int) -> None:
+def test_a_process_really_killed_at_storage_operations_of_every_kind_loses_nothing(
+    tmp_path: Path, cases: Cases, seed: int
+) -> None:
     """Fault 1, with processes."""
     kinds = operations(LocalStore(str(tmp_path / "counted")))
     chance = Random(seed)
@@ -93,7 +112,9 @@ def test_a_process_really_killed_at_storage_operations_of_every_kind_loses_nothi
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_process_really_killed_at_every_storage_operation_loses_nothing(tmp_path: Path, cases: Cases) -> None:
+def test_a_process_really_killed_at_every_storage_operation_loses_nothing(
+    tmp_path: Path, cases: Cases
+) -> None:
     """Fault 1, with processes, long."""
     at = 1
     while work_killed_at(tmp_path / f"log{at}", at):
@@ -102,11 +123,16 @@ def test_a_process_really_killed_at_every_storage_operation_loses_nothing(tmp_pa
     assert at > 300
 
 
-def kill_at_random(url: str, durability: str, seed: int, starts: list[int], chance: Random) -> list[int]:
-    """Let a child write, archive, rewrite and prune, and kill it some time after some acknowledgements; returns how far each thread's acknowledgements came,
-    read to the last byte that the child had sent."""
+def kill_at_random(
+    url: str, durability: str, seed: int, starts: list[int], chance: Random
+) -> list[int]:
+    """Let a child write, archive, rewrite and prune, and kill it some time after some
+    acknowledgements; returns how far each thread's acknowledgements came, read to the last byte
+    that the child had sent."""
     ours, theirs = _context.Pipe(duplex=False)
-    child = _context.Process(target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs))
+    child = _context.Process(
+        target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs)
+    )
     child.start()
     theirs.close()
     acks, delay = chance.choice((0, 1, 2, 5, 15)), chance.random() * 0.01
@@ -134,8 +160,11 @@ def kill_at_random(url: str, durability: str, seed: int, starts: list[int], chan
     return done
 
 
-def kill_again_and_again(url: str, durability: str, seed: int, kills: int, cases: Cases, threads: int = 3) -> None:
-    """After each kill: of every thread's keys there is what it had acknowledged, or that and the whole of the one operation that was under way."""
+def kill_again_and_again(
+    url: str, durability: str, seed: int, kills: int, cases: Cases, threads: int = 3
+) -> None:
+    """After each kill: of every thread's keys there is what it had acknowledged, or that and the
+    whole of the one operation that was under way."""
     chance = Random(seed)
     states: list[dict[str, Any]] = [{} for _ in range(threads)]
     done = [0] * threads
@@ -149,7 +178,9 @@ def kill_again_and_again(url: str, durability: str, seed: int, kills: int, cases
             mine = {key: value for key, value in found.items() if key.startswith(f"{thread}.")}
             one_more = dict(states[thread])
             apply(one_more, seed, thread, done[thread])
-            assert mine in (states[thread], one_more), f"kill {kill}, seed {seed}, thread {thread}, {done[thread]} acknowledged"
+            assert mine in (states[thread], one_more), (
+                f"kill {kill}, seed {seed}, thread {thread}, {done[thread]} acknowledged"
+            )
             if mine != states[thread]:
                 states[thread] = one_more
                 done[thread] += 1
@@ -158,7 +189,7 @@ def kill_again_and_again(url: str, durability: str, seed: int, kills: int, cases
 
 
 @pytest.mark.parametrize("durability", ["always", "os"])
-def test_two_hundred_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(
+def test_two_hundred_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(  # noqa: E501
     url: str, durability: str, cases: Cases, seed: int
 ) -> None:
     """Fault 1, with processes: 100 for each durability that promises to survive a kill."""
@@ -168,11 +199,12 @@ def test_two_hundred_kills_at_random_moments_of_writing_archiving_rewriting_and_
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("durability", ["always", "os"])
-def test_ten_thousand_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(
+def test_ten_thousand_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(  # noqa: E501
     url: str, durability: str, cases: Cases, seed: int
 ) -> None:
-    """Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25 logs; a log that was killed some thousand times and hardly ever
-    lives long enough to archive is all segments, and the test would read nothing else."""
+    """Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25
+    logs; a log that was killed some thousand times and hardly ever lives long enough to archive is
+    all segments, and the test would read nothing else."""
     for log in range(25):
         kill_again_and_again(f"{url}/{log}", durability, seed + log, 200, cases)
 
@@ -184,7 +216,10 @@ def test_a_killed_holder_leaves_the_log_free_at_once(url: str, seed: int) -> Non
 
 
 def test_the_recorded_disk_is_the_disk(tmp_path: Path) -> None:
-    """What the system-call tests stand on: replayed to the end, the record has every file of the real folder, byte for byte."""
+    """What the system-call tests stand on: replayed to the end, the record has every file of the
+    real folder, byte for byte."""
     root = tmp_path / "disk"
     images = list(record(root, preallocate=True).images((("all", "all"),), Random(0)))
-    assert images[-1][3] == {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert images[-1][3] == {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }

@@ -13,28 +13,46 @@ CRASHES = tuple((names, data) for names in NAMES for data in BYTES)
 
 
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
-def test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged(cases: Cases, seed: int, tear: str) -> None:
+def test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged(
+    cases: Cases, seed: int, tear: str
+) -> None:
     """Fault 2."""
     kinds = operations()
     for at in range(1, len(kinds) + 1):
-        # Only writing makes bytes that can be lost; of two reads in a row the second stands where the first stood.
-        if kinds[at - 1] in ("sync", "append", "truncate", "create", "replace", "delete", "open_append"):
+        # Only writing makes bytes that can be lost; of two reads in a row the second stands where
+        # the first stood.
+        if kinds[at - 1] in (
+            "sync",
+            "append",
+            "truncate",
+            "create",
+            "replace",
+            "delete",
+            "open_append",
+        ):
             strike_at(at, "power-loss", seed + at, go_on=False, tear=tear)
             cases(1)
 
 
-def test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone(
+def test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone(  # noqa: E501
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
     """Fault 2: names too."""
     check_images(record(tmp_path / "disk"), (("none", "none"),), seed, cases)
 
 
-def test_a_power_loss_at_every_system_call_loses_nothing_whatever_part_of_unsynced_names_and_sectors_stays(
+def test_a_power_loss_at_every_system_call_loses_nothing_whatever_part_of_unsynced_names_and_sectors_stays(  # noqa: E501
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
     """Fault 2: names too."""
-    check_images(record(tmp_path / "disk", preallocate=True), (("any", "sectors"), ("prefix", "prefix")), seed, cases, every=4, preallocate=True)
+    check_images(
+        record(tmp_path / "disk", preallocate=True),
+        (("any", "sectors"), ("prefix", "prefix")),
+        seed,
+        cases,
+        every=4,
+        preallocate=True,
+    )
 
 
 @pytest.mark.torture
@@ -46,7 +64,14 @@ def test_a_power_loss_at_every_storage_operation_with_many_seeds_loses_nothing_a
     """Fault 2, long."""
     for at in range(1, len(operations(preallocate=preallocate)) + 1):
         for more in range(5):
-            strike_at(at, "power-loss", seed + at * 5 + more, go_on=True, tear=tear, preallocate=preallocate)
+            strike_at(
+                at,
+                "power-loss",
+                seed + at * 5 + more,
+                go_on=True,
+                tear=tear,
+                preallocate=preallocate,
+            )
             cases(1)
 
 

@@ -71,7 +71,9 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_costs_that_commit_alone_and_t
     path, whole, frames = killed(memory, preallocate=preallocate)
     last = frames[-1]
     for cut in range(last.offset, last.end):
-        left = damaged(memory, path, whole[:cut] + (bytes(len(whole) - cut) if preallocate else b""))
+        left = damaged(
+            memory, path, whole[:cut] + (bytes(len(whole) - cut) if preallocate else b"")
+        )
         assert found(left) == expected(3), f"cut at byte {cut} of {last.offset}..{last.end}"
         cases(1)
     assert found(damaged(memory, path, whole[: last.end])) == expected(4)
@@ -92,7 +94,9 @@ def test_a_tail_torn_at_any_byte_of_a_real_file_costs_that_commit_alone_and_the_
 
 
 @pytest.mark.parametrize("size", [64, 4096])
-def test_a_tail_of_zeros_is_no_damage_and_nothing_is_lost(memory: MemoryStore, cases: Cases, size: int) -> None:
+def test_a_tail_of_zeros_is_no_damage_and_nothing_is_lost(
+    memory: MemoryStore, cases: Cases, size: int
+) -> None:
     """Fault 5: a zero tail of 64 bytes and of 4 KiB."""
     path, whole, _ = killed(memory)
     left = damaged(memory, path, whole + bytes(size))
@@ -100,7 +104,9 @@ def test_a_tail_of_zeros_is_no_damage_and_nothing_is_lost(memory: MemoryStore, c
     cases(1)
 
 
-def test_a_tail_of_noise_is_cut_and_nothing_that_was_acknowledged_is_lost(memory: MemoryStore, cases: Cases, seed: int) -> None:
+def test_a_tail_of_noise_is_cut_and_nothing_that_was_acknowledged_is_lost(
+    memory: MemoryStore, cases: Cases, seed: int
+) -> None:
     """Fault 3: what was never written whole is not even zeros."""
     path, whole, _ = killed(memory)
     chance = Random(seed)
@@ -113,7 +119,9 @@ def test_a_tail_of_noise_is_cut_and_nothing_that_was_acknowledged_is_lost(memory
 # ---- 4: torn middle ----
 
 
-def refused(store: MemoryStore, path: str, data: bytes, why: str, kinds: Any = LogError) -> LogError:
+def refused(
+    store: MemoryStore, path: str, data: bytes, why: str, kinds: Any = LogError
+) -> LogError:
     """The open names file and place, and touches nothing."""
     with pytest.raises(kinds) as raised:
         embedded(store).close()
@@ -138,14 +146,20 @@ def test_a_torn_middle_is_found_and_located_and_nothing_behind_it_is_given_silen
             "half of it": whole[frame.offset : (frame.offset + frame.end) // 2],
         }[damage]
         length = frame.end - frame.offset
-        replacement = (replacement + bytes(length))[:length]  # a disk changes bytes; it takes none out
+        replacement = (replacement + bytes(length))[
+            :length
+        ]  # a disk changes bytes; it takes none out
         data = whole[: frame.offset] + replacement + whole[frame.end :]
-        error = refused(damaged(memory, path, data), path, data, f"{damage} at {frame.offset}, seed {seed}")
+        error = refused(
+            damaged(memory, path, data), path, data, f"{damage} at {frame.offset}, seed {seed}"
+        )
         assert error.offset == frame.offset
         cases(1)
 
 
-def test_a_sector_lost_from_a_sealed_segment_is_found_wherever_it_is(memory: MemoryStore, cases: Cases) -> None:
+def test_a_sector_lost_from_a_sealed_segment_is_found_wherever_it_is(
+    memory: MemoryStore, cases: Cases
+) -> None:
     """Fault 4: of a sealed segment every 512-byte sector, zeroed."""
     with embedded(memory, segment_bytes=2000) as store:
         for number in range(40):
@@ -186,27 +200,50 @@ def places(whole: bytes, frames: list[format.Frame]) -> dict[str, tuple[int, int
 
 
 PLACES = (
-    "magic", "version", "header length", "segment id", "header fields", "header CRC", "frame length", "frame CRC", "frame type", "frame count",
-    "synced offset", "key", "value", "rest of the body",
-)  # fmt: skip
+    "magic",
+    "version",
+    "header length",
+    "segment id",
+    "header fields",
+    "header CRC",
+    "frame length",
+    "frame CRC",
+    "frame type",
+    "frame count",
+    "synced offset",
+    "key",
+    "value",
+    "rest of the body",
+)
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_bit_flipped_in_any_field_is_found_and_located(memory: MemoryStore, cases: Cases, place: str) -> None:
+def test_a_bit_flipped_in_any_field_is_found_and_located(
+    memory: MemoryStore, cases: Cases, place: str
+) -> None:
     """Fault 5: every bit of the field, one after the other."""
     path, whole, frames = killed(memory)
     begin, end = places(whole, frames)[place]
     for bit in range(begin * 8, end * 8):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
-        error = refused(damaged(memory, path, bytes(data)), path, bytes(data), f"{place}, bit {bit}", (CorruptLog, ShortLog))
+        error = refused(
+            damaged(memory, path, bytes(data)),
+            path,
+            bytes(data),
+            f"{place}, bit {bit}",
+            (CorruptLog, ShortLog),
+        )
         if begin >= frames[1].offset:
             assert error.offset == frames[1].offset, f"{place}, bit {bit}"
         cases(1)
 
 
-def test_a_bit_flipped_in_the_last_commit_never_gives_another_value(memory: MemoryStore, cases: Cases) -> None:
-    """Fault 5: of the last frame nothing says that it was synced, so it may be a torn tail; but it is never read as something else."""
+def test_a_bit_flipped_in_the_last_commit_never_gives_another_value(
+    memory: MemoryStore, cases: Cases
+) -> None:
+    """Fault 5: of the last frame nothing says that it was synced, so it may be a torn tail; but it
+    is never read as something else."""
     path, whole, frames = killed(memory)
     for bit in range(frames[-1].offset * 8, frames[-1].end * 8):
         data = bytearray(whole)
@@ -218,25 +255,32 @@ def test_a_bit_flipped_in_the_last_commit_never_gives_another_value(memory: Memo
 
 
 @pytest.mark.parametrize("length", [2**31 - 1, 2**31, 2**32 - 1, 0, 1, 7])
-def test_an_impossible_length_is_found_and_no_memory_is_taken_for_it(memory: MemoryStore, cases: Cases, length: int) -> None:
+def test_an_impossible_length_is_found_and_no_memory_is_taken_for_it(
+    memory: MemoryStore, cases: Cases, length: int
+) -> None:
     """Fault 5: a length of 2^31 and its neighbours."""
     path, whole, frames = killed(memory)
     at = frames[1].offset
     data = whole[:at] + struct.pack("<I", length) + whole[at + 4 :]
     assert refused(damaged(memory, path, data), path, data, f"length {length}").offset == at
     tail = whole + struct.pack("<III", length, 1, 1 | 1 << 8)
-    assert found(damaged(memory, path, tail)) == expected(4), "behind the last commit it is a torn tail"
+    assert found(damaged(memory, path, tail)) == expected(4), (
+        "behind the last commit it is a torn tail"
+    )
     cases(2)
 
 
 @pytest.mark.parametrize("size", [0, 1, 11, 12, 64, 4096, 100_000])
-def test_a_file_of_random_bytes_under_the_name_of_a_segment_is_refused_or_was_never_begun_and_costs_nothing(
+def test_a_file_of_random_bytes_under_the_name_of_a_segment_is_refused_or_was_never_begun_and_costs_nothing(  # noqa: E501
     memory: MemoryStore, cases: Cases, size: int, seed: int
 ) -> None:
-    """Fault 5: where a segment stood it is damage; where the next one would begin nothing of it is read."""
+    """Fault 5: where a segment stood it is damage; where the next one would begin nothing of it is
+    read."""
     path, _, _ = killed(memory)
     noise = Random(seed).randbytes(size)
-    refused(damaged(memory, path, noise), path, noise, f"{size} bytes, seed {seed}") if size else None
+    refused(
+        damaged(memory, path, noise), path, noise, f"{size} bytes, seed {seed}"
+    ) if size else None
     left = copy_files(memory)
     following = path.replace("00000001.wal", "00000002.wal")
     left.create(following, noise)
@@ -247,7 +291,9 @@ def test_a_file_of_random_bytes_under_the_name_of_a_segment_is_refused_or_was_ne
     cases(2)
 
 
-def test_a_newer_version_is_told_from_damage_and_not_touched(memory: MemoryStore, cases: Cases) -> None:
+def test_a_newer_version_is_told_from_damage_and_not_touched(
+    memory: MemoryStore, cases: Cases
+) -> None:
     """Fault 5: the version field, with a checksum that fits."""
     import google_crc32c
 
@@ -259,8 +305,15 @@ def test_a_newer_version_is_told_from_damage_and_not_touched(memory: MemoryStore
     cases(1)
 
 
-def flip_bits_of_parquet(memory: MemoryStore, kind: str, cases: Cases, choose: Callable[[int, int], Iterable[int]], why: str) -> None:
-    """Each bit that `choose(first bit of the footer, end)` names: the damage is found at open, or changes nothing that is read."""
+def flip_bits_of_parquet(
+    memory: MemoryStore,
+    kind: str,
+    cases: Cases,
+    choose: Callable[[int, int], Iterable[int]],
+    why: str,
+) -> None:
+    """Each bit that `choose(first bit of the footer, end)` names: the damage is found at open, or
+    changes nothing that is read."""
     with embedded(memory) as store:
         store.map("m").update({f"key{number}": f"value{number}" * 20 for number in range(100)})
         store.map("m").put("brief", 1, ttl=1e6)
@@ -292,14 +345,20 @@ def flip_bits_of_parquet(memory: MemoryStore, kind: str, cases: Cases, choose: C
 
 
 @pytest.mark.parametrize("kind", ["archive", "snapshot"])
-def test_a_bit_flipped_in_parquet_is_found_or_changes_nothing(memory: MemoryStore, cases: Cases, kind: str, seed: int) -> None:
-    """Fault 5, for archives and snapshots: in pages, which have checksums, and in the footer, which has none."""
+def test_a_bit_flipped_in_parquet_is_found_or_changes_nothing(
+    memory: MemoryStore, cases: Cases, kind: str, seed: int
+) -> None:
+    """Fault 5, for archives and snapshots: in pages, which have checksums, and in the footer, which
+    has none."""
     chance = Random(seed)
     flip_bits_of_parquet(
         memory,
         kind,
         cases,
-        lambda footer, end: [*(chance.randrange(footer) for _ in range(50)), *(chance.randrange(footer, end) for _ in range(300))],
+        lambda footer, end: [
+            *(chance.randrange(footer) for _ in range(50)),
+            *(chance.randrange(footer, end) for _ in range(300)),
+        ],
         f"seed {seed}",
     )
 
@@ -307,6 +366,8 @@ def test_a_bit_flipped_in_parquet_is_found_or_changes_nothing(memory: MemoryStor
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["archive", "snapshot"])
-def test_any_bit_flipped_in_parquet_is_found_or_changes_nothing(memory: MemoryStore, cases: Cases, kind: str) -> None:
+def test_any_bit_flipped_in_parquet_is_found_or_changes_nothing(
+    memory: MemoryStore, cases: Cases, kind: str
+) -> None:
     """Fault 5, for archives and snapshots, long: every bit of the file."""
     flip_bits_of_parquet(memory, kind, cases, lambda footer, end: range(end), "each")

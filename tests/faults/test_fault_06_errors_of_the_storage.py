@@ -1,4 +1,5 @@
-"""Faults 6, 7, 8: EIO and short writes, a sync that fails and then succeeds, a full disk; on a real file system by `strace -e inject=`, elsewhere by the wrapper."""
+"""Faults 6, 7, 8: EIO and short writes, a sync that fails and then succeeds, a full disk; on a real
+file system by `strace -e inject=`, elsewhere by the wrapper."""
 
 from __future__ import annotations
 
@@ -44,16 +45,36 @@ def strace(tmp_path: Path, calls: str, error: str, when: str, rounds: int) -> in
         pytest.skip("strace is not installed (apt-get install strace)")
     output = tmp_path / "strace"
     run = subprocess.run(
-        ["strace", "-f", "-o", str(output), "-e", f"trace={calls}", "-e", f"inject={calls}:error={error}:when={when}",
-         sys.executable, "-m", "tests.faults.straced", str(tmp_path / "log"), str(rounds)],
-        capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+        [
+            "strace",
+            "-f",
+            "-o",
+            str(output),
+            "-e",
+            f"trace={calls}",
+            "-e",
+            f"inject={calls}:error={error}:when={when}",
+            sys.executable,
+            "-m",
+            "tests.faults.straced",
+            str(tmp_path / "log"),
+            str(rounds),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert run.returncode == 0, f"{calls}:error={error}:when={when}\n{run.stderr[-4000:]}"
     return output.read_text().count("(INJECTED)")
 
 
 @pytest.mark.parametrize("fault", INJECTED)
-def test_a_real_file_system_whose_calls_fail_now_and_then_loses_nothing_and_work_goes_on(tmp_path: Path, cases: Cases, fault: str) -> None:
+def test_a_real_file_system_whose_calls_fail_now_and_then_loses_nothing_and_work_goes_on(
+    tmp_path: Path, cases: Cases, fault: str
+) -> None:
     """Faults 6, 7, 8, at the system call: the 7th fails, and each 17th after it. A reopen syncs 13
     times, so some succeed."""
     _, calls, error = INJECTED[fault]
@@ -66,8 +87,11 @@ def test_a_real_file_system_whose_calls_fail_now_and_then_loses_nothing_and_work
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", INJECTED)
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_real_file_system_of_which_any_one_call_fails_loses_nothing_and_work_goes_on(tmp_path: Path, cases: Cases, fault: str, times: int) -> None:
-    """Faults 6, 7, 8, long: each call in turn (of many, some 40), alone and with the two after it."""
+def test_a_real_file_system_of_which_any_one_call_fails_loses_nothing_and_work_goes_on(
+    tmp_path: Path, cases: Cases, fault: str, times: int
+) -> None:
+    """Faults 6, 7, 8, long: each call in turn (of many, some 40), alone and with the two after
+    it."""
     _, calls, error = INJECTED[fault]
     number, step = 1, 1
     while True:
@@ -93,8 +117,19 @@ def fail_at(at: int, fault: Fault, seed: int, **options: Any) -> None:
     life.play_through(WORK)
     life.reopen_when_it_can()
     assert faulty.fired, f"operation {at}"
-    for more in range(fault.times - 1):  # what is left of the fault: of some kinds of operation each of these has one only
-        life.play_through((("put", f"left{more}", 1), ("rotate",), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
+    for more in range(
+        fault.times - 1
+    ):  # what is left of the fault: of some kinds of operation each of these has one only
+        life.play_through(
+            (
+                ("put", f"left{more}", 1),
+                ("rotate",),
+                ("archive",),
+                ("rewrite",),
+                ("prune",),
+                ("reopen",),
+            )
+        )
         life.reopen_when_it_can()
     life.play((("put", "more", 1), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
     life.close()
@@ -108,24 +143,50 @@ def writing() -> list[tuple[int, str]]:
     found = []
     for kind in operations():
         seen[kind] = seen.get(kind, 0) + 1
-        if kind in ("append", "sync", "create", "create_from", "replace", "open_append", "truncate", "delete"):
+        if kind in (
+            "append",
+            "sync",
+            "create",
+            "create_from",
+            "replace",
+            "open_append",
+            "truncate",
+            "delete",
+        ):
             found.append((seen[kind], kind))
     return found
 
 
-def test_a_write_that_fails_or_is_short_at_any_place_is_told_and_loses_nothing(cases: Cases, seed: int) -> None:
+def test_a_write_that_fails_or_is_short_at_any_place_is_told_and_loses_nothing(
+    cases: Cases, seed: int
+) -> None:
     """Fault 6: every second write; every write in the long form."""
     for at, kind in writing()[::2]:
         action: Any = "short-write" if kind == "append" and at % 2 else "error"
-        fail_at(at, Fault(action, at=at, kind=kind, error=Unavailable, when="after" if at % 3 == 0 else "before"), seed)
+        fail_at(
+            at,
+            Fault(
+                action,
+                at=at,
+                kind=kind,
+                error=Unavailable,
+                when="after" if at % 3 == 0 else "before",
+            ),
+            seed,
+        )
         cases(1)
 
 
-def test_a_full_storage_at_append_rotate_archive_and_rewrite_is_told_and_when_space_returns_work_goes_on(cases: Cases, seed: int) -> None:
-    """Fault 8: full for four writing operations from every third one on; from every one on in the long form."""
+def test_a_full_storage_at_append_rotate_archive_and_rewrite_is_told_and_when_space_returns_work_goes_on(  # noqa: E501
+    cases: Cases, seed: int
+) -> None:
+    """Fault 8: full for four writing operations from every third one on; from every one on in the
+    long form."""
     for number in range(1, len(writing()) + 1, 3):
         kinds = "append|create|create_from|replace|open_append"
-        fail_at(number, Fault("error", at=max(1, number // 2), kind=kinds, error=NoSpace, times=4), seed)
+        fail_at(
+            number, Fault("error", at=max(1, number // 2), kind=kinds, error=NoSpace, times=4), seed
+        )
         cases(1)
 
 
@@ -133,14 +194,21 @@ def test_a_full_storage_at_append_rotate_archive_and_rewrite_is_told_and_when_sp
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("error", [Unavailable, NoSpace])
-def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(cases: Cases, seed: int, when: Any, times: int, error: Any) -> None:
+def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(
+    cases: Cases, seed: int, when: Any, times: int, error: Any
+) -> None:
     """Faults 6, 8, long: every operation, reading ones too, done before it fails or not."""
     seen: dict[str, int] = {}
     for kind in operations():
         seen[kind] = seen.get(kind, 0) + 1
         if kind == "lock" and when == "after":
-            continue  # a lock that is held by nobody: that of a process ends with it, a lease runs out
-        fail_at(seen[kind], Fault("error", at=seen[kind], kind=kind, error=error, when=when, times=times), seed)
+            # A lock that is held by nobody: that of a process ends with it, a lease runs out.
+            continue
+        fail_at(
+            seen[kind],
+            Fault("error", at=seen[kind], kind=kind, error=error, when=when, times=times),
+            seed,
+        )
         cases(1)
 
 
@@ -148,8 +216,11 @@ def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(c
 
 
 @pytest.mark.parametrize("at", range(2, 8))
-def test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file(memory: MemoryStore, cases: Cases, at: int) -> None:
-    """Fault 7: the storage would answer success the second time, as Linux does after it dropped the pages."""
+def test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file(
+    memory: MemoryStore, cases: Cases, at: int
+) -> None:
+    """Fault 7: the storage would answer success the second time, as Linux does after it dropped the
+    pages."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="sync", at=at),)))
     store = embedded(faulty)
     m = store.map("m")
@@ -177,7 +248,9 @@ def test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_fi
     cases(1)
 
 
-def test_a_real_fdatasync_that_fails_once_is_the_last_one_on_that_file(tmp_path: Path, cases: Cases) -> None:
+def test_a_real_fdatasync_that_fails_once_is_the_last_one_on_that_file(
+    tmp_path: Path, cases: Cases
+) -> None:
     """Fault 7, at the system call."""
     output, root = tmp_path / "strace", tmp_path / "log"
     code = (
@@ -192,11 +265,40 @@ def test_a_real_fdatasync_that_fails_once_is_the_last_one_on_that_file(tmp_path:
         "store.close()\n"
     )
     run = subprocess.run(
-        ["strace", "-f", "-y", "-o", str(output), "-e", "trace=fdatasync,fsync", "-e", "inject=fdatasync:error=EIO:when=4", sys.executable, "-c", code, root.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True, cwd=ROOT,
-    )  # fmt: skip
-    assert run.stdout.split() == ["ack", "ack", "OutcomeUnknown", "NotAppended", "NotAppended", "NotAppended"]
-    calls = [line for line in output.read_text().splitlines() if re.search(r"(fdatasync|fsync)\(\d+<[^>]*\.wal>", line)]
+        [
+            "strace",
+            "-f",
+            "-y",
+            "-o",
+            str(output),
+            "-e",
+            "trace=fdatasync,fsync",
+            "-e",
+            "inject=fdatasync:error=EIO:when=4",
+            sys.executable,
+            "-c",
+            code,
+            root.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=ROOT,
+    )
+    assert run.stdout.split() == [
+        "ack",
+        "ack",
+        "OutcomeUnknown",
+        "NotAppended",
+        "NotAppended",
+        "NotAppended",
+    ]
+    calls = [
+        line
+        for line in output.read_text().splitlines()
+        if re.search(r"(fdatasync|fsync)\(\d+<[^>]*\.wal>", line)
+    ]
     assert "(INJECTED)" in calls[-1], "the file was synced again"
     with imap_wal.open(root.as_uri(), node="n") as store:
         found = dict(store.map("m").items())

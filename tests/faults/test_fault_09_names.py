@@ -1,4 +1,5 @@
-"""Fault 9: a rename or a directory entry is lost; a rewriter dies between publishing and pruning."""
+"""Fault 9: a rename or a directory entry is lost; a rewriter dies between publishing and
+pruning."""
 
 from __future__ import annotations
 
@@ -24,16 +25,24 @@ _names = itertools.count()
 
 
 def crashes(
-    root: Path, prepare: Callable[[LocalStore], None], action: Callable[[LocalStore], None], seed: int
+    root: Path,
+    prepare: Callable[[LocalStore], None],
+    action: Callable[[LocalStore], None],
+    seed: int,
 ) -> list[tuple[bool, dict[str, bytes]]]:
-    """(whether the action had returned, what is left) for power losses at each system call of it."""
+    """(whether the action had returned, what is left) for power losses at each system call of
+    it."""
     with RecordedDisk(str(root)) as disk:
         store = LocalStore(str(root))
         prepare(store)
         disk.mark("begin")
         action(store)
         disk.mark("returned")
-    images = [(note == "returned", image) for _, _, note, image in disk.images(CRASHES, Random(seed)) if note]
+    images = [
+        (note == "returned", image)
+        for _, _, note, image in disk.images(CRASHES, Random(seed))
+        if note
+    ]
     assert any(returned for returned, _ in images)
     return images
 
@@ -51,24 +60,55 @@ def from_file(store: LocalStore) -> None:
     store.create_from("a/b/c", str(local))
 
 
-OPERATIONS: dict[str, tuple[Callable[[LocalStore], None], Callable[[LocalStore], None], bytes | None, bytes | None]] = {
+OPERATIONS: dict[
+    str,
+    tuple[Callable[[LocalStore], None], Callable[[LocalStore], None], bytes | None, bytes | None],
+] = {
     "create": (lambda store: None, lambda store: store.create("a/b/c", b"new"), None, b"new"),
     "create in a folder of another process": (
-        lambda store: os.makedirs(f"{store.root}/a/b"), lambda store: store.create("a/b/c", b"new"), None, b"new"),
+        lambda store: os.makedirs(f"{store.root}/a/b"),
+        lambda store: store.create("a/b/c", b"new"),
+        None,
+        b"new",
+    ),
     "create_from": (lambda store: None, from_file, None, b"new"),
-    "replace": (lambda store: store.create("a/b/c", b"old"), lambda store: store.replace("a/b/c", b"new" * 400), b"old", b"new" * 400),
-    "replace of nothing": (lambda store: None, lambda store: store.replace("a/b/c", b"new"), None, b"new"),
+    "replace": (
+        lambda store: store.create("a/b/c", b"old"),
+        lambda store: store.replace("a/b/c", b"new" * 400),
+        b"old",
+        b"new" * 400,
+    ),
+    "replace of nothing": (
+        lambda store: None,
+        lambda store: store.replace("a/b/c", b"new"),
+        None,
+        b"new",
+    ),
     "open_append": (lambda store: None, appended, None, b"new"),
-    "delete": (lambda store: store.create("a/b/c", b"old"), lambda store: store.delete("a/b/c"), b"old", None),
+    "delete": (
+        lambda store: store.create("a/b/c", b"old"),
+        lambda store: store.delete("a/b/c"),
+        b"old",
+        None,
+    ),
     "delete beside another": (
-        lambda store: (store.create("a/b/c", b"old"), store.create("a/b/d", b"x"))[0], lambda store: store.delete("a/b/c"), b"old", None),
-    "truncate": (lambda store: store.create("a/b/c", b"old"), lambda store: store.truncate("a/b/c", 1), b"old", b"o"),
-}  # fmt: skip
+        lambda store: (store.create("a/b/c", b"old"), store.create("a/b/d", b"x"))[0],
+        lambda store: store.delete("a/b/c"),
+        b"old",
+        None,
+    ),
+    "truncate": (
+        lambda store: store.create("a/b/c", b"old"),
+        lambda store: store.truncate("a/b/c", 1),
+        b"old",
+        b"o",
+    ),
+}
 """Name → what was there before, the operation, the content of a/b/c before and after."""
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced(
+def test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced(  # noqa: E501
     tmp_path: Path, cases: Cases, seed: int, operation: str
 ) -> None:
     """Fault 9: when it had returned it is done, before that it is done or not, whole."""
@@ -76,11 +116,15 @@ def test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_n
     for returned, image in crashes(tmp_path / "disk", prepare, action, seed):
         found = image.get("a/b/c")
         if operation != "open_append" or returned:  # what is being appended may be there in part
-            assert found in ((after,) if returned else (before, after)), f"{operation}, returned {returned}, seed {seed}"
+            assert found in ((after,) if returned else (before, after)), (
+                f"{operation}, returned {returned}, seed {seed}"
+            )
         cases(1)
 
 
-def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_silently(cases: Cases) -> None:
+def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_silently(
+    cases: Cases,
+) -> None:
     """Fault 9: a disk that lies about its syncs; each segment, archive and snapshot in turn."""
     inner = MemoryStore(f"names-{next(_names)}")
     reference = Reference()
@@ -93,7 +137,9 @@ def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_sile
         left = copy_files(inner)
         left.delete(file.path)
         if file.path == max(each.path for each in inner.list("") if each.path.endswith(".wal")):
-            continue  # of the newest nothing elsewhere tells: its name and its directory were synced before its first commit
+            # Of the newest nothing elsewhere tells: its name and its directory were synced before
+            # its first commit.
+            continue
         with pytest.raises(ImapWalError):
             contents(left, clock=reference.clock)
         cases(1)
@@ -101,8 +147,11 @@ def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_sile
 
 
 @pytest.mark.parametrize("action", ["kill", "power-loss"])
-def test_a_rewriter_that_dies_at_any_operation_between_publish_and_prune_and_in_them_harms_nobody(cases: Cases, seed: int, action: str) -> None:
-    """Fault 9: the owner of the log writes on meanwhile, and the next rewriter takes up what is left."""
+def test_a_rewriter_that_dies_at_any_operation_between_publish_and_prune_and_in_them_harms_nobody(
+    cases: Cases, seed: int, action: str
+) -> None:
+    """Fault 9: the owner of the log writes on meanwhile, and the next rewriter takes up what is
+    left."""
 
     def shrink(life: Life, storage: FaultyStore) -> None:
         rewriter = Life(storage, life.reference)
@@ -113,7 +162,16 @@ def test_a_rewriter_that_dies_at_any_operation_between_publish_and_prune_and_in_
         inner = MemoryStore(f"names-{next(_names)}")
         life = Life(inner, Reference())
         life.play(
-            (("put", "a", 1), ("rotate",), ("update", {"a": 2, "b": 1}), ("archive",), ("delete", "a"), ("put", "c", 1), ("rotate",), ("delete", "b"))
+            (
+                ("put", "a", 1),
+                ("rotate",),
+                ("update", {"a": 2, "b": 1}),
+                ("archive",),
+                ("delete", "a"),
+                ("put", "c", 1),
+                ("rotate",),
+                ("delete", "b"),
+            )
         )
         return inner, life
 
@@ -122,11 +180,24 @@ def test_a_rewriter_that_dies_at_any_operation_between_publish_and_prune_and_in_
     shrink(life, counted)
     for at in range(1, counted.count + 1):
         inner, life = begun()
-        faulty = FaultyStore(inner, Plan((Fault("kill" if action == "kill" else "power-loss", at=at),), seed))
+        faulty = FaultyStore(
+            inner, Plan((Fault("kill" if action == "kill" else "power-loss", at=at),), seed)
+        )
         with pytest.raises(Killed):
             shrink(life, faulty)
         assert contents(inner, clock=life.reference.clock) == {"c": 1}, faulty.plan
-        life.play((("put", "d", 1), ("delete", "c"), ("put", "a", 9), ("rewrite",), ("prune",), ("delete", "a"), ("archive",), ("reopen",)))
+        life.play(
+            (
+                ("put", "d", 1),
+                ("delete", "c"),
+                ("put", "a", 9),
+                ("rewrite",),
+                ("prune",),
+                ("delete", "a"),
+                ("archive",),
+                ("reopen",),
+            )
+        )
         assert contents(inner, clock=life.reference.clock) == {"d": 1}, faulty.plan
         life.close()
         forget(inner.url.removeprefix("memory://"))

@@ -1,4 +1,5 @@
-"""Faults 10, 11: clocks that go backwards, several changes in one millisecond, duplicates and reorderings."""
+"""Faults 10, 11: clocks that go backwards, several changes in one millisecond, duplicates and
+reorderings."""
 
 from __future__ import annotations
 
@@ -42,7 +43,12 @@ def wander(seed: int, steps: int) -> None:
     start = clock.now_ms()
     for number in range(steps):
         if chance.random() < 0.5:
-            clock.set(start + chance.choice((0, -1, 1, -86_400_000, -30 * 86_400_000, chance.randrange(-10_000, 10_000))))
+            clock.set(
+                start
+                + chance.choice(
+                    (0, -1, 1, -86_400_000, -30 * 86_400_000, chance.randrange(-10_000, 10_000))
+                )
+            )
         key = chance.choice("abc")
         kind = chance.random()
         if kind < 0.15:
@@ -63,7 +69,9 @@ def wander(seed: int, steps: int) -> None:
     forget(name)
 
 
-def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_the_last_change_wins(cases: Cases, seed: int) -> None:
+def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_the_last_change_wins(
+    cases: Cases, seed: int
+) -> None:
     """Fault 10."""
     for more in range(20):
         wander(seed + more, 40)
@@ -72,27 +80,45 @@ def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_th
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_with_a_clock_that_goes_backwards_the_last_change_wins_in_many_histories(cases: Cases, seed: int) -> None:
+def test_with_a_clock_that_goes_backwards_the_last_change_wins_in_many_histories(
+    cases: Cases, seed: int
+) -> None:
     """Fault 10, long."""
     for more in range(1000):
         wander(seed + more, 80)
         cases(1)
 
 
-def test_put_and_delete_of_one_key_in_one_millisecond_stay_in_order_through_everything(cases: Cases) -> None:
+def test_put_and_delete_of_one_key_in_one_millisecond_stay_in_order_through_everything(
+    cases: Cases,
+) -> None:
     """Fault 10: all orders of three changes, before and after each way a log is changed."""
     for changes in itertools.product((("put", "k", 1), ("put", "k", 2), ("delete", "k")), repeat=3):
         for between in (("rotate",), ("archive",), ("rewrite",), ("stop",)):
             name = f"order-{next(_names)}"
             life = Life(MemoryStore(name), Reference())
-            life.play((*changes, between, *changes[::-1], ("stop",), ("rewrite",), ("prune",), ("stop",), ("archive",), ("prune",), ("stop",)))
+            life.play(
+                (
+                    *changes,
+                    between,
+                    *changes[::-1],
+                    ("stop",),
+                    ("rewrite",),
+                    ("prune",),
+                    ("stop",),
+                    ("archive",),
+                    ("prune",),
+                    ("stop",),
+                )
+            )
             life.close()
             forget(name)
             cases(1)
 
 
 def shuffle(seed: int) -> None:
-    """Changes of few keys, numbered; appended by two nodes in any order, some twice, some again much later; archived, rewritten, pruned at any time."""
+    """Changes of few keys, numbered; appended by two nodes in any order, some twice, some again
+    much later; archived, rewritten, pruned at any time."""
     chance = Random(seed)
     name = f"order-{next(_names)}"
     store = MemoryStore(name)
@@ -102,8 +128,19 @@ def shuffle(seed: int) -> None:
     for number in range(1, 41):
         key, owner = chance.choice("abcd"), chance.randrange(2)
         value = None if chance.random() < 0.3 else number
-        # One owner a key and partition version, as Hazelcast has it; clocks say anything, and are young enough for every tombstone to stay.
-        rows.append((owner, put(key, value, (1, number, 1 + owner, number), timestamp_ms=FakeClock().now_ms() - chance.randrange(1000))))
+        # One owner a key and partition version, as Hazelcast has it; clocks say anything, and are
+        # young enough for every tombstone to stay.
+        rows.append(
+            (
+                owner,
+                put(
+                    key,
+                    value,
+                    (1, number, 1 + owner, number),
+                    timestamp_ms=FakeClock().now_ms() - chance.randrange(1000),
+                ),
+            )
+        )
         newest[key] = value
     rows += chance.sample(rows, 15)
     chance.shuffle(rows)
@@ -124,7 +161,9 @@ def shuffle(seed: int) -> None:
     forget(name)
 
 
-def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(cases: Cases, seed: int) -> None:
+def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(
+    cases: Cases, seed: int
+) -> None:
     """Fault 11."""
     for more in range(40):
         shuffle(seed + more)
@@ -133,19 +172,33 @@ def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(cases
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state_in_many_histories(cases: Cases, seed: int) -> None:
+def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state_in_many_histories(
+    cases: Cases, seed: int
+) -> None:
     """Fault 11, long."""
     for more in range(2000):
         shuffle(seed + more)
         cases(1)
 
 
-def test_segments_that_stay_beside_their_archive_count_once_and_bring_nothing_back(cases: Cases) -> None:
-    """Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash before it was deleted."""
+def test_segments_that_stay_beside_their_archive_count_once_and_bring_nothing_back(
+    cases: Cases,
+) -> None:
+    """Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash
+    before it was deleted."""
     name = f"order-{next(_names)}"
     store = MemoryStore(name)
     life = Life(store, Reference())
-    life.play((("put", "a", 1), ("put", "b", 1), ("rotate",), ("delete", "a"), ("put", "b", 2), ("rotate",)))
+    life.play(
+        (
+            ("put", "a", 1),
+            ("put", "b", 1),
+            ("rotate",),
+            ("delete", "a"),
+            ("put", "b", 2),
+            ("rotate",),
+        )
+    )
     kept = {path: store.read(path) for path in segments(store)}
     life.play((("archive",), ("rewrite",), ("prune",), ("put", "c", 1)))
     for count in range(1, len(kept) + 1):

@@ -1,4 +1,5 @@
-"""Faults 12, 13: a writer that was replaced and goes on; rewriters, restores, archivers and prunes at the same time."""
+"""Faults 12, 13: a writer that was replaced and goes on; rewriters, restores, archivers and prunes
+at the same time."""
 
 from __future__ import annotations
 
@@ -52,7 +53,10 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
     time.sleep(chance.random() / 500)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the child stands still")
+    eventually(
+        lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T",
+        "the child stands still",
+    )
     with imap_wal.open(url, node="n", takeover=True, segment_bytes=4096) as store:
         m = store.map("m")
         seen = dict(m.items())
@@ -77,18 +81,23 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
             acknowledged.add(f"old{number}")
         elif what == "begin":
             begun = number
-    assert acknowledged <= set(seen), f"seed {seed}: acknowledged, and not seen by the takeover: {sorted(acknowledged - set(seen))}"
+    assert acknowledged <= set(seen), (
+        f"seed {seed}: acknowledged, and not seen by the takeover: "
+        f"{sorted(acknowledged - set(seen))}"
+    )
     assert set(seen) <= {f"old{number}" for number in range(1, begun + 1)}
     assert len(seen) <= len(acknowledged) + 1
     expected = {**seen, **{f"new{number}": number for number in range(21)}}
     assert after == expected, f"seed {seed}"
     with imap_wal.open(url, node="n") as again:
-        assert dict(again.map("m").items()) == expected, f"seed {seed}: late bytes of the old writer came in"
+        assert dict(again.map("m").items()) == expected, (
+            f"seed {seed}: late bytes of the old writer came in"
+        )
     refused = [what for what, number in told if number <= 0 and what != "end"]
     assert "ack" not in refused and "archived" not in refused, f"seed {seed}: {told[-8:]}"
 
 
-def test_a_writer_stopped_replaced_by_another_process_and_resumed_acknowledges_nothing_and_harms_nothing(
+def test_a_writer_stopped_replaced_by_another_process_and_resumed_acknowledges_nothing_and_harms_nothing(  # noqa: E501
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
     """Fault 12."""
@@ -97,7 +106,7 @@ def test_a_writer_stopped_replaced_by_another_process_and_resumed_acknowledges_n
         cases(1)
 
 
-def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_acknowledges_nothing_and_harms_nothing(
+def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_acknowledges_nothing_and_harms_nothing(  # noqa: E501
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
     """Fault 12, on a storage that has exclusive create and nothing else."""
@@ -108,7 +117,9 @@ def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_a
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_many_writers_stopped_replaced_and_resumed_acknowledge_nothing_and_harm_nothing(tmp_path: Path, cases: Cases, seed: int) -> None:
+def test_many_writers_stopped_replaced_and_resumed_acknowledge_nothing_and_harm_nothing(
+    tmp_path: Path, cases: Cases, seed: int
+) -> None:
     """Fault 12, long."""
     for more in range(500):
         for scheme in ("file", "objects+file"):
@@ -119,7 +130,9 @@ def test_many_writers_stopped_replaced_and_resumed_acknowledge_nothing_and_harm_
 class Interrupted(FaultyStore):
     """Before its `at`-th operation something else happens, once."""
 
-    def __init__(self, inner: MemoryStore, at: int = 0, what: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, inner: MemoryStore, at: int = 0, what: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(inner)
         self._at, self._what = at, what
 
@@ -135,7 +148,18 @@ def unchecked(life: Life, why: object = "") -> imap_wal.Store:
     return life.store
 
 
-STEPS = (("put", "a", 1), ("rotate",), ("put", "b", 1), ("archive",), ("delete", "a"), ("put", "c", 1), ("rotate",), ("update", {"d": 1, "e": 1}), ("archive",), ("put", "f", 1))  # fmt: skip
+STEPS = (
+    ("put", "a", 1),
+    ("rotate",),
+    ("put", "b", 1),
+    ("archive",),
+    ("delete", "a"),
+    ("put", "c", 1),
+    ("rotate",),
+    ("update", {"d": 1, "e": 1}),
+    ("archive",),
+    ("put", "f", 1),
+)
 
 
 def replaced_before(at: int) -> bool:
@@ -157,7 +181,9 @@ def replaced_before(at: int) -> bool:
             before = old.acknowledged
             replaced = successor.store is not None
             life.step(*step)
-            assert not replaced or old.acknowledged == before, f"operation {at}: {step} was acknowledged after the takeover"
+            assert not replaced or old.acknowledged == before, (
+                f"operation {at}: {step} was acknowledged after the takeover"
+            )
     except imap_wal.ImapWalError:
         pass
     if successor.store is None:
@@ -166,8 +192,12 @@ def replaced_before(at: int) -> bool:
     with suppress(imap_wal.ImapWalError):
         life.close()
     successor.options["takeover"] = False
-    successor.play((("put", "again", 1), ("rotate",), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
-    assert contents(inner, clock=new.clock) == live(new.state, new.clock.now_ms()), f"operation {at}"
+    successor.play(
+        (("put", "again", 1), ("rotate",), ("archive",), ("rewrite",), ("prune",), ("reopen",))
+    )
+    assert contents(inner, clock=new.clock) == live(new.state, new.clock.now_ms()), (
+        f"operation {at}"
+    )
     successor.close()
     forget(inner.url.removeprefix("memory://"))
     return True
@@ -181,7 +211,9 @@ def operations_of_an_open() -> int:
     return inner.count
 
 
-def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing(cases: Cases) -> None:
+def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing(
+    cases: Cases,
+) -> None:
     """Fault 12, by the wrapper."""
     at = operations_of_an_open() + 1
     while replaced_before(at):
@@ -190,9 +222,11 @@ def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and
     assert at > 50
 
 
-def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does_not_shut_its_successor_out_unnoticed(cases: Cases) -> None:
-    """Fault 12: it reads the manifest of its successor and goes on from there; the successor must then be fenced, or it acknowledges into a file
-    that was replaced."""
+def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does_not_shut_its_successor_out_unnoticed(  # noqa: E501
+    cases: Cases,
+) -> None:
+    """Fault 12: it reads the manifest of its successor and goes on from there; the successor must
+    then be fenced, or it acknowledges into a file that was replaced."""
     for at in range(2, operations_of_an_open() + 1):
         inner = MemoryStore(f"writers-{next(_names)}")
         with embedded(inner) as store:
@@ -200,7 +234,11 @@ def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does
         acknowledged = {"a": 0}
         successors: list[imap_wal.Store] = []
 
-        def take_over(inner: MemoryStore = inner, successors: list[imap_wal.Store] = successors, acknowledged: dict[str, int] = acknowledged) -> None:
+        def take_over(
+            inner: MemoryStore = inner,
+            successors: list[imap_wal.Store] = successors,
+            acknowledged: dict[str, int] = acknowledged,
+        ) -> None:
             store = embedded(inner, takeover=True)
             successors.append(store)
             store.map("m")["first"] = acknowledged["first"] = 1
@@ -218,13 +256,27 @@ def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does
 # ---- 13: at the same time ----
 
 PREPARED = (
-    ("put", "a", 1), ("put", "b", 1), ("rotate",), ("delete", "a"), ("update", {"b": 2, "c": 1}), ("archive",), ("put", "c", 2), ("rotate",), ("rewrite",),
-    ("put", "a", 3), ("delete", "b"), ("rotate",), ("put", "d", 1),
-)  # fmt: skip
+    ("put", "a", 1),
+    ("put", "b", 1),
+    ("rotate",),
+    ("delete", "a"),
+    ("update", {"b": 2, "c": 1}),
+    ("archive",),
+    ("put", "c", 2),
+    ("rotate",),
+    ("rewrite",),
+    ("put", "a", 3),
+    ("delete", "b"),
+    ("rotate",),
+    ("put", "d", 1),
+)
 FIRST = ("rewrite", "prune", "archive", "restore")
 SECOND = ("rewrite", "prune", "rewrite and prune", "archive", "changes")
-PAIRS = [(first, second) for first in FIRST for second in SECOND if not first == second == "archive"]
-"""What is under way, and what happens in the middle of it. Only the owner archives, and one at a time."""
+PAIRS = [
+    (first, second) for first in FIRST for second in SECOND if not first == second == "archive"
+]
+"""What is under way, and what happens in the middle of it. Only the owner archives, and one at a
+time."""
 
 
 def prepared() -> tuple[MemoryStore, Life]:
@@ -256,7 +308,11 @@ def at_once(first: str, second: str, at: int) -> bool:
         begun = dict(live(life.reference.state, life.reference.clock.now_ms()))
         view = MaterializedView(beside.cluster(), Settings())
         view.catch_up()
-        found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3]) for rows in view.rows("m") for row in rows}
+        found = {
+            msgpack.unpackb(row[1]): msgpack.unpackb(row[3])
+            for rows in view.rows("m")
+            for row in rows
+        }
         view.close()
         now = live(life.reference.state, life.reference.clock.now_ms())
         for key in {*begun, *now, *found}:
@@ -268,8 +324,12 @@ def at_once(first: str, second: str, at: int) -> bool:
     else:
         with suppress(LostRace, NotFound):  # told, and nothing was harmed: it is run again
             beside.step(first)
-    assert contents(inner, clock=life.reference.clock) == live(life.reference.state, life.reference.clock.now_ms()), why
-    life.play((("put", "z", 1), ("delete", "d"), ("archive",), ("rewrite",), ("prune",), ("reopen",)))
+    assert contents(inner, clock=life.reference.clock) == live(
+        life.reference.state, life.reference.clock.now_ms()
+    ), why
+    life.play(
+        (("put", "z", 1), ("delete", "d"), ("archive",), ("rewrite",), ("prune",), ("reopen",))
+    )
     life.close()
     forget(inner.url.removeprefix("memory://"))
     return bool(done)
@@ -289,7 +349,9 @@ def test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_what_happens_before_any_operation_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing(cases: Cases, first: str, second: str) -> None:
+def test_what_happens_before_any_operation_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing(  # noqa: E501
+    cases: Cases, first: str, second: str
+) -> None:
     """Fault 13, long."""
     at = 1
     while at_once(first, second, at):
@@ -299,7 +361,8 @@ def test_what_happens_before_any_operation_of_a_rewrite_a_prune_an_archive_or_a_
 
 
 def all_at_once(url: str, seconds: float, cases: Cases) -> None:
-    """A writer, two rewriters that also prune, an archiver and a restore, in threads; numbers of a key only rise."""
+    """A writer, two rewriters that also prune, an archiver and a restore, in threads; numbers of a
+    key only rise."""
     root = url.removeprefix("file://")
     acknowledged: dict[str, int] = {}
     begun: dict[str, int] = {}
@@ -336,14 +399,22 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
             view = MaterializedView(Life(LocalStore(root), Reference()).cluster(), Settings())
             try:
                 view.catch_up()
-            except NotFound:  # files that go without a pause, eight passes long: told, and begun again
+            except (
+                NotFound
+            ):  # files that go without a pause, eight passes long: told, and begun again
                 view.close()
                 continue
             restored.append(1)
-            found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3]) for rows in view.rows("m") for row in rows}
+            found = {
+                msgpack.unpackb(row[1]): msgpack.unpackb(row[3])
+                for rows in view.rows("m")
+                for row in rows
+            }
             view.close()
             for key, number in before.items():
-                assert number <= found.get(key, 0) <= begun[key], f"{key}: acknowledged {number}, restored {found.get(key)}"
+                assert number <= found.get(key, 0) <= begun[key], (
+                    f"{key}: acknowledged {number}, restored {found.get(key)}"
+                )
 
     Threads(write, shrink, shrink, archive, restore).join(seconds + 60)
     store.close()
@@ -352,13 +423,17 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
     assert found == acknowledged
 
 
-def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing(url: str, cases: Cases) -> None:
+def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing(
+    url: str, cases: Cases
+) -> None:
     """Fault 13."""
     all_at_once(url, 3, cases)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing_for_minutes(url: str, cases: Cases) -> None:
+def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing_for_minutes(
+    url: str, cases: Cases
+) -> None:
     """Fault 13, long."""
     all_at_once(url, 120, cases)

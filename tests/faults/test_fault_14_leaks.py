@@ -29,9 +29,9 @@ def no_leaks() -> Iterator[None]:
             with contextlib.suppress(OSError):
                 files[fd] = os.readlink(f"/proc/self/fd/{fd}")
         own = Path("/proc/self/fd").resolve()
-        return {fd: name for fd, name in files.items() if not name.startswith(("/proc", str(own)))}, sorted(
-            each.name for each in threading.enumerate()
-        )
+        return {
+            fd: name for fd, name in files.items() if not name.startswith(("/proc", str(own)))
+        }, sorted(each.name for each in threading.enumerate())
 
     before = held()
     yield
@@ -45,7 +45,9 @@ def open_and_close(url: str, times: int, cases: Cases) -> None:
         store.archive()
     with no_leaks():
         for number in range(times):
-            options = {"durability": "interval", "archive_interval_s": 60} if number % 10 == 0 else {}
+            options = (
+                {"durability": "interval", "archive_interval_s": 60} if number % 10 == 0 else {}
+            )
             with imap_wal.open(url, node="n", preallocate=False, **options) as store:
                 if number % 250 == 0:
                     store.map("m")["a"] = number
@@ -54,7 +56,9 @@ def open_and_close(url: str, times: int, cases: Cases) -> None:
         assert store.map("m")["a"] == (times - 1) // 250 * 250
 
 
-def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(url: str, cases: Cases, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
+    url: str, cases: Cases, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Fault 14: real files; only that syncs are quick."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)
     monkeypatch.setattr(descriptors, "_sync_data", lambda fd: None)
@@ -63,16 +67,23 @@ def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(url: str, cases
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_three_thousand_opens_with_real_syncs_leave_no_file_descriptor_and_no_thread(url: str, cases: Cases) -> None:
+def test_three_thousand_opens_with_real_syncs_leave_no_file_descriptor_and_no_thread(
+    url: str, cases: Cases
+) -> None:
     """Fault 14, long."""
     open_and_close(url, 3000, cases)
 
 
-def test_opens_and_lives_that_fail_at_any_operation_leave_no_file_descriptor_and_no_thread(tmp_path: Path, cases: Cases) -> None:
+def test_opens_and_lives_that_fail_at_any_operation_leave_no_file_descriptor_and_no_thread(
+    tmp_path: Path, cases: Cases
+) -> None:
     """Fault 14: the storage fails at each operation of a life, from there on for good."""
 
     def live(storage: FaultyStore) -> None:
-        with contextlib.suppress(ImapWalError, StorageError), embedded(storage, durability="interval", archive_interval_s=60) as store:
+        with (
+            contextlib.suppress(ImapWalError, StorageError),
+            embedded(storage, durability="interval", archive_interval_s=60) as store,
+        ):
             store.map("m")["a"] = 1
             store.archive()
             store.map("m")["a"] = 2
@@ -81,11 +92,17 @@ def test_opens_and_lives_that_fail_at_any_operation_leave_no_file_descriptor_and
     live(counted)
     with no_leaks():
         for at in range(1, counted.count + 1):
-            live(FaultyStore(LocalStore(str(tmp_path / f"log{at}")), Plan((Fault("error", at=at, times=0),))))
+            live(
+                FaultyStore(
+                    LocalStore(str(tmp_path / f"log{at}")), Plan((Fault("error", at=at, times=0),))
+                )
+            )
             cases(1)
 
 
-def test_opens_that_are_refused_leave_no_file_descriptor_and_no_thread(url: str, cases: Cases) -> None:
+def test_opens_that_are_refused_leave_no_file_descriptor_and_no_thread(
+    url: str, cases: Cases
+) -> None:
     """Fault 14: the log is held by another, or damaged."""
     with imap_wal.open(url, node="n") as store:
         store.map("m")["a"] = 1

@@ -1,4 +1,5 @@
-"""Fault 15: an empty directory, foreign files, a read-only directory, symbolic links, a manifest that cannot be written."""
+"""Fault 15: an empty directory, foreign files, a read-only directory, symbolic links, a manifest
+that cannot be written."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ def open_alone(root: str) -> None:
     imap_wal.open(f"file://{root}", node="n").close()
 
 
-@pytest.mark.parametrize("levels", ["", "default", "default/embedded/nodes/n", "default/embedded/nodes/n/wal"])
+@pytest.mark.parametrize(
+    "levels", ["", "default", "default/embedded/nodes/n", "default/embedded/nodes/n/wal"]
+)
 def test_an_empty_directory_is_an_empty_log(tmp_path: Path, cases: Cases, levels: str) -> None:
     """Fault 15."""
     (tmp_path / "log" / levels).mkdir(parents=True)
@@ -81,13 +84,24 @@ def test_an_empty_directory_is_an_empty_log(tmp_path: Path, cases: Cases, levels
     cases(1)
 
 
-FOREIGN = ("notes.txt", ".hidden", "default/embedded/nodes/n/wal/copy.wal.bak", "default/embedded/nodes/n/wal/1-1.wal", "default/embedded/nodes/n/manifest/x.json",
-           "default/embedded/manifest/README", "default/embedded/nodes/n/archive/notes.txt", "default/embedded/nodes/stray", "lost+found/x",
-           "default/embedded/snapshot/m/notes.txt")  # fmt: skip
+FOREIGN = (
+    "notes.txt",
+    ".hidden",
+    "default/embedded/nodes/n/wal/copy.wal.bak",
+    "default/embedded/nodes/n/wal/1-1.wal",
+    "default/embedded/nodes/n/manifest/x.json",
+    "default/embedded/manifest/README",
+    "default/embedded/nodes/n/archive/notes.txt",
+    "default/embedded/nodes/stray",
+    "lost+found/x",
+    "default/embedded/snapshot/m/notes.txt",
+)
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_foreign_file_is_left_alone_and_does_not_disturb(tmp_path: Path, cases: Cases, name: str) -> None:
+def test_a_foreign_file_is_left_alone_and_does_not_disturb(
+    tmp_path: Path, cases: Cases, name: str
+) -> None:
     """Fault 15: through open, put, archive and reopen."""
     root = tmp_path / "log"
     written(root)
@@ -102,7 +116,9 @@ def test_a_foreign_file_is_left_alone_and_does_not_disturb(tmp_path: Path, cases
     cases(1)
 
 
-def test_a_read_only_directory_is_unavailable_loudly_and_nothing_is_changed(common: Path, cases: Cases) -> None:
+def test_a_read_only_directory_is_unavailable_loudly_and_nothing_is_changed(
+    common: Path, cases: Cases
+) -> None:
     """Fault 15: the whole log belongs to somebody else."""
     root = common / "log"
     written(root)
@@ -125,13 +141,25 @@ def test_a_place_where_nothing_can_be_made_is_unavailable(common: Path, cases: C
     root.mkdir(mode=0o555)
     root.chmod(0o555)
     answers = unprivileged(root, open_alone, open_and_put)
-    assert all(answer.startswith("StorageUnavailable") and "Permission denied" in answer for answer in answers), answers
+    assert all(
+        answer.startswith("StorageUnavailable") and "Permission denied" in answer
+        for answer in answers
+    ), answers
     assert list(root.iterdir()) == []
     cases(1)
 
 
-@pytest.mark.parametrize("folder", ["default/embedded/nodes/n/manifest", "default/embedded/manifest", "default/embedded/nodes/n/wal"])
-def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_frees_the_lock(common: Path, cases: Cases, folder: str) -> None:
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "default/embedded/nodes/n/manifest",
+        "default/embedded/manifest",
+        "default/embedded/nodes/n/wal",
+    ],
+)
+def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_frees_the_lock(
+    common: Path, cases: Cases, folder: str
+) -> None:
     """Fault 15: one folder of the log cannot be written; when it can, work goes on."""
     root = common / "log"
     written(root)
@@ -140,7 +168,10 @@ def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_free
     (root / folder).chmod(0o555)
     before = files(root / folder)
     answers = unprivileged(root, open_and_put, open_and_put)
-    assert all(answer.startswith(("StorageUnavailable", "NotAppended")) and "Permission denied" in answer for answer in answers), answers
+    assert all(
+        answer.startswith(("StorageUnavailable", "NotAppended")) and "Permission denied" in answer
+        for answer in answers
+    ), answers
     assert files(root / folder) == before
     (root / folder).chmod(0o777)
     assert unprivileged(root, open_and_put) == ["done"], "nothing was left locked"
@@ -150,8 +181,13 @@ def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_free
     cases(1)
 
 
-@pytest.mark.parametrize("linked", ["log", "log/default", "log/default/embedded/nodes/n", "log/default/embedded/nodes/n/wal"])
-def test_a_symbolic_link_in_the_place_of_a_directory_leads_where_it_points(tmp_path: Path, cases: Cases, linked: str) -> None:
+@pytest.mark.parametrize(
+    "linked",
+    ["log", "log/default", "log/default/embedded/nodes/n", "log/default/embedded/nodes/n/wal"],
+)
+def test_a_symbolic_link_in_the_place_of_a_directory_leads_where_it_points(
+    tmp_path: Path, cases: Cases, linked: str
+) -> None:
     """Fault 15: the log lives on another disk."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -161,7 +197,9 @@ def test_a_symbolic_link_in_the_place_of_a_directory_leads_where_it_points(tmp_p
     written(root)
     with imap_wal.open(root.as_uri(), node="n") as store:
         store.map("m")["c"] = 3
-        if not linked.endswith("wal"):  # a folder that is left empty goes, and a link is no folder that could
+        if not linked.endswith(
+            "wal"
+        ):  # a folder that is left empty goes, and a link is no folder that could
             store.archive()
     assert read(root) == {"a": 1, "b": 2, "c": 3}
     assert any(elsewhere.rglob("*"))
@@ -177,8 +215,12 @@ def test_two_names_of_one_directory_are_one_log_with_one_lock(tmp_path: Path, ca
     cases(1)
 
 
-@pytest.mark.parametrize("place", ["wal/00000001-00000009.wal", "manifest/0000000099.json", "archive/m/x.parquet"])
-def test_a_dangling_symbolic_link_among_the_files_is_told_or_left_alone_and_nothing_is_lost(tmp_path: Path, cases: Cases, place: str) -> None:
+@pytest.mark.parametrize(
+    "place", ["wal/00000001-00000009.wal", "manifest/0000000099.json", "archive/m/x.parquet"]
+)
+def test_a_dangling_symbolic_link_among_the_files_is_told_or_left_alone_and_nothing_is_lost(
+    tmp_path: Path, cases: Cases, place: str
+) -> None:
     """Fault 15."""
     root = tmp_path / "log"
     written(root)

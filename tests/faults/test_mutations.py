@@ -1,4 +1,5 @@
-"""Do the tests see what they are for? Each deliberate defect must be caught by the test that is named for it."""
+"""Do the tests see what they are for? Each deliberate defect must be caught by the test that is
+named for it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ def check(mutation: Mutation, folder: Path, cases: Cases) -> None:
     cases(1)
 
 
-@pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name
+)
 def test_a_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases: Cases) -> None:
     check(mutation, tmp_path, cases)
 
@@ -23,5 +26,7 @@ def test_a_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases
 @pytest.mark.torture
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
-def test_every_deliberate_defect_is_caught(mutation: Mutation, tmp_path: Path, cases: Cases) -> None:
+def test_every_deliberate_defect_is_caught(
+    mutation: Mutation, tmp_path: Path, cases: Cases
+) -> None:
     check(mutation, tmp_path, cases)

@@ -11,19 +11,35 @@ from tests.faults.report import PAGE, filled, named
 
 def test_the_page_names_every_test_of_the_matrix_and_no_other() -> None:
     page = (ROOT / PAGE).read_text()
-    files = [path for path in Path(__file__).parent.glob("test_*.py") if path.name != Path(__file__).name]
-    assert named(page) == {f"{path.stem}::{test}" for path in files for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
+    files = [
+        path for path in Path(__file__).parent.glob("test_*.py") if path.name != Path(__file__).name
+    ]
+    assert named(page) == {
+        f"{path.stem}::{test}"
+        for path in files
+        for test in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
 
 
 def test_the_page_names_every_defect_and_its_test() -> None:
     page = (ROOT / PAGE).read_text()
     for mutation in MUTATIONS:
-        assert f"| {mutation.name} | `{mutation.file}` | `{mutation.test.rpartition('::')[2]}` | {'yes' if mutation.quick else ''} |" in page
+        assert (
+            f"| {mutation.name} | `{mutation.file}` | `{mutation.test.rpartition('::')[2]}` "
+            f"| {'yes' if mutation.quick else ''} |" in page
+        )
         source = (ROOT / mutation.test.partition("::")[0]).read_text()
-        assert f"def {mutation.test.rpartition('::')[2].partition('[')[0]}(" in source, mutation.name
-        assert (ROOT / mutation.file).read_text().count(mutation.old) == 1, f"{mutation.name}: its text is no longer in {mutation.file}"
+        assert f"def {mutation.test.rpartition('::')[2].partition('[')[0]}(" in source, (
+            mutation.name
+        )
+        assert (ROOT / mutation.file).read_text().count(mutation.old) == 1, (
+            f"{mutation.name}: its text is no longer in {mutation.file}"
+        )
 
 
 def test_the_numbers_of_the_page_come_from_the_counts() -> None:
     page = "| 1 | `test_a::test_b` | 7 |  |\n| 2 | `test_a::test_c` |  |  |\n"
-    assert filled(page, {"test_a::test_b": {"short": 1234, "long": 5}}) == "| 1 | `test_a::test_b` | 1,234 | 5 |\n| 2 | `test_a::test_c` |  |  |\n"
+    assert (
+        filled(page, {"test_a::test_b": {"short": 1234, "long": 5}})
+        == "| 1 | `test_a::test_b` | 1,234 | 5 |\n| 2 | `test_a::test_c` |  |  |\n"
+    )

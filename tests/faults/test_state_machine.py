@@ -1,5 +1,5 @@
-"""Random histories of everything that is done to a map and its log, against a plain dict; killed and without power at random. Hypothesis prints the blob that
-replays a failure."""
+"""Random histories of everything that is done to a map and its log, against a plain dict; killed
+and without power at random. Hypothesis prints the blob that replays a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _steps = 0
 
 
 class Everything(Reference):
-    """Puts, deletes, lifetimes, updates, rotation, archives, closes and crashes are inherited; here: rewrites, prunes, power losses, and crashes in them."""
+    """Puts, deletes, lifetimes, updates, rotation, archives, closes and crashes are inherited;
+    here: rewrites, prunes, power losses, and crashes in them."""
 
     @initialize(crash=st.sampled_from(["kill", "power-loss"]))
     def choose(self, crash: str) -> None:
@@ -76,19 +77,29 @@ def run(examples: int, steps: int, cases: Cases) -> int:
     _steps = 0
     run_state_machine_as_test(
         Everything,
-        settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
     cases(_steps)
     return _steps
 
 
-def test_a_map_equals_a_dict_over_two_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(cases: Cases) -> None:
+def test_a_map_equals_a_dict_over_two_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(  # noqa: E501
+    cases: Cases,
+) -> None:
     """All faults of crashes at once."""
     assert run(80, 50, cases) >= 2000
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_map_equals_a_dict_over_a_hundred_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(cases: Cases) -> None:
+def test_a_map_equals_a_dict_over_a_hundred_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(  # noqa: E501
+    cases: Cases,
+) -> None:
     """All faults of crashes at once, long."""
     assert run(2500, 80, cases) >= 100_000

@@ -1,7 +1,10 @@
-"""One life of a log with everything that is done to logs, and a reference that knows what must be there whatever happens in between.
+"""One life of a log with everything that is done to logs, and a reference that knows what must be
+there whatever happens in between.
 
-The reference is two dicts: what was acknowledged, and the same with the one operation that is under way. After any fault the map equals the one or the other;
-a key that only a deletion explains and that is there again is a resurrected delete, a key whose acknowledged value is missing a lost record.
+The reference is two dicts: what was acknowledged, and the same with the one operation that is under
+    way. After any fault the map equals the one or the other;
+a key that only a deletion explains and that is there again is a resurrected delete, a key whose
+acknowledged value is missing a lost record.
 """
 
 from __future__ import annotations
@@ -26,11 +29,35 @@ Entries = dict[str, tuple[Any, int]]
 Step = tuple[Any, ...]
 
 WORK: tuple[Step, ...] = (
-    ("put", "a", 1), ("put", "b", 1), ("delete", "a"), ("update", {"a": 2, "c": 1, "d": "x" * 200}), ("ttl", "t", 1, 60), ("rotate",),
-    ("put", "b", 2), ("delete", "c"), ("archive",), ("put", "e", 1), ("rewrite",), ("prune",), ("put", "a", 3), ("delete", "b"), ("reopen",),
-    ("put", "c", 4), ("wait", 61), ("delete", "a"), ("rotate",), ("rewrite",), ("put", "f", "y" * 700), ("prune",), ("archive",), ("prune",),
-    ("delete", "d"), ("stop",), ("put", "t", 2), ("update", {"a": 5, "g": 1}),
-)  # fmt: skip
+    ("put", "a", 1),
+    ("put", "b", 1),
+    ("delete", "a"),
+    ("update", {"a": 2, "c": 1, "d": "x" * 200}),
+    ("ttl", "t", 1, 60),
+    ("rotate",),
+    ("put", "b", 2),
+    ("delete", "c"),
+    ("archive",),
+    ("put", "e", 1),
+    ("rewrite",),
+    ("prune",),
+    ("put", "a", 3),
+    ("delete", "b"),
+    ("reopen",),
+    ("put", "c", 4),
+    ("wait", 61),
+    ("delete", "a"),
+    ("rotate",),
+    ("rewrite",),
+    ("put", "f", "y" * 700),
+    ("prune",),
+    ("archive",),
+    ("prune",),
+    ("delete", "d"),
+    ("stop",),
+    ("put", "t", 2),
+    ("update", {"a": 5, "g": 1}),
+)
 """Small segments: some of these rotate by size too."""
 
 
@@ -67,7 +94,8 @@ class Reference:
         self.on_change()
 
     def settle(self, found: dict[str, Any], why: object = "") -> None:
-        """What was found after a fault is one of what may be there; from now on it is what must be."""
+        """What was found after a fault is one of what may be there; from now on it is what must
+        be."""
         now = self.clock.now_ms()
         expected = live(self.state, now)
         if found == expected:
@@ -76,9 +104,18 @@ class Reference:
             self.state, self.pending = self.pending, None
         else:
             may_be = live(self.pending or self.state, now)
-            lost = {key: value for key, value in expected.items() if key not in found and key in may_be}
-            resurrected = {key: value for key, value in found.items() if key not in expected and key not in may_be}
-            raise AssertionError(f"{why}: lost {lost}, resurrected {resurrected}; found {found}, acknowledged {expected}, perhaps {may_be}")
+            lost = {
+                key: value for key, value in expected.items() if key not in found and key in may_be
+            }
+            resurrected = {
+                key: value
+                for key, value in found.items()
+                if key not in expected and key not in may_be
+            }
+            raise AssertionError(
+                f"{why}: lost {lost}, resurrected {resurrected}; found {found}, acknowledged "
+                f"{expected}, perhaps {may_be}"
+            )
         self.on_change()
 
 
@@ -91,7 +128,12 @@ class Life:
 
     def __init__(self, storage: SegmentStore, reference: Reference, **options: Any) -> None:
         self.storage, self.reference = storage, reference
-        self.options = {"segment_bytes": 600, "preallocate": False, "clock": reference.clock, **options}
+        self.options = {
+            "segment_bytes": 600,
+            "preallocate": False,
+            "clock": reference.clock,
+            **options,
+        }
         self.store: imap_wal.Store | None = None
 
     def open(self, why: object = "an open") -> imap_wal.Store:
@@ -100,7 +142,9 @@ class Life:
         return self.store
 
     def cluster(self) -> ClusterLog:
-        return ClusterLog(self.storage, "default", "embedded", self.reference.clock, SystemRandomness())
+        return ClusterLog(
+            self.storage, "default", "embedded", self.reference.clock, SystemRandomness()
+        )
 
     def play(self, steps: Sequence[Step] = WORK) -> None:
         if self.store is None:
@@ -109,8 +153,8 @@ class Life:
             self.step(*step)
 
     def play_through(self, steps: Sequence[Step] = WORK) -> int:
-        """The same on a storage that fails now and then: no other errors than ours, memory unchanged by what failed, and after a reopen work goes on.
-        Returns how many steps failed."""
+        """The same on a storage that fails now and then: no other errors than ours, memory
+        unchanged by what failed, and after a reopen work goes on. Returns how many steps failed."""
         failures = 0
         for step in steps:
             try:
@@ -125,7 +169,9 @@ class Life:
             failures += 1
             if self.store is not None and not self.store.closed:
                 now = self.reference.clock.now_ms()
-                assert dict(self.store.map("m").items()) == live(self.reference.state, now), f"{step} failed and changed memory"
+                assert dict(self.store.map("m").items()) == live(self.reference.state, now), (
+                    f"{step} failed and changed memory"
+                )
                 if self.store.committer.failure is None:
                     continue  # an archive, a rewrite: the log goes on
             self.reopen_when_it_can()
@@ -178,7 +224,9 @@ class Life:
             case "archive":
                 self.store.archive()
             case "rewrite":
-                rewrite(self.cluster(), LocalEngine(Settings(preallocate=False)), skew_ms_max=2**60)  # this clock does not move
+                rewrite(
+                    self.cluster(), LocalEngine(Settings(preallocate=False)), skew_ms_max=2**60
+                )  # this clock does not move
             case "prune":
                 prune(self.cluster())
             case "reopen":
@@ -191,11 +239,22 @@ class Life:
                 raise AssertionError(kind)
 
 
-def look_and_go_on(storage: SegmentStore, reference: Reference, why: object, **options: Any) -> None:
+def look_and_go_on(
+    storage: SegmentStore, reference: Reference, why: object, **options: Any
+) -> None:
     """After a fault: open, compare, and do all that is done to logs once more."""
     life = Life(storage, reference, **options)
     life.open(why)
-    life.play((("put", "after", 1), ("delete", "a"), ("archive",), ("rewrite",), ("prune",), ("put", "after", 2)))
+    life.play(
+        (
+            ("put", "after", 1),
+            ("delete", "a"),
+            ("archive",),
+            ("rewrite",),
+            ("prune",),
+            ("put", "after", 2),
+        )
+    )
     life.close()
     life.open(f"{why}, and going on after it")
     life.close()

@@ -114,17 +114,33 @@ class AgentProcess:
     def __init__(self, settings: AgentConfig, folder: Path, files: int) -> None:
         file = folder / f"{settings.node}.toml"
         about = {
-            "url": settings.url, "cluster": settings.cluster, "node": settings.node, "endpoint": settings.endpoint,
-            "connections_max": settings.connections_max, "lifetime_timeout_s": 0, "start_policy": "partial",
-        }  # fmt: skip
+            "url": settings.url,
+            "cluster": settings.cluster,
+            "node": settings.node,
+            "endpoint": settings.endpoint,
+            "connections_max": settings.connections_max,
+            "lifetime_timeout_s": 0,
+            "start_policy": "partial",
+        }
         file.write_text(
-            "".join(f"{name} = {json.dumps(value)}\n" for name, value in about.items()) + f"[log]\nmax_value_bytes = {settings.log.max_value_bytes}\n"
+            "".join(f"{name} = {json.dumps(value)}\n" for name, value in about.items())
+            + f"[log]\nmax_value_bytes = {settings.log.max_value_bytes}\n"
         )
-        command = [sys.executable, "-c", "from rewrite_cli.cli import main; main()", "agent", "--config", str(file)]
+        command = [
+            sys.executable,
+            "-c",
+            "from rewrite_cli.cli import main; main()",
+            "agent",
+            "--config",
+            str(file),
+        ]
         self.log = (folder / f"{settings.node}.log").open("w+")
         self.files = files
         self.process = subprocess.Popen(
-            command, stdout=self.log, stderr=self.log, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+            command,
+            stdout=self.log,
+            stderr=self.log,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
         try:
             eventually(lambda: self._answers(settings.endpoint), "the agent listens")
@@ -155,7 +171,10 @@ class AgentProcess:
     @property
     def memory(self) -> int:
         """Bytes."""
-        return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
+        return (
+            int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+            * resource.getpagesize()
+        )
 
     def stop(self) -> None:
         self.process.terminate()

@@ -36,16 +36,28 @@ def settings_of(tmp_path: Path) -> AgentConfig:
 
 def test_a_stranger_claims_nothing_and_the_cluster_goes_on(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
-    with capture_logs() as lines, serving(settings), plugin(settings, greet=False) as member, plugin(settings, greet=False, uuid="s") as stranger:
+    with (
+        capture_logs() as lines,
+        serving(settings),
+        plugin(settings, greet=False) as member,
+        plugin(settings, greet=False, uuid="s") as stranger,
+    ):
         member.hello(token=TOKEN)
         assert member.put(a="1")[0] == "ack"
         assert "did not give it" in refusal(stranger, cluster_id="mine", member_uuid="m")
-        assert "is not the one of this log" in refusal(stranger, cluster_id="mine", member_uuid="m", token=OTHER)
-        assert "is not the one of this log" in refusal(stranger, token=OTHER)  # also of this cluster
+        assert "is not the one of this log" in refusal(
+            stranger, cluster_id="mine", member_uuid="m", token=OTHER
+        )
+        assert "is not the one of this log" in refusal(
+            stranger, token=OTHER
+        )  # also of this cluster
         # A view that leaves the member out, by one who knows the cluster id, as `stat` tells it.
         known = stranger.stat()["claim"]["cluster_id"]
         assert answer(stranger, cluster_id=known, member_uuid="m")[0] == "welcome"
-        header, _ = stranger.client.ask("view", {"cluster_id": known, "member_uuid": "m", "members": ["m"], "lost": ["member-1"]})
+        header, _ = stranger.client.ask(
+            "view",
+            {"cluster_id": known, "member_uuid": "m", "members": ["m"], "lost": ["member-1"]},
+        )
         assert (header[0], header[2]) == ("error", "not-allowed")
         assert member.put(b="2")[0] == "ack"
         assert member.stat()["claim"]["incarnation"] == 1
@@ -56,16 +68,23 @@ def test_a_stranger_claims_nothing_and_the_cluster_goes_on(tmp_path: Path) -> No
     assert all(TOKEN not in str(line) and OTHER not in str(line) for line in lines)
 
 
-def test_the_next_lifetime_of_the_cluster_claims_with_the_token_also_after_a_restart_of_the_agent(tmp_path: Path) -> None:
+def test_the_next_lifetime_of_the_cluster_claims_with_the_token_also_after_a_restart_of_the_agent(
+    tmp_path: Path,
+) -> None:
     settings = settings_of(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(token=TOKEN)
         assert member.put(a="1")[0] == "ack"
-    with serving(settings), plugin(settings, greet=False, cluster_id="next", uuid="p2", member="m2") as member:
+    with (
+        serving(settings),
+        plugin(settings, greet=False, cluster_id="next", uuid="p2", member="m2") as member,
+    ):
         assert "did not give it" in refusal(member)
         assert member.hello(token=TOKEN)["incarnation"] == 2
         assert member.values() == {"a": "1"}
-        header, _ = member.client.ask("view", {"cluster_id": "next", "member_uuid": "m2", "members": ["m2"], "lost": ["m3"]})
+        header, _ = member.client.ask(
+            "view", {"cluster_id": "next", "member_uuid": "m2", "members": ["m2"], "lost": ["m3"]}
+        )
         assert header[0] == "view", header
     claims = sorted((tmp_path / "log/default/c/claims/manifest").glob("*.json"))
     assert f'"{token_hash(TOKEN)}"' in claims[-1].read_text()
@@ -79,7 +98,8 @@ def test_a_log_without_a_token_goes_on_and_takes_that_of_its_next_cluster(tmp_pa
         assert member.put(a="1")[0] == "ack"
         with plugin(settings, greet=False, cluster_id="two", uuid="p2", member="m2") as second:
             assert second.hello()["incarnation"] == 2
-        # A member that joins with a token changes nothing: members without it could not claim a view.
+        # A member that joins with a token changes nothing: members without it could not claim a
+        # view.
         with plugin(settings, greet=False, cluster_id="two", uuid="p3", member="m3") as third:
             assert third.hello(token=TOKEN)["incarnation"] == 2
         with plugin(settings, greet=False, cluster_id="three", uuid="p4", member="m4") as fourth:
@@ -100,14 +120,19 @@ def token_file(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def test_an_operator_replaces_a_token_in_two_steps_and_forgets_a_lost_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operator_replaces_a_token_in_two_steps_and_forgets_a_lost_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = settings_of(tmp_path)
     old, new = token_file(tmp_path, "old.token"), token_file(tmp_path, "new.token")
     names = iter(range(100))
 
     def claims_with(file: Path | None) -> bool:
         name = f"cluster-{next(names)}"
-        with serving(settings), plugin(settings, greet=False, cluster_id=name, uuid=name, member=name) as member:
+        with (
+            serving(settings),
+            plugin(settings, greet=False, cluster_id=name, uuid=name, member=name) as member,
+        ):
             return bool(answer(member, token=read_token(file) if file else "")[0] == "welcome")
 
     assert claims_with(old)
@@ -133,7 +158,9 @@ def test_a_token_that_could_be_guessed_or_read_is_refused(tmp_path: Path) -> Non
     for text in ("short", "x" * 31, "x" * 201, "x" * 31 + " " + "x" * 31, "ü" * 40):
         file.write_text(text)
         file.chmod(0o600)
-        with pytest.raises(InvalidSetting, match="a token has 32 to 200 visible ASCII characters") as refused:
+        with pytest.raises(
+            InvalidSetting, match="a token has 32 to 200 visible ASCII characters"
+        ) as refused:
             read_token(file)
         assert text not in str(refused.value)
     file.write_text("x" * 64)

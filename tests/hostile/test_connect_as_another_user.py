@@ -40,12 +40,15 @@ def asked_as(uid: int, endpoint: str) -> str:
     """What a process of that user gets as an answer."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", ASK, endpoint, str(uid)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    ).stdout.strip()
 
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, so that only the agent's rules are between them and it."""
+    """A folder that every user may enter, so that only the agent's rules are between them and
+    it."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -53,12 +56,20 @@ def open_folder() -> Iterator[Path]:
 
 def agent_at(folder: Path, **settings: object) -> AgentConfig:
     base = config(folder)
-    about = {"url": base.url, "cluster": "c", "node": "n1", "lifetime_timeout_s": 0, "start_policy": "partial"}
+    about = {
+        "url": base.url,
+        "cluster": "c",
+        "node": "n1",
+        "lifetime_timeout_s": 0,
+        "start_policy": "partial",
+    }
     return AgentConfig.from_mapping({**about, "endpoint": f"ipc://{folder}/a.sock", **settings})
 
 
 @needs_root
-def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(open_folder: Path) -> None:
+def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(
+    open_folder: Path,
+) -> None:
     # The mode lets everybody in: what refuses is the list of users alone.
     settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
     with capture_logs() as lines, serving(settings), plugin(settings) as member:
@@ -68,7 +79,9 @@ def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(o
     (refused,) = [line for line in lines if line["event"] == "peer refused"]
     assert (refused["log_level"], refused["reason"]) == ("warning", "not in allow_uids")
     assert f"user {OTHER}, process " in refused["peer"]
-    assert any(line["event"] == "peer admitted" and "user 0, process " in line["peer"] for line in lines)
+    assert any(
+        line["event"] == "peer admitted" and "user 0, process " in line["peer"] for line in lines
+    )
 
 
 @needs_root
@@ -88,7 +101,17 @@ def test_who_tries_all_the_time_is_logged_once_and_fills_nothing(open_folder: Pa
 
 
 @pytest.mark.parametrize(
-    "address", ["", "localhost", "localhost:1", "localhost:0:0", "localhost:x:0:1", "localhost:-1:0:1", "localhost:00:0:", "localhost:0 :0:1x"]
+    "address",
+    [
+        "",
+        "localhost",
+        "localhost:1",
+        "localhost:0:0",
+        "localhost:x:0:1",
+        "localhost:-1:0:1",
+        "localhost:00:0:",
+        "localhost:0 :0:1x",
+    ],
 )
 def test_a_peer_whose_user_is_not_told_is_refused(address: str) -> None:
     assert Users(frozenset({0})).judge(address, b"").why
@@ -100,7 +123,9 @@ def test_the_users_number_is_what_counts() -> None:
     assert users.judge("localhost:40000070:4000007:4000007", b"").why == "not in allow_uids"
 
 
-def test_no_name_is_looked_up_while_others_wait_to_connect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_name_is_looked_up_while_others_wait_to_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask_a_server(uid: int) -> object:
         raise AssertionError("a directory service may take minutes")
 
@@ -109,11 +134,17 @@ def test_no_name_is_looked_up_while_others_wait_to_connect(tmp_path: Path, monke
         monkeypatch.setattr(pwd, "getpwuid", ask_a_server)
         with plugin(settings) as member:
             assert member.put(a="1")[0] == "ack"
-    assert [line["peer"] for line in lines if line["event"] == "peer admitted"] == [f"user {os.geteuid()}, process {os.getpid()}"]
+    assert [line["peer"] for line in lines if line["event"] == "peer admitted"] == [
+        f"user {os.geteuid()}, process {os.getpid()}"
+    ]
 
 
 def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path) -> None:
-    assert AgentConfig.from_mapping({"url": f"file://{tmp_path}/log"}).endpoint == DEFAULT_ENDPOINT == "ipc:///run/imap-wal/agent.sock"
+    assert (
+        AgentConfig.from_mapping({"url": f"file://{tmp_path}/log"}).endpoint
+        == DEFAULT_ENDPOINT
+        == "ipc:///run/imap-wal/agent.sock"
+    )
     settings = agent_at(tmp_path, endpoint=f"ipc://{tmp_path}/run/imap-wal/agent.sock")
     with serving(settings):
         assert stat.S_IMODE(os.stat(tmp_path / "run/imap-wal").st_mode) == 0o700
@@ -123,16 +154,24 @@ def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"endpoint_mode": "0666"}, "lets every user of this machine connect; name those who may: allow_uids"),
+        (
+            {"endpoint_mode": "0666"},
+            "lets every user of this machine connect; name those who may: allow_uids",
+        ),
         ({"allow_uids": [-1]}, "allow_uids has -1; it takes numbers of users"),
         ({"allow_uids": ["hazelcast"]}, "allow_uids has 'hazelcast'"),
         ({"allow_uids": [True]}, "allow_uids has True"),
         ({"allow_uids": 7}, "it takes a list"),
         ({"key": "/a", "clients": "/b"}, "key and clients are for tcp:// endpoints"),
-        ({"endpoint": "tcp://127.0.0.1:1", "allow_uids": [7]}, "allow_uids is for ipc:// endpoints"),
+        (
+            {"endpoint": "tcp://127.0.0.1:1", "allow_uids": [7]},
+            "allow_uids is for ipc:// endpoints",
+        ),
     ],
 )
-def test_settings_that_would_admit_strangers_are_refused(tmp_path: Path, settings: dict[str, object], text: str) -> None:
+def test_settings_that_would_admit_strangers_are_refused(
+    tmp_path: Path, settings: dict[str, object], text: str
+) -> None:
     with pytest.raises(InvalidSetting) as refused:
         agent_at(tmp_path, **settings)
     assert text in str(refused.value)

@@ -40,7 +40,13 @@ def free_port() -> int:
 
 def write_clients(folder: Path, **rights: set[Right]) -> None:
     pairs = {"member": MEMBER, "reader": READER}
-    keys.write_clients(folder / "clients.toml", {pairs[name].public: Peer(pairs[name].name, frozenset(given)) for name, given in rights.items()})
+    keys.write_clients(
+        folder / "clients.toml",
+        {
+            pairs[name].public: Peer(pairs[name].name, frozenset(given))
+            for name, given in rights.items()
+        },
+    )
 
 
 @pytest.fixture
@@ -57,7 +63,13 @@ def settings(tmp_path: Path) -> AgentConfig:
 
 
 @contextlib.contextmanager
-def plugin(settings: AgentConfig, key: KeyPair | None, agent_key: str = AGENT.public, timeout_ms: int = 10_000, **about: str) -> Iterator[Plugin]:
+def plugin(
+    settings: AgentConfig,
+    key: KeyPair | None,
+    agent_key: str = AGENT.public,
+    timeout_ms: int = 10_000,
+    **about: str,
+) -> Iterator[Plugin]:
     connected = Plugin(settings.endpoint, **about)
     connected.client.close()
     connected.client = NamedClient(settings.endpoint, timeout_ms, key, agent_key)
@@ -78,7 +90,9 @@ def admitted(settings: AgentConfig, key: KeyPair) -> bool:
 def stored(settings: AgentConfig) -> dict[str, bytes]:
     """All files of the log."""
     root = Path(settings.key).parent / "log"
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def refused(peer: Plugin, kind: str, *fields: Any, payload: bytes = b"") -> str:
@@ -93,9 +107,16 @@ def test_a_member_with_its_key_reads_and_writes(settings: AgentConfig) -> None:
         member.hello()
         assert member.put(a="1", b="x" * 100_000)[0] == "ack"
         assert member.values() == {"a": "1", "b": "x" * 100_000}
-    assert any(line["event"] == "peer admitted" and line["peer"] == "member-1 at 127.0.0.1" for line in lines)
+    assert any(
+        line["event"] == "peer admitted" and line["peer"] == "member-1 at 127.0.0.1"
+        for line in lines
+    )
     (claimed,) = [line for line in lines if line["event"] == "log claimed"]
-    assert (claimed["peer"], claimed["member"], claimed["incarnation"]) == ("member-1", identity("member-1"), 1)
+    assert (claimed["peer"], claimed["member"], claimed["incarnation"]) == (
+        "member-1",
+        identity("member-1"),
+        1,
+    )
 
 
 def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:
@@ -105,14 +126,19 @@ def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:
         with plugin(settings, MEMBER) as member:
             assert member.hello()["incarnation"] == 1
     (line,) = [line for line in lines if line["event"] == "peer refused"]
-    assert (line["peer"], line["reason"]) == (f"key {STRANGER.public} at 127.0.0.1", "this key is not among the clients")
+    assert (line["peer"], line["reason"]) == (
+        f"key {STRANGER.public} at 127.0.0.1",
+        "this key is not among the clients",
+    )
 
 
 def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings, None, timeout_ms=2000) as stranger:
         with pytest.raises((NotAllowed, TimeoutError)):
             stranger.client.ask("stat")
-        with socket.create_connection(("127.0.0.1", int(settings.endpoint.rpartition(":")[2]))) as raw:
+        with socket.create_connection(
+            ("127.0.0.1", int(settings.endpoint.rpartition(":")[2]))
+        ) as raw:
             raw.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48))
             raw.sendall(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
             raw.settimeout(5)
@@ -124,7 +150,11 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
 def test_a_stolen_public_key_is_worth_nothing(settings: AgentConfig) -> None:
     # The member's public key with the secret of another one: the handshake proves the secret.
     forged = replace(STRANGER, public=MEMBER.public)
-    with serving(settings), plugin(settings, forged, timeout_ms=2000) as thief, pytest.raises((NotAllowed, TimeoutError)):
+    with (
+        serving(settings),
+        plugin(settings, forged, timeout_ms=2000) as thief,
+        pytest.raises((NotAllowed, TimeoutError)),
+    ):
         thief.client.ask("stat")
 
 
@@ -138,30 +168,57 @@ def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None
 
 
 def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig) -> None:
-    with serving(settings), plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r", member="reader") as reader:
+    with (
+        serving(settings),
+        plugin(settings, MEMBER) as member,
+        plugin(settings, READER, uuid="r", member="reader") as reader,
+    ):
         # A key that may only read does not have the log claimed, not even the first time.
-        assert "reader may not claim it: that needs the rights 'write' and 'claim'" in refused(reader, "hello", reader.about(purpose="read"))
+        assert "reader may not claim it: that needs the rights 'write' and 'claim'" in refused(
+            reader, "hello", reader.about(purpose="read")
+        )
         member.hello()
         assert member.put(a="1")[0] == "ack"
-        assert "reader has no right 'write', which hello needs" in refused(reader, "hello", reader.about())
-        assert "reader may not claim it" in refused(reader, "hello", reader.about(purpose="read", cluster_id="mine"))
+        assert "reader has no right 'write', which hello needs" in refused(
+            reader, "hello", reader.about()
+        )
+        assert "reader may not claim it" in refused(
+            reader, "hello", reader.about(purpose="read", cluster_id="mine")
+        )
         reader.hello(purpose="read")
         assert reader.values() == {"a": "1"}
-        assert "no right 'write'" in refused(reader, "append", member.session, 2, 1, payload=member.payload(2, {"a": "2"}))
+        assert "no right 'write'" in refused(
+            reader, "append", member.session, 2, 1, payload=member.payload(2, {"a": "2"})
+        )
         assert "no right 'claim'" in refused(
-            reader, "view", {"cluster_id": "cluster-1", "member_uuid": "reader", "members": ["reader"], "lost": ["member-1"]}
+            reader,
+            "view",
+            {
+                "cluster_id": "cluster-1",
+                "member_uuid": "reader",
+                "members": ["reader"],
+                "lost": ["member-1"],
+            },
         )
         assert member.put(b="2")[0] == "ack"
         assert member.values() == {"a": "1", "b": "2"}
         assert reader.stat()["claim"]["incarnation"] == 1
 
 
-def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(settings: AgentConfig, tmp_path: Path) -> None:
-    with capture_logs() as lines, serving(settings), plugin(settings, READER) as reader, plugin(settings, MEMBER) as member:
+def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(
+    settings: AgentConfig, tmp_path: Path
+) -> None:
+    with (
+        capture_logs() as lines,
+        serving(settings),
+        plugin(settings, READER) as reader,
+        plugin(settings, MEMBER) as member,
+    ):
         member.hello()
         assert reader.stat()["node"] == "n1"
         write_clients(tmp_path, member=set(Right))
-        # The agent closes the connection, although nothing is sent on it; libzmq connects again, and is refused.
+        # The agent closes the connection, although nothing is sent on it; libzmq connects again,
+        # and is refused.
         eventually(lambda: member.stat()["connections"]["revoked"] == 1, "the connection is closed")
         with pytest.raises(NotAllowed, match="does not admit this user or key"):
             reader.client.ask("stat")
@@ -173,34 +230,80 @@ def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(s
         eventually(lambda: admitted(settings, READER), "the file of clients is read again")
         # A file that cannot be read changes nothing.
         (tmp_path / "clients.toml").write_text("no TOML")
-        eventually(lambda: member.stat() and any(line["event"].startswith("clients not read again") for line in lines), "the file is refused")
+        eventually(
+            lambda: (
+                member.stat()
+                and any(line["event"].startswith("clients not read again") for line in lines)
+            ),
+            "the file is refused",
+        )
         assert member.put(b="1")[0] == "ack"
-    assert any(line["event"].startswith("clients not read again") and line["log_level"] == "error" for line in lines)
-    assert [line["reason"] for line in lines if line["event"] == "connection closed"] == ["its key was revoked"]
+    assert any(
+        line["event"].startswith("clients not read again") and line["log_level"] == "error"
+        for line in lines
+    )
+    assert [line["reason"] for line in lines if line["event"] == "connection closed"] == [
+        "its key was revoked"
+    ]
 
 
 @pytest.mark.parametrize("rights", [{Right.READ}, {Right.READ, Right.CLAIM}])
-def test_a_hello_for_reading_changes_nothing(settings: AgentConfig, tmp_path: Path, rights: set[Right]) -> None:
+def test_a_hello_for_reading_changes_nothing(
+    settings: AgentConfig, tmp_path: Path, rights: set[Right]
+) -> None:
     write_clients(tmp_path, member=set(Right), reader=rights)
     settings = replace(settings, lifetime_timeout_s=60)
-    with serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER) as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings, MEMBER) as member,
+        plugin(settings, READER) as reader,
+    ):
         member.hello()
-        assert member.client.ask("view", {"cluster_id": "cluster-1", "member_uuid": "member-1", "members": ["member-1"], "lost": ["member-2"]})
+        assert member.client.ask(
+            "view",
+            {
+                "cluster_id": "cluster-1",
+                "member_uuid": "member-1",
+                "members": ["member-1"],
+                "lost": ["member-2"],
+            },
+        )
         assert member.hello()["incarnation"] == 2
         assert member.put(a="1")[0] == "ack"
         sign = agent._sessions.sign
         assert sign is not None
         sign.stop(10, clean=False)  # a sign of life would be another file
-        before, heard, claims = stored(settings), (sign._heard, sign._greeted_at), agent._sessions.claims.known
+        before, heard, claims = (
+            stored(settings),
+            (sign._heard, sign._greeted_at),
+            agent._sessions.claims.known,
+        )
         # It says what a member would say, also the number of the view and the id of the plug-in.
-        for about in ({}, {"view": 2}, {"member_uuid": "another", "view": 2}, {"plugin_uuid": "another", "member_uuid": "member-2", "view": 1}):
+        for about in (
+            {},
+            {"view": 2},
+            {"member_uuid": "another", "view": 2},
+            {"plugin_uuid": "another", "member_uuid": "member-2", "view": 1},
+        ):
             welcome = reader.hello(purpose="read", **about)
-            assert (welcome["session"], welcome["incarnation"], welcome["last_request"], welcome["former"]) == (0, 2, 0, [])
+            assert (
+                welcome["session"],
+                welcome["incarnation"],
+                welcome["last_request"],
+                welcome["former"],
+            ) == (0, 2, 0, [])
             assert reader.values() == {"a": "1"}
             assert reader.client.ask("beat")[0][0] == "beat"
             assert "no" in refused(reader, "append", 0, 1, 1, payload=b"x")
-        wish = {"cluster_id": "cluster-1", "member_uuid": "member-2", "members": ["member-2"], "lost": ["member-1"]}
-        assert f"right '{'write' if Right.CLAIM in rights else 'claim'}'" in refused(reader, "view", wish)
+        wish = {
+            "cluster_id": "cluster-1",
+            "member_uuid": "member-2",
+            "members": ["member-2"],
+            "lost": ["member-1"],
+        }
+        assert f"right '{'write' if Right.CLAIM in rights else 'claim'}'" in refused(
+            reader, "view", wish
+        )
         assert stored(settings) == before
         assert ((sign._heard, sign._greeted_at), agent._sessions.claims.known) == (heard, claims)
         assert len(agent._sessions._by_number) == 2
@@ -212,13 +315,21 @@ def test_a_hello_for_reading_changes_nothing(settings: AgentConfig, tmp_path: Pa
 
 
 def test_a_hello_for_reading_does_not_complete_a_claim(settings: AgentConfig) -> None:
-    with serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER) as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings, MEMBER) as member,
+        plugin(settings, READER) as reader,
+    ):
         member.hello()
         assert member.put(a="1")[0] == "ack"
         log = agent._node_log
         # An agent was killed after it had claimed, and before the lifetime began.
         reserved = reserve(agent._all_logs)
-        log.claims.update(lambda claims: claims.with_claim(identity("cluster-1"), reserved, (identity("member-1"),)))
+        log.claims.update(
+            lambda claims: claims.with_claim(
+                identity("cluster-1"), reserved, (identity("member-1"),)
+            )
+        )
         before = stored(settings)
         assert reader.hello(purpose="read")["incarnation"] == 1, "the other one has not begun"
         assert reader.values() == {"a": "1"}
@@ -228,19 +339,29 @@ def test_a_hello_for_reading_does_not_complete_a_claim(settings: AgentConfig) ->
         assert [lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes] == [1, 2]
 
 
-def test_a_member_whose_key_may_only_read_from_now_on_is_no_member_any_more(settings: AgentConfig, tmp_path: Path) -> None:
+def test_a_member_whose_key_may_only_read_from_now_on_is_no_member_any_more(
+    settings: AgentConfig, tmp_path: Path
+) -> None:
     with serving(settings) as agent, plugin(settings, MEMBER) as member:
         member.hello()
         write_clients(tmp_path, member={Right.READ})
-        eventually(lambda: member.put(a="1")[1] == "not-allowed", "the file of clients is read again")
+        eventually(
+            lambda: member.put(a="1")[1] == "not-allowed", "the file of clients is read again"
+        )
         assert member.client.ask("beat")[0][2] == "not-ready"
         assert member.hello(purpose="read")["session"] == 0
         assert agent._sessions._connections == {}
 
 
-def test_requests_that_wait_are_served_with_the_rights_of_then(settings: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_are_served_with_the_rights_of_then(
+    settings: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys, "LOOK_S", 0)
-    with serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER) as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings, MEMBER) as member,
+        plugin(settings, READER) as reader,
+    ):
         member.hello()
         reader.hello(purpose="read")
         with agent._reads._view._lock:  # no read ends
@@ -266,14 +387,35 @@ def test_requests_that_wait_are_served_with_the_rights_of_then(settings: AgentCo
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["tcp://0.0.0.0:7701", "tcp://*:7701", "tcp://10.0.0.5:7701", "tcp://[::]:7701", "tcp://eth0:7701", "tcp://host.example:7701"]
+    "endpoint",
+    [
+        "tcp://0.0.0.0:7701",
+        "tcp://*:7701",
+        "tcp://10.0.0.5:7701",
+        "tcp://[::]:7701",
+        "tcp://eth0:7701",
+        "tcp://host.example:7701",
+    ],
 )
 def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) -> None:
-    with pytest.raises(InvalidSetting, match="without keys, whoever reaches this address could read and change the log") as error:
+    with pytest.raises(
+        InvalidSetting,
+        match="without keys, whoever reaches this address could read and change the log",
+    ) as error:
         AgentConfig.from_mapping({"url": f"file://{tmp_path}", "endpoint": endpoint})
     assert "imap-wal keys new" in str(error.value)
-    for loopback in ("tcp://127.0.0.1:7701", "tcp://[::1]:7701", "tcp://localhost:7701", "tcp://127.9.9.9:7701"):
-        assert "every user of this machine may connect" in AgentConfig.from_mapping({"url": f"file://{tmp_path}", "endpoint": loopback}).access.doubt
+    for loopback in (
+        "tcp://127.0.0.1:7701",
+        "tcp://[::1]:7701",
+        "tcp://localhost:7701",
+        "tcp://127.9.9.9:7701",
+    ):
+        assert (
+            "every user of this machine may connect"
+            in AgentConfig.from_mapping(
+                {"url": f"file://{tmp_path}", "endpoint": loopback}
+            ).access.doubt
+        )
 
 
 @pytest.mark.parametrize(
@@ -281,14 +423,44 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
     [
         ("agent-1.key", 0o644, None, "other users may open it"),
         ("agent-1.key", 0o600, 'name = "a"\n', "public-key is not a key"),
-        ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{AGENT.public}"\n', "secret-key is not a key"),
-        ("agent-1.key", 0o600, f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n', "is not that of its secret key"),
+        (
+            "agent-1.key",
+            0o600,
+            f'name = "a"\npublic-key = "{AGENT.public}"\n',
+            "secret-key is not a key",
+        ),
+        (
+            "agent-1.key",
+            0o600,
+            f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n',
+            "is not that of its secret key",
+        ),
         ("clients.toml", 0o666, None, "other users may change it"),
         ("clients.toml", 0o644, '[a]\npublic-key = "00"\nrights = ["read"]\n', "is not a key"),
-        ("clients.toml", 0o644, f'[a]\npublic-key = "{AGENT.public}"\nrights = ["root"]\n', "rights are ['root']"),
-        ("clients.toml", 0o644, f'[a]\npublic-key = "{AGENT.public}"\nrights = []\n', "rights are []"),
-        ("clients.toml", 0o644, f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n', "no name of a key"),
-        ("clients.toml", 0o644, "".join(f'[{n}]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n' for n in "ab"), "each client has its own"),
+        (
+            "clients.toml",
+            0o644,
+            f'[a]\npublic-key = "{AGENT.public}"\nrights = ["root"]\n',
+            "rights are ['root']",
+        ),
+        (
+            "clients.toml",
+            0o644,
+            f'[a]\npublic-key = "{AGENT.public}"\nrights = []\n',
+            "rights are []",
+        ),
+        (
+            "clients.toml",
+            0o644,
+            f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n',
+            "no name of a key",
+        ),
+        (
+            "clients.toml",
+            0o644,
+            "".join(f'[{n}]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n' for n in "ab"),
+            "each client has its own",
+        ),
     ],
 )
 def test_files_of_keys_that_cannot_be_trusted_are_refused_at_the_start(
@@ -319,7 +491,10 @@ def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: Agen
         sizes = [800_000] * 22
 
         def payload() -> bytes:
-            return b"".join(msgpack.packb([*row[:3], bytes(size), *row[4:9], member.order(1 + number)]) for number, size in enumerate(sizes))
+            return b"".join(
+                msgpack.packb([*row[:3], bytes(size), *row[4:9], member.order(1 + number)])
+                for number, size in enumerate(sizes)
+            )
 
         sizes[-1] -= len(payload()) - most
         assert len(payload()) == most
@@ -329,14 +504,26 @@ def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: Agen
 
 
 def test_a_refused_peer_does_not_fill_the_log_output(settings: AgentConfig) -> None:
-    with capture_logs() as lines, serving(settings) as agent, plugin(settings, MEMBER) as member, plugin(settings, READER, uuid="r") as reader:
+    with (
+        capture_logs() as lines,
+        serving(settings) as agent,
+        plugin(settings, MEMBER) as member,
+        plugin(settings, READER, uuid="r") as reader,
+    ):
         member.hello()
         for _ in range(300):
             refused(reader, "append", 1, 1, 1, payload=b"x")
         agent._lines._since -= WINDOW_S
-        eventually(lambda: any(line["event"] == "log lines left out" for line in lines), "the others are counted")
+        eventually(
+            lambda: any(line["event"] == "log lines left out" for line in lines),
+            "the others are counted",
+        )
         assert member.put(a="1")[0] == "ack"
     written = sum(line["event"] == "request refused" for line in lines)
-    left_out = sum(line["lines"].get("request refused", 0) for line in lines if line["event"] == "log lines left out")
+    left_out = sum(
+        line["lines"].get("request refused", 0)
+        for line in lines
+        if line["event"] == "log lines left out"
+    )
     assert written <= 10
     assert 300 - 10 <= written + left_out <= 300

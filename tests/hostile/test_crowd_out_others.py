@@ -27,7 +27,7 @@ def settings(tmp_path: Path) -> AgentConfig:
     return config(tmp_path)
 
 
-# ---- names of connections ----------------------------------------------------------------------------------------------
+# ---- names of connections ------------------------------------------------------------------------
 
 
 def _take_the_next_names(settings: AgentConfig) -> None:
@@ -43,19 +43,24 @@ def _take_the_next_names(settings: AgentConfig) -> None:
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_peer_that_takes_the_names_of_later_connections_does_not_end_the_agent(settings: AgentConfig) -> None:
+def test_a_peer_that_takes_the_names_of_later_connections_does_not_end_the_agent(
+    settings: AgentConfig,
+) -> None:
     """libzmq counts names up, and aborts the process at one that a peer has taken."""
-    agent = multiprocessing.get_context("spawn").Process(target=_take_the_next_names, args=(settings,))
+    agent = multiprocessing.get_context("spawn").Process(
+        target=_take_the_next_names, args=(settings,)
+    )
     agent.start()
     agent.join(60)
     assert agent.exitcode == 0
 
 
-# ---- requests that wait ------------------------------------------------------------------------------------------------
+# ---- requests that wait --------------------------------------------------------------------------
 
 
 class SlowHello:
-    """Hellos of an agent that take long: each waits for `release`, for a moment. `served`: their number."""
+    """Hellos of an agent that take long: each waits for `release`, for a moment. `served`: their
+    number."""
 
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
         self.served = 0
@@ -71,9 +76,14 @@ class SlowHello:
         monkeypatch.setattr(agent._sessions, "hello", slow)
 
 
-def test_changes_do_not_wait_for_all_hellos(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_do_not_wait_for_all_hellos(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with serving(settings) as agent, plugin(settings) as member, ExitStack() as opened:
-        others = [opened.enter_context(plugin(settings, greet=False, uuid=f"other-{number}")) for number in range(40)]
+        others = [
+            opened.enter_context(plugin(settings, greet=False, uuid=f"other-{number}"))
+            for number in range(40)
+        ]
         slow = SlowHello(agent, monkeypatch, 0.05)
         for other in others:
             other.client.post("hello", other.about(purpose="read"))
@@ -85,15 +95,32 @@ def test_changes_do_not_wait_for_all_hellos(settings: AgentConfig, monkeypatch: 
             assert other.client.answer(1)[0][0] == "welcome"
 
 
-@pytest.mark.parametrize("kind", ["hello", "view", "keys", "list", "maps", "schemas", "stat", "beat", "bye"])
-def test_a_payload_where_none_belongs_is_refused_and_not_kept(settings: AgentConfig, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind", ["hello", "view", "keys", "list", "maps", "schemas", "stat", "beat", "bye"]
+)
+def test_a_payload_where_none_belongs_is_refused_and_not_kept(
+    settings: AgentConfig, kind: str
+) -> None:
     with serving(settings), plugin(settings) as member:
         fields: dict[str, tuple[Any, ...]] = {
-            "hello": (member.about(),), "keys": ("m", None, 1), "list": ("m", None, 1, [0]), "maps": (["m"],),
-            "view": ({"cluster_id": "cluster-1", "member_uuid": "member-1", "members": ["member-1"], "lost": []},),
-        }  # fmt: skip
+            "hello": (member.about(),),
+            "keys": ("m", None, 1),
+            "list": ("m", None, 1, [0]),
+            "maps": (["m"],),
+            "view": (
+                {
+                    "cluster_id": "cluster-1",
+                    "member_uuid": "member-1",
+                    "members": ["member-1"],
+                    "lost": [],
+                },
+            ),
+        }
         header, _ = member.client.ask(kind, *fields.get(kind, ()), payload=b"x" * MB)
-        assert header[2] == "bad-request" and f"{kind} has no payload; this one has {MB} bytes" in header[3]
+        assert (
+            header[2] == "bad-request"
+            and f"{kind} has no payload; this one has {MB} bytes" in header[3]
+        )
         member.hello()
         assert member.put(a="1")[0] == "ack"
 
@@ -104,7 +131,9 @@ def test_requests_that_wait_take_bounded_memory_and_keep_no_small_one_out(tmp_pa
     with serving(settings) as agent, plugin(settings) as member, ExitStack() as opened:
         member.put(a="1")
         member.values()
-        greedy = [opened.enter_context(plugin(settings, uuid=f"greedy-{number}")) for number in range(3)]
+        greedy = [
+            opened.enter_context(plugin(settings, uuid=f"greedy-{number}")) for number in range(3)
+        ]
         with agent._reads._view._lock:  # no read ends
             member.client.post("keys", "orders", None, 10)
             eventually(lambda: agent._reads._taken is not None, "the first one is taken up")
@@ -127,7 +156,9 @@ def test_a_request_that_waits_is_dropped_with_its_connection(settings: AgentConf
             with plugin(settings, uuid="other") as other:
                 for _ in range(2):
                     other.client.post("load", "orders", 1, payload=msgpack.packb(b"a" * MB))
-                    eventually(lambda: agent._reads._taken is not None, "one is taken up, one waits")
+                    eventually(
+                        lambda: agent._reads._taken is not None, "one is taken up, one waits"
+                    )
                 eventually(lambda: agent._room.bytes > MB, "the other one waits")
             eventually(lambda: agent._router.door.statistics.open == 1, "the connection is gone")
             member.stat()
@@ -135,24 +166,38 @@ def test_a_request_that_waits_is_dropped_with_its_connection(settings: AgentConf
         assert member.values() == {"a": "1"}
 
 
-def test_a_stop_answers_all_that_waits(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_answers_all_that_waits(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "STOP_S", 0.0)
     with ExitStack() as opened:
         with serving(settings) as agent, plugin(settings) as member:
             member.put(a="1")
             member.values()
             take = agent._lane.take
-            monkeypatch.setattr(agent._lane, "take", lambda *, at_once=False: take(at_once=True) if at_once else None)
-            others = [opened.enter_context(plugin(settings, greet=False, uuid=f"other-{number}")) for number in range(10)]
+            monkeypatch.setattr(
+                agent._lane,
+                "take",
+                lambda *, at_once=False: take(at_once=True) if at_once else None,
+            )
+            others = [
+                opened.enter_context(plugin(settings, greet=False, uuid=f"other-{number}"))
+                for number in range(10)
+            ]
             for other in others:
                 other.client.post("hello", other.about())
                 other.client.post("stat")
-            eventually(lambda: sum(len(each.messages) for each in agent._lane._waiting.values()) == 20, "all of them wait")
+            eventually(
+                lambda: sum(len(each.messages) for each in agent._lane._waiting.values()) == 20,
+                "all of them wait",
+            )
         answers = [other.client.answer(number)[0] for other in others for number in (1, 2)]
-        assert all(answer[2] == "not-ready" and "the agent stops" in answer[3] for answer in answers)
+        assert all(
+            answer[2] == "not-ready" and "the agent stops" in answer[3] for answer in answers
+        )
 
 
-# ---- reads -------------------------------------------------------------------------------------------------------------
+# ---- reads ---------------------------------------------------------------------------------------
 
 
 def begun(reader: Plugin) -> Any:
@@ -163,7 +208,11 @@ def begun(reader: Plugin) -> Any:
 
 
 def test_a_peer_that_begins_many_listings_ends_only_its_own(settings: AgentConfig) -> None:
-    with serving(settings) as agent, plugin(settings) as member, plugin(settings, uuid="reader") as reader:
+    with (
+        serving(settings) as agent,
+        plugin(settings) as member,
+        plugin(settings, uuid="reader") as reader,
+    ):
         member.put(**{f"k{number}": "v" for number in range(10)})
         cursor = begun(reader)
         for _ in range(20):
@@ -173,12 +222,22 @@ def test_a_peer_that_begins_many_listings_ends_only_its_own(settings: AgentConfi
                 assert greedy.client.ask("keys", "orders", own[-1], 2)[0][0] == "keys"
         assert reader.client.ask("keys", "orders", cursor, 2)[0][0] == "keys"
         most = listings.LISTINGS_MAX + listings.ABANDONED_MAX
-        eventually(lambda: len(agent._reads._listings._listings) <= most, "those of closed connections are forgotten")
+        eventually(
+            lambda: len(agent._reads._listings._listings) <= most,
+            "those of closed connections are forgotten",
+        )
 
 
-def test_listings_that_take_much_memory_end_before_those_of_others(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_that_take_much_memory_end_before_those_of_others(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listings, "LISTINGS_BYTES", 5 * listings.KEY_BYTES * 10)
-    with serving(settings), plugin(settings) as member, plugin(settings, uuid="reader") as reader, plugin(settings, uuid="greedy") as greedy:
+    with (
+        serving(settings),
+        plugin(settings) as member,
+        plugin(settings, uuid="reader") as reader,
+        plugin(settings, uuid="greedy") as greedy,
+    ):
         member.put(**{f"k{number}": "v" for number in range(10)})
         cursor = begun(reader)
         for _ in range(10):
@@ -191,7 +250,9 @@ def test_a_load_of_too_many_keys_is_refused(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         for count, size in ((LOAD_KEYS_MAX + 1, 1), (17, MB)):
-            header, _ = member.client.ask("load", "orders", count, payload=msgpack.packb(b"k" * size) * count)
+            header, _ = member.client.ask(
+                "load", "orders", count, payload=msgpack.packb(b"k" * size) * count
+            )
             assert header[2] == "bad-request"
             assert str(LOAD_KEYS_MAX if size == 1 else 16 * MB) in header[3]
         header, _ = member.client.ask("load", "orders", 1, payload=msgpack.packb(b"k" * 17 * MB))
@@ -199,7 +260,9 @@ def test_a_load_of_too_many_keys_is_refused(settings: AgentConfig) -> None:
         assert member.values() == {"a": "1"}
 
 
-def test_a_load_that_takes_long_is_answered_in_parts(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_takes_long_is_answered_in_parts(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reads, "LOAD_S", 0.0)
     names = [f"k{number:03}" for number in range(200)]
     with serving(settings), plugin(settings) as member:

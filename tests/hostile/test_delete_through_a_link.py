@@ -34,13 +34,28 @@ def covered(root: Path) -> None:
         store.archive()
         store.map("m")["b"] = 2
     for _ in range(2):
-        assert CliRunner().invoke(group, ["rewrite", str(root)], catch_exceptions=False).exit_code == 0
+        assert (
+            CliRunner().invoke(group, ["rewrite", str(root)], catch_exceptions=False).exit_code == 0
+        )
         with imap_wal.open(str(root), node="n") as store:
             store.map("m")["c"] = 3
 
 
-@pytest.mark.parametrize("linked", ["nodes/n/archive/m", "nodes/n/archive", "nodes/n/wal", "nodes/n", "snapshot/m", "snapshot", ""])
-def test_prune_deletes_nothing_behind_a_link(tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str) -> None:
+@pytest.mark.parametrize(
+    "linked",
+    [
+        "nodes/n/archive/m",
+        "nodes/n/archive",
+        "nodes/n/wal",
+        "nodes/n",
+        "snapshot/m",
+        "snapshot",
+        "",
+    ],
+)
+def test_prune_deletes_nothing_behind_a_link(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str
+) -> None:
     victim, gift = tmp_path / "victim", tmp_path / "gift"
     covered(victim)
     shutil.copytree(victim, gift)
@@ -51,7 +66,9 @@ def test_prune_deletes_nothing_behind_a_link(tmp_path: Path, caplog: pytest.LogC
     if linked in ("nodes/n", ""):  # their manifests would be the same
         manifests = sorted((victim / CLUSTER).rglob("manifest/*.json"))
         kept = {path: path.read_bytes() for path in manifests}
-    before = {name: data for name, data in files(victim).items() if name.endswith((".wal", ".parquet"))}
+    before = {
+        name: data for name, data in files(victim).items() if name.endswith((".wal", ".parquet"))
+    }
     with caplog.at_level(logging.WARNING, "imap_wal"):
         CliRunner().invoke(group, ["prune", str(gift), "--yes"])
     after = files(victim)
@@ -61,7 +78,9 @@ def test_prune_deletes_nothing_behind_a_link(tmp_path: Path, caplog: pytest.LogC
         assert all(path.exists() or path in kept for path in manifests)
 
 
-def test_archive_deletes_no_segment_behind_a_link_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_archive_deletes_no_segment_behind_a_link_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
     imap_wal.open(str(root), node="n").close()
     shutil.move(root / CLUSTER / "nodes/n/wal", elsewhere)
@@ -87,7 +106,9 @@ def test_archive_deletes_no_segment_behind_a_link_and_loses_nothing(tmp_path: Pa
         "default/embedded/nodes/n/writer.lock",
     ],
 )
-def test_a_manifest_has_only_names_of_archives_deleted(tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_manifest_has_only_names_of_archives_deleted(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store(str(tmp_path))
     store.create(path, b"mine")
     with caplog.at_level(logging.WARNING, "imap_wal"):
@@ -117,11 +138,17 @@ def test_discard_is_a_delete_that_follows_no_link(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "real/a") == ["link"]
 
 
-def test_a_root_of_another_user_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_of_another_user_is_warned_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imap_wal.open(str(tmp_path / "log"), node="n").close()
 
     def said() -> list[str]:
-        return [check.what for check in doctor.storage(str(tmp_path / "log")) if check.name == "owner" and check.status == doctor.WARNING]
+        return [
+            check.what
+            for check in doctor.storage(str(tmp_path / "log"))
+            if check.name == "owner" and check.status == doctor.WARNING
+        ]
 
     assert said() == []
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -135,7 +162,9 @@ def test_a_root_of_another_user_is_warned_about(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
-def test_a_node_with_a_linked_folder_is_forgotten_to_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str) -> None:
+def test_a_node_with_a_linked_folder_is_forgotten_to_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str
+) -> None:
     root, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
     for node in ("n1", "n2"):
         with imap_wal.open(str(root), node=node) as store:
@@ -147,12 +176,20 @@ def test_a_node_with_a_linked_folder_is_forgotten_to_the_end(tmp_path: Path, cap
     place.symlink_to(elsewhere)
     behind = {name for name in files(elsewhere) if name.endswith((".wal", ".parquet"))}
     assert behind
-    done = CliRunner().invoke(group, ["forget-node", str(root), "--node", "n2", "--lose", "--yes"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        group, ["forget-node", str(root), "--node", "n2", "--lose", "--yes"], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     assert behind <= set(files(elsewhere))
     assert f"{place} is a symbolic link" in caplog.text
-    again = CliRunner().invoke(group, ["forget-node", str(root), "--node", "n2", "--lose", "--yes", "-o", "json"], catch_exceptions=False)
-    assert [(node["before"], node["deleted"]) for node in json.loads(again.stdout)["nodes"]] == [(True, [])]
+    again = CliRunner().invoke(
+        group,
+        ["forget-node", str(root), "--node", "n2", "--lose", "--yes", "-o", "json"],
+        catch_exceptions=False,
+    )
+    assert [(node["before"], node["deleted"]) for node in json.loads(again.stdout)["nodes"]] == [
+        (True, [])
+    ]
     with imap_wal.open(str(root), node="n1") as store:
         assert dict(store.map("m")) == {"n1": 2}
     with imap_wal.open(str(root), node="n2") as store:
@@ -181,25 +218,37 @@ def test_what_cannot_be_deleted_stays_in_the_manifest_and_is_not_counted(
     if how == "retention":
         time.sleep(1.1)
         removed = remove_expired(log, "n2", Settings(wal_ttl_seconds=1), before.segments[-1].number)
-        gone = {*(each.path for each in removed.archives), *(each.path for each in removed.segments)}
+        gone = {
+            *(each.path for each in removed.archives),
+            *(each.path for each in removed.segments),
+        }
         room = removed.bytes
     else:
-        done = CliRunner().invoke(group, ["prune", str(root), "--yes", "-o", "json"], catch_exceptions=False)
+        done = CliRunner().invoke(
+            group, ["prune", str(root), "--yes", "-o", "json"], catch_exceptions=False
+        )
         report = json.loads(done.stdout)["clusters"][0]
         gone, room = {*report["segments"], *report["archives"]}, report["bytes"]
     after = log.state().nodes["n2"]
     assert {name: data for name, data in files(elsewhere).items() if "manifest" not in name} == {
         name: data for name, data in behind.items() if "manifest" not in name
     }
-    files_of = [{each.path: each.bytes for each in (*node.manifest.archives, *node.segments)} for node in (before, after)]
+    files_of = [
+        {each.path: each.bytes for each in (*node.manifest.archives, *node.segments)}
+        for node in (before, after)
+    ]
     assert gone == files_of[0].keys() - files_of[1].keys()
     assert room == sum(files_of[0][path] for path in gone)
     assert not any((root / path).resolve().is_relative_to(elsewhere) for path in gone)
     assert bool(gone) == (linked != "nodes/n2")
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [f"{place} is a symbolic link"]
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"{place} is a symbolic link"
+    ]
 
 
-def test_links_are_said_once_at_an_open_and_by_doctor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_links_are_said_once_at_an_open_and_by_doctor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = tmp_path / "log"
     imap_wal.open(str(root), node="n").close()
     for part in ("wal", "archive"):
@@ -209,7 +258,9 @@ def test_links_are_said_once_at_an_open_and_by_doctor(tmp_path: Path, caplog: py
             shutil.copytree(place, elsewhere, dirs_exist_ok=True)
             shutil.rmtree(place)
         place.symlink_to(elsewhere)
-    expected = [f"{root / CLUSTER}/nodes/n/{part} is a symbolic link" for part in ("archive", "wal")]
+    expected = [
+        f"{root / CLUSTER}/nodes/n/{part} is a symbolic link" for part in ("archive", "wal")
+    ]
     with imap_wal.open(str(root), node="n") as store:
         assert [record.getMessage().partition(":")[0] for record in caplog.records] == expected
         for value in range(3):
@@ -222,7 +273,9 @@ def test_links_are_said_once_at_an_open_and_by_doctor(tmp_path: Path, caplog: py
     assert all(check.status == doctor.WARNING and "wal_dir" in check.advice for check in said)
 
 
-def test_a_linked_folder_of_wal_dir_is_named_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_linked_folder_of_wal_dir_is_named_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root, fast = tmp_path / "log", tmp_path / "fast"
     imap_wal.open(str(root), node="n", wal_dir=str(fast)).close()
     assert caplog.text == ""

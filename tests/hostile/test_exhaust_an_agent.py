@@ -44,25 +44,36 @@ def comes_in(settings: AgentConfig) -> bool:
         late.close()
 
 
-# ---- connections -------------------------------------------------------------------------------------------------------
+# ---- connections ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)])
-def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(tmp_path: Path, kind: str, files: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)]
+)
+def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(
+    tmp_path: Path, kind: str, files: int
+) -> None:
     """libzmq ends the process when it cannot accept a connection: "Too many open files"."""
     settings = at(config(tmp_path), kind, 17_800 + files % 97)
-    with agent_process(replace(settings, connections_max=200), tmp_path, files) as agent, plugin(settings) as member:
+    with (
+        agent_process(replace(settings, connections_max=200), tmp_path, files) as agent,
+        plugin(settings) as member,
+    ):
         assert member.put(a="1")[0] == "ack"
         idle = [connected(settings.endpoint) for _ in range(400)]
         eventually(lambda: member.stat()["connections"]["refused"] > 0, "connections are refused")
         counts = member.stat()["connections"]
         assert counts["open"] <= counts["most"] <= 200
         assert member.put(b="2")[0] == "ack"
-        eventually(lambda: comes_in(settings), "a late member is let in, as idle connections make room")
+        eventually(
+            lambda: comes_in(settings), "a late member is let in, as idle connections make room"
+        )
         assert agent.open_files < files
         for each in idle:
             each.close()
-        eventually(lambda: member.stat()["connections"]["open"] < 5, "those that ended do not count")
+        eventually(
+            lambda: member.stat()["connections"]["open"] < 5, "those that ended do not count"
+        )
 
 
 def _flood(endpoint: str, until: float) -> None:
@@ -85,7 +96,12 @@ def test_a_flood_of_connections_is_never_faster_than_the_door(tmp_path: Path, ki
     with agent_process(settings, tmp_path, files) as agent, plugin(settings) as member:
         member.put(a="0")
         until = time.monotonic() + 4
-        flooding = [multiprocessing.get_context("fork").Process(target=_flood, args=(settings.endpoint, until)) for _ in range(3)]
+        flooding = [
+            multiprocessing.get_context("fork").Process(
+                target=_flood, args=(settings.endpoint, until)
+            )
+            for _ in range(3)
+        ]
         for each in flooding:
             each.start()
         most = number = 0
@@ -110,7 +126,9 @@ def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
     found = bounds.bounds(1000, 1)
     assert found.certain and bounds.OWN_FILES + found.connections + bounds.UNSEEN_MAX <= 2048
     limits[0] = 1000
-    with pytest.raises(InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"):
+    with pytest.raises(
+        InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"
+    ):
         bounds.bounds(1000, 1)
     found = bounds.bounds(1000, 1, local=False)
     assert not found.certain and found.connections < 500
@@ -133,11 +151,16 @@ def test_connections_that_ended_are_forgotten(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings) as agent, plugin(settings) as member:
         for number in range(100):
-            with plugin(settings, uuid="again" if number % 2 else "", greet=bool(number % 2)) as short:
+            with plugin(
+                settings, uuid="again" if number % 2 else "", greet=bool(number % 2)
+            ) as short:
                 short.client.ask("stat")
         sessions = agent._sessions
         eventually(lambda: len(sessions._connections) == 1, "one is remembered")
-        eventually(lambda: len(agent._router._unanswered) == len(agent._router.door._by_sender) == 1, "and one is counted")
+        eventually(
+            lambda: len(agent._router._unanswered) == len(agent._router.door._by_sender) == 1,
+            "and one is counted",
+        )
         assert member.put(a="1")[0] == "ack"
 
 
@@ -154,7 +177,7 @@ def test_a_peer_that_takes_the_name_of_a_member_does_not_get_its_answers(tmp_pat
             thief.close()
 
 
-# ---- messages ----------------------------------------------------------------------------------------------------------
+# ---- messages ------------------------------------------------------------------------------------
 
 
 def test_a_message_larger_than_any_value_is_not_read(tmp_path: Path) -> None:
@@ -212,7 +235,9 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
         assert member.values() == {"a": "1"}
 
 
-def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(tmp_path: Path) -> None:
+def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(
+    tmp_path: Path,
+) -> None:
     settings = config(tmp_path, max_value_bytes=16 * MB)
     with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * (7 * MB) for number in range(2)})
@@ -225,7 +250,13 @@ def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(tm
                 stack.callback(peer.close)
                 peer.send("hello", 1, about)
                 peer.await_answer(b"welcome")
-                peer.send("load", 2, "orders", 2, payload=b"".join(msgpack.packb(key) for key in (b"k0", b"k1")))
+                peer.send(
+                    "load",
+                    2,
+                    "orders",
+                    2,
+                    payload=b"".join(msgpack.packb(key) for key in (b"k0", b"k1")),
+                )
             for _ in range(20):
                 time.sleep(0.1)
                 most = max(most, agent.memory)
@@ -236,7 +267,7 @@ def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(tm
         assert "does not read its answer" in agent.output
 
 
-# ---- what is stored ----------------------------------------------------------------------------------------------------
+# ---- what is stored ------------------------------------------------------------------------------
 
 
 UUID = "221ef35a-e32a-46f9-903d-be16e646f5a3"
@@ -245,28 +276,63 @@ UUID = "221ef35a-e32a-46f9-903d-be16e646f5a3"
 @pytest.mark.parametrize("field", ["cluster_id", "plugin_uuid", "member_uuid"])
 @pytest.mark.parametrize(
     "value",
-    ["x" * 20_000_000, "x" * 255, UUID.upper(), UUID.replace("-", ""), f"{{{UUID}}}", f"{UUID}\n", f"{UUID}\0", f" {UUID}", "٣" + UUID[1:], 7],
+    [
+        "x" * 20_000_000,
+        "x" * 255,
+        UUID.upper(),
+        UUID.replace("-", ""),
+        f"{{{UUID}}}",
+        f"{UUID}\n",
+        f"{UUID}\0",
+        f" {UUID}",
+        "٣" + UUID[1:],
+        7,
+    ],
     ids=lambda value: repr(value)[:50],
 )
-def test_an_id_that_is_no_uuid_is_refused_and_not_stored(tmp_path: Path, field: str, value: Any) -> None:
+def test_an_id_that_is_no_uuid_is_refused_and_not_stored(
+    tmp_path: Path, field: str, value: Any
+) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
-        about = {"protocol": 1, "cluster_id": UUID, "member_uuid": UUID, "plugin_uuid": UUID, "purpose": "write"}
-        member.client._socket.send_multipart([msgpack.packb(["hello", 1, {**about, field: value}]), b""])
+        about = {
+            "protocol": 1,
+            "cluster_id": UUID,
+            "member_uuid": UUID,
+            "plugin_uuid": UUID,
+            "purpose": "write",
+        }
+        member.client._socket.send_multipart(
+            [msgpack.packb(["hello", 1, {**about, field: value}]), b""]
+        )
         header = parts(member.client._socket.recv())[0]
         assert header[2] == "bad-request" and len(header[3]) < 500
         assert field in header[3] or "a header of" in header[3]
-    assert not claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), None).read()[1].claims  # type: ignore[arg-type]
+    assert (
+        not claim_manifests(open_store(settings.url), "default/c", {}, FakeClock(), None)
+        .read()[1]
+        .claims
+    )  # type: ignore[arg-type]
 
 
 def test_a_view_of_more_members_than_any_cluster_has_is_refused(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         members = [member.member, *(f"{number:08x}{UUID[8:]}" for number in range(1000))]
-        header, _ = member.client.ask("view", {"cluster_id": member.cluster_id, "member_uuid": member.member, "members": members, "lost": []})
+        header, _ = member.client.ask(
+            "view",
+            {
+                "cluster_id": member.cluster_id,
+                "member_uuid": member.member,
+                "members": members,
+                "lost": [],
+            },
+        )
         assert header[2] == "bad-request" and "members" in header[3]
 
 
-def test_a_value_so_large_that_no_answer_could_hold_it_is_refused_by_the_configuration(tmp_path: Path) -> None:
+def test_a_value_so_large_that_no_answer_could_hold_it_is_refused_by_the_configuration(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(InvalidSetting, match="max_value_bytes"):
         AgentConfig(url=f"file://{tmp_path}", log=Settings(max_value_bytes=2**30))

@@ -23,23 +23,70 @@ from tests.cli.conftest import Run, run
 
 __all__ = ["run"]
 
-ARCHIVE = {"map": "m", "path": "p", "first": [1, 1, 0, 0], "last": [1, 1, 9, 0], "records": 1, "tombstones": 0, "bytes": 9, "checksum": 1}
+ARCHIVE = {
+    "map": "m",
+    "path": "p",
+    "first": [1, 1, 0, 0],
+    "last": [1, 1, 9, 0],
+    "records": 1,
+    "tombstones": 0,
+    "bytes": 9,
+    "checksum": 1,
+}
 NODE = {
-    "directory": "d", "epoch": 3, "session": 2, "plugins": {"p/1": 1}, "requests": {"1": 5}, "checkpoint": [1, 1, 30, 0], "clean": True,
-    "archived": [1, 0], "archives": [ARCHIVE], "metadata": [["schema", 1, "00"]], "kind": "", "removed": [0, 0, 0, 0], "wal_id": "w", "newest": 2,
-    "begins": [1, 1], "permit": "x", "forgotten": False, "embedded": False, "former": {"1": -1}, "clears": False,
+    "directory": "d",
+    "epoch": 3,
+    "session": 2,
+    "plugins": {"p/1": 1},
+    "requests": {"1": 5},
+    "checkpoint": [1, 1, 30, 0],
+    "clean": True,
+    "archived": [1, 0],
+    "archives": [ARCHIVE],
+    "metadata": [["schema", 1, "00"]],
+    "kind": "",
+    "removed": [0, 0, 0, 0],
+    "wal_id": "w",
+    "newest": 2,
+    "begins": [1, 1],
+    "permit": "x",
+    "forgotten": False,
+    "embedded": False,
+    "former": {"1": -1},
+    "clears": False,
     "cluster": {"number": 1, "generation": 0, "incarnation": 1},
-}  # fmt: skip
+}
 MARK = {"directory": "d", "position": [1, 1, 0, 0]}
 SNAPSHOT = {
-    "generation": 1, "files": ["f"], "marks": {"n1": MARK}, "live": 1, "tombstones": 0, "bytes": 1, "created_ms": 1, "dropped": 0, "checksums": [1],
-    "until_ms": 0, "sizes": [1], "rows": [1], "versions": 0, "last_expiry_ms": 0,
-}  # fmt: skip
+    "generation": 1,
+    "files": ["f"],
+    "marks": {"n1": MARK},
+    "live": 1,
+    "tombstones": 0,
+    "bytes": 1,
+    "created_ms": 1,
+    "dropped": 0,
+    "checksums": [1],
+    "until_ms": 0,
+    "sizes": [1],
+    "rows": [1],
+    "versions": 0,
+    "last_expiry_ms": 0,
+}
 CLUSTER = {
-    "incarnation": 1, "claims": {"c": 1}, "lifetimes": [{"cluster_id": "c", "incarnation": 1, "cuts": {"n1": [1, 1, 0, 0]}}], "nodes": {"n1": "d"},
-    "snapshots": {"m": SNAPSHOT}, "generation": 1, "orphan_floor": 0, "versions": {"1": "0+271:1.4294967296"}, "forgotten": ["x"], "embedded": 0,
-    "clears": False, "marks": {"1": {"n1": MARK}},
-}  # fmt: skip
+    "incarnation": 1,
+    "claims": {"c": 1},
+    "lifetimes": [{"cluster_id": "c", "incarnation": 1, "cuts": {"n1": [1, 1, 0, 0]}}],
+    "nodes": {"n1": "d"},
+    "snapshots": {"m": SNAPSHOT},
+    "generation": 1,
+    "orphan_floor": 0,
+    "versions": {"1": "0+271:1.4294967296"},
+    "forgotten": ["x"],
+    "embedded": 0,
+    "clears": False,
+    "marks": {"1": {"n1": MARK}},
+}
 CLAIMS = {"claims": {"c": 1}, "permits": 1, "members": ["m1"], "lost": ["m2"], "forced": False}
 HEAD = {"format": 1, "number": 1, "floor": 1, "nonce": "n"}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -57,16 +104,46 @@ def deep(depth: int) -> list[Any]:
 
 
 WRONG: list[Any] = [
-    None, True, 7, -7, 1.0, 0.5, float("nan"), float("inf"), 2**64, 10**400, "x", "1.0", "", [], [1], [1.0, 1, 0, 0], {}, {"1.0": 1}, {"x": {}}, {"1": 1.0},
-    {"1": True}, [[]], [None], [7], [{}], deep(900),
-]  # fmt: skip
+    None,
+    True,
+    7,
+    -7,
+    1.0,
+    0.5,
+    float("nan"),
+    float("inf"),
+    2**64,
+    10**400,
+    "x",
+    "1.0",
+    "",
+    [],
+    [1],
+    [1.0, 1, 0, 0],
+    {},
+    {"1.0": 1},
+    {"x": {}},
+    {"1": 1.0},
+    {"1": True},
+    [[]],
+    [None],
+    [7],
+    [{}],
+    deep(900),
+]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value in a document."""
     if path:
         yield path
-    for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+    for key, inner in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
         yield from places(inner, (*path, key))
 
 
@@ -115,7 +192,11 @@ def test_every_field_of_a_manifest_has_exactly_its_type(kind: str, memory: Memor
     assert all("imap-wal repair" in str(error) for error in refused)
     # A list or a map may be an empty one or one of the same kind; everything else is refused.
     loose = [
-        (path, wrong) for path, wrong in taken if not isinstance(wrong, dict | list) and path[0] != "metadata" and path != ("snapshots", "m", "marks")
+        (path, wrong)
+        for path, wrong in taken
+        if not isinstance(wrong, dict | list)
+        and path[0] != "metadata"
+        and path != ("snapshots", "m", "marks")
     ]
     assert not loose
     assert read(document, kind, memory) == good
@@ -132,7 +213,17 @@ def test_a_field_that_every_version_wrote_is_not_left_out(kind: str, memory: Mem
 
 @pytest.mark.parametrize(
     "item",
-    [[], ["schema"], ["schema", "1", "00"], ["schema", 1, "xyz"], ["schema", 1, 7], [1, "x"], ["member", 1.0], ["member", None], "x"],
+    [
+        [],
+        ["schema"],
+        ["schema", "1", "00"],
+        ["schema", 1, "xyz"],
+        ["schema", 1, 7],
+        [1, "x"],
+        ["member", 1.0],
+        ["member", None],
+        "x",
+    ],
     ids=repr,
 )
 def test_metadata_of_another_shape_is_damage(item: Any, memory: MemoryStore) -> None:
@@ -140,8 +231,12 @@ def test_metadata_of_another_shape_is_damage(item: Any, memory: MemoryStore) -> 
         read({**NODE, "metadata": [item]}, "node", memory)
 
 
-@pytest.mark.parametrize("text", ["x", "====", b64encode(b"no zlib").decode(), "eJwDAAAAAAE=", "eJyrBQAAewB6"], ids=repr)
-def test_a_packed_list_that_cannot_be_read_is_damage_of_the_manifest(text: str, memory: MemoryStore) -> None:
+@pytest.mark.parametrize(
+    "text", ["x", "====", b64encode(b"no zlib").decode(), "eJwDAAAAAAE=", "eJyrBQAAewB6"], ids=repr
+)
+def test_a_packed_list_that_cannot_be_read_is_damage_of_the_manifest(
+    text: str, memory: MemoryStore
+) -> None:
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
         read({**NODE, "format": 2, "archives": text}, "node", memory)
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
@@ -156,7 +251,9 @@ def test_json_that_is_nested_deeply_is_damage(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("which", ["node", "cluster"])
-def test_repair_goes_on_with_the_manifest_before_a_forged_one(url: str, tmp_path: Path, run: Run, which: str, packed: bool) -> None:
+def test_repair_goes_on_with_the_manifest_before_a_forged_one(
+    url: str, tmp_path: Path, run: Run, which: str, packed: bool
+) -> None:
     with imap_wal.open(url) as store:
         store.map("m")["a"] = "1"
     folder = Path(url.removeprefix("file://")) / "default/embedded"
@@ -164,10 +261,17 @@ def test_repair_goes_on_with_the_manifest_before_a_forged_one(url: str, tmp_path
     document = json.loads(path.read_bytes())
     del document["checksum"]
     number = document["number"] + 1
-    forged: dict[str, Any] = {"session": 1.0, "requests": {"1.0": 1}} if which == "node" else {"incarnation": 1.0}
+    forged: dict[str, Any] = (
+        {"session": 1.0, "requests": {"1.0": 1}} if which == "node" else {"incarnation": 1.0}
+    )
     if packed:
-        forged = {"format": 2, **({"archives": "x"} if which == "node" else {"snapshots": "x", "covered": {}})}
-    (path.parent / f"{number:010d}.json").write_bytes(with_checksum({**document, "number": number, **forged}))
+        forged = {
+            "format": 2,
+            **({"archives": "x"} if which == "node" else {"snapshots": "x", "covered": {}}),
+        }
+    (path.parent / f"{number:010d}.json").write_bytes(
+        with_checksum({**document, "number": number, **forged})
+    )
 
     if not packed:
         with pytest.raises(CorruptLog):

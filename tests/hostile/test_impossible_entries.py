@@ -36,7 +36,9 @@ def changed(**fields: Any) -> tuple[Any, ...]:
     order = [1, 1, 1, 2]
     for index, name in enumerate(("incarnation", "partition_version", "session", "request")):
         order[index] = fields.pop(name, order[index])
-    return tuple(entry.DataEntry("m", b"bad", "", b"2", "", False, 1, 0, 3, tuple(order))._replace(**fields))  # type: ignore[arg-type]
+    return tuple(
+        entry.DataEntry("m", b"bad", "", b"2", "", False, 1, 0, 3, tuple(order))._replace(**fields)
+    )  # type: ignore[arg-type]
 
 
 NUMBERS: list[tuple[str, Any, int]] = [
@@ -53,7 +55,16 @@ NUMBERS: list[tuple[str, Any, int]] = [
 
 
 def opened(url: str) -> NodeLog:
-    return open_node_log(LogContext(open_store(url), IDENTITY, Settings(preallocate=False), SystemClock(), SystemRandomness()), what="the test")
+    return open_node_log(
+        LogContext(
+            open_store(url),
+            IDENTITY,
+            Settings(preallocate=False),
+            SystemClock(),
+            SystemRandomness(),
+        ),
+        what="the test",
+    )
 
 
 def written(url: str, *rows: Any, kind: int = ENTRIES, clean: bool = True) -> Position:
@@ -88,7 +99,12 @@ def test_an_entry_with_an_impossible_number_is_read_with_the_nearest_one_and_nam
     assert rows == {b"a": GOOD, b"bad": changed(**{field: nearest})}
     assert all(type(each) is int for row in rows.values() for each in (*row[6:9], *row[9]))
     assert f"{position}: {field} is {value!r}, read as {nearest}" in caplog.text
-    assert archive_sealed(open_store(url), IDENTITY.node_folder, "n1", log.manifests, writing=log.end.segment + 1).records == 2
+    assert (
+        archive_sealed(
+            open_store(url), IDENTITY.node_folder, "n1", log.manifests, writing=log.end.segment + 1
+        ).records
+        == 2
+    )
     log.close()
     assert restored(url) == rows
     opened(url).close()
@@ -96,7 +112,11 @@ def test_an_entry_with_an_impossible_number_is_read_with_the_nearest_one_and_nam
 
 UNUSABLE: list[tuple[str, Any, int]] = [
     ("a clear of 0 partitions", ("m", None, "", None, "", True, 1, 0, 0, (1, 1, 1, 2)), CLEARS),
-    ("a clear of 0 partitions in a frame of entries", ("m", None, "", None, "", True, 1, 0, 0, (1, 1, 1, 2)), ENTRIES),
+    (
+        "a clear of 0 partitions in a frame of entries",
+        ("m", None, "", None, "", True, 1, 0, 0, (1, 1, 1, 2)),
+        ENTRIES,
+    ),
     ("a clear of partition 5 of 3", ("m", None, "", None, "", True, 1, 3, 5, (1, 1, 1, 2)), CLEARS),
     ("a key of text", changed(key="bad"), ENTRIES),
     ("a value of text", changed(value="2"), ENTRIES),
@@ -115,7 +135,9 @@ UNUSABLE: list[tuple[str, Any, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("row", "kind"), [(row, kind) for _, row, kind in UNUSABLE], ids=[what for what, *_ in UNUSABLE])
+@pytest.mark.parametrize(
+    ("row", "kind"), [(row, kind) for _, row, kind in UNUSABLE], ids=[what for what, *_ in UNUSABLE]
+)
 def test_an_entry_that_cannot_be_used_is_a_clear_error_with_its_position_and_can_be_dropped(
     url: str, tmp_path: Path, run: Run, row: Any, kind: int
 ) -> None:
@@ -128,8 +150,13 @@ def test_an_entry_that_cannot_be_used_is_a_clear_error_with_its_position_and_can
     _dropped(url, tmp_path, run, position)
 
 
-@pytest.mark.parametrize(("field", "value"), [("expires_at_ms", 2**64 - 1), ("partition", 2**64 - 1), ("partition_version", 2**64 - 1)])
-def test_verify_names_an_entry_with_an_impossible_number_and_repair_drops_it(url: str, tmp_path: Path, run: Run, field: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("expires_at_ms", 2**64 - 1), ("partition", 2**64 - 1), ("partition_version", 2**64 - 1)],
+)
+def test_verify_names_an_entry_with_an_impossible_number_and_repair_drops_it(
+    url: str, tmp_path: Path, run: Run, field: str, value: Any
+) -> None:
     position = written(url, GOOD, changed(**{field: value}))
     found = run("verify", url, "-o", "json")
     assert found.code == 3
@@ -157,10 +184,18 @@ def _dropped(url: str, tmp_path: Path, run: Run, position: Position) -> None:
     assert restored(f"file://{target}") == {b"a": GOOD, b"bad": changed()}
 
 
-def test_a_dry_run_says_what_would_be_dropped_and_a_wrong_position_is_refused(url: str, tmp_path: Path, run: Run) -> None:
+def test_a_dry_run_says_what_would_be_dropped_and_a_wrong_position_is_refused(
+    url: str, tmp_path: Path, run: Run
+) -> None:
     position = written(url, GOOD, changed(partition=2**64 - 1))
-    assert str(position) in run("repair", url, "--dry-run", "--drop-entry", position, "-o", "json").out
-    for wrong in (position._replace(index=2), position._replace(frame=position.frame + 1), position._replace(segment=9)):
+    assert (
+        str(position) in run("repair", url, "--dry-run", "--drop-entry", position, "-o", "json").out
+    )
+    for wrong in (
+        position._replace(index=2),
+        position._replace(frame=position.frame + 1),
+        position._replace(segment=9),
+    ):
         ended = run("repair", url, "--dry-run", "--drop-entry", wrong)
         assert ended.code == 1 and str(wrong) in ended.err
     assert run("repair", url, "--dry-run", "--drop-entry", "here").code == 2

@@ -62,23 +62,38 @@ def repaired(run: Run, settings: AgentConfig, tmp_path: Path) -> tuple[AgentConf
 
 
 def answer(settings: AgentConfig, name: str, token: Path | None) -> list[Any]:
-    with serving(settings), plugin(settings, greet=False, cluster_id=name, uuid=name, member=name) as member:
-        header, _ = member.client.ask("hello", member.about(**({"token": read_token(token)} if token else {})))
+    with (
+        serving(settings),
+        plugin(settings, greet=False, cluster_id=name, uuid=name, member=name) as member,
+    ):
+        header, _ = member.client.ask(
+            "hello", member.about(**({"token": read_token(token)} if token else {}))
+        )
         return header
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "newest claims"])
-def test_nobody_claims_a_repaired_copy_before_the_operator_decides(run: Run, settings: AgentConfig, token: Path, tmp_path: Path, loss: str) -> None:
+def test_nobody_claims_a_repaired_copy_before_the_operator_decides(
+    run: Run, settings: AgentConfig, token: Path, tmp_path: Path, loss: str
+) -> None:
     written(settings, token)
     if loss in LOSSES:
         lose(tmp_path, LOSSES[loss])
     else:
         damage_newest(tmp_path)
     copy, items = repaired(run, settings, tmp_path)
-    assert [item for item in items if "/claims" in item["file"] and "no cluster can claim the copy before you decide" in item["what"]]
+    assert [
+        item
+        for item in items
+        if "/claims" in item["file"]
+        and "no cluster can claim the copy before you decide" in item["what"]
+    ]
     for given in (None, token):
         refused = answer(copy, "stranger", given)
-        assert (refused[0], refused[2]) == ("error", "not-allowed") and "not known who may claim it" in refused[3]
+        assert (refused[0], refused[2]) == (
+            "error",
+            "not-allowed",
+        ) and "not known who may claim it" in refused[3]
     assert run("verify", copy.url).code == 0
     doctor = run("doctor", copy.url)
     assert doctor.code == 3 and "--only-token" in doctor.out
@@ -90,7 +105,9 @@ def test_nobody_claims_a_repaired_copy_before_the_operator_decides(run: Run, set
     assert answer(copy, "owner", token)[0] == "welcome"
 
 
-def test_the_operator_may_decide_that_nobody_needs_a_token(run: Run, settings: AgentConfig, token: Path, tmp_path: Path) -> None:
+def test_the_operator_may_decide_that_nobody_needs_a_token(
+    run: Run, settings: AgentConfig, token: Path, tmp_path: Path
+) -> None:
     written(settings, token)
     lose(tmp_path, LOSSES["claims"])
     copy, _ = repaired(run, settings, tmp_path)
@@ -98,7 +115,9 @@ def test_the_operator_may_decide_that_nobody_needs_a_token(run: Run, settings: A
     assert answer(copy, "next", None)[0] == "welcome"
 
 
-def test_a_copy_of_a_log_that_never_had_a_token_is_not_closed(run: Run, settings: AgentConfig, tmp_path: Path) -> None:
+def test_a_copy_of_a_log_that_never_had_a_token_is_not_closed(
+    run: Run, settings: AgentConfig, tmp_path: Path
+) -> None:
     written(settings, None)
     lose(tmp_path, LOSSES["claims"])
     copy, items = repaired(run, settings, tmp_path)
@@ -106,23 +125,30 @@ def test_a_copy_of_a_log_that_never_had_a_token_is_not_closed(run: Run, settings
     assert answer(copy, "next", None)[0] == "welcome"
 
 
-def test_a_token_that_was_set_before_the_first_claim_is_missed_when_it_is_lost(run: Run, settings: AgentConfig, token: Path, tmp_path: Path) -> None:
+def test_a_token_that_was_set_before_the_first_claim_is_missed_when_it_is_lost(
+    run: Run, settings: AgentConfig, token: Path, tmp_path: Path
+) -> None:
     with serving(settings):
         pass
     assert run("claim", settings.url, "--only-token", str(token), "--yes").code == 0
     lose(tmp_path, LOSSES["claims"])
-    with pytest.raises(CorruptLog, match="this cluster has a token, and its claims have none"), serving(settings):
+    with (
+        pytest.raises(CorruptLog, match="this cluster has a token, and its claims have none"),
+        serving(settings),
+    ):
         pass
     done = run("verify", settings.url, "-o", "json")
     assert done.code == 3
-    assert [each["file"] for each in done.json["files"] if "this cluster has a token" in each["what"]] == [
-        "default/c/claims/manifest/0000000000.json"
-    ]
+    assert [
+        each["file"] for each in done.json["files"] if "this cluster has a token" in each["what"]
+    ] == ["default/c/claims/manifest/0000000000.json"]
     copy, _ = repaired(run, settings, tmp_path)
     assert answer(copy, "stranger", None)[0] == "error"
 
 
-def test_a_token_that_the_operator_forgot_is_not_missed(run: Run, settings: AgentConfig, token: Path, tmp_path: Path) -> None:
+def test_a_token_that_the_operator_forgot_is_not_missed(
+    run: Run, settings: AgentConfig, token: Path, tmp_path: Path
+) -> None:
     written(settings, token)
     assert run("claim", settings.url, "--forget-tokens", "--yes").code == 0
     assert run("verify", settings.url).code == 0

@@ -25,7 +25,16 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
-from tests.agent.harness import NamedClient, Plugin, config, entry, identified, identity, plugin, serving
+from tests.agent.harness import (
+    NamedClient,
+    Plugin,
+    config,
+    entry,
+    identified,
+    identity,
+    plugin,
+    serving,
+)
 
 pack = msgpack.packb
 CLUSTER, MEMBER, FUZZ, LOST = map(identity, ("cluster-1", "member-1", "fuzz", "gone"))
@@ -52,11 +61,30 @@ def nested(depth: int, opening: bytes = b"\x91") -> bytes:
 HEADERS = {
     "a hello nested 1,000 deep": b"\x93" + pack("hello") + b"\x01" + nested(1000),
     "a hello nested 1,000,000 deep": b"\x93" + pack("hello") + b"\x01" + nested(1_000_000),
-    "a protocol nested 900 deep": b"\x93" + pack("hello") + b"\x01\x81" + pack("protocol") + nested(900),
-    "a cluster id nested 900 deep": b"\x93" + pack("hello") + b"\x01\x82" + pack("protocol") + b"\x01" + pack("cluster_id") + nested(900),
-    "an unknown field nested 100,000 deep": b"\x93" + pack("hello") + b"\x01\x81" + pack("x") + nested(100_000, b"\x81\x01"),
+    "a protocol nested 900 deep": b"\x93"
+    + pack("hello")
+    + b"\x01\x81"
+    + pack("protocol")
+    + nested(900),
+    "a cluster id nested 900 deep": b"\x93"
+    + pack("hello")
+    + b"\x01\x82"
+    + pack("protocol")
+    + b"\x01"
+    + pack("cluster_id")
+    + nested(900),
+    "an unknown field nested 100,000 deep": b"\x93"
+    + pack("hello")
+    + b"\x01\x81"
+    + pack("x")
+    + nested(100_000, b"\x81\x01"),
     "an append nested 1,000 deep": b"\x95" + pack("append") + b"\x01" + nested(1000) + b"\x01\x01",
-    "a cursor nested 900 deep": b"\x95" + pack("keys") + b"\x01" + pack("m") + nested(900) + b"\x01",
+    "a cursor nested 900 deep": b"\x95"
+    + pack("keys")
+    + b"\x01"
+    + pack("m")
+    + nested(900)
+    + b"\x01",
     "a number nested 900 deep": b"\x92" + pack("stat") + nested(900),
     "a kind nested 1,000,000 deep": b"\x92" + nested(1_000_000) + b"\x01",
     "nested and nothing else": nested(1_000_000),
@@ -79,7 +107,9 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
-def test_a_header_of_another_shape_is_answered_and_the_loop_goes_on(settings: AgentConfig, header: bytes) -> None:
+def test_a_header_of_another_shape_is_answered_and_the_loop_goes_on(
+    settings: AgentConfig, header: bytes
+) -> None:
     with serving(settings), plugin(settings) as member, plugin(settings, uuid="other") as other:
         kind, number, code, text = sent(other, header)
         assert (kind, code) == ("error", "bad-request"), text
@@ -94,19 +124,38 @@ def test_a_header_of_another_shape_is_answered_and_the_loop_goes_on(settings: Ag
 
 def test_the_refusal_of_a_header_names_the_field(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
-        assert "Expected `int`, got `float` - at `$[2]` (session)" in sent(member, pack(["append", 1, 1.0, 1, 1]))[3]
-        assert "`$[2].purpose` (about)" in sent(member, pack(["hello", 1, identified(member.about(purpose="both"))]))[3]
+        assert (
+            "Expected `int`, got `float` - at `$[2]` (session)"
+            in sent(member, pack(["append", 1, 1.0, 1, 1]))[3]
+        )
+        assert (
+            "`$[2].purpose` (about)"
+            in sent(member, pack(["hello", 1, identified(member.about(purpose="both"))]))[3]
+        )
 
 
 def test_a_session_of_a_fraction_does_not_reach_the_manifest(settings: AgentConfig) -> None:
     """The agent took it for 1 and wrote "1.0". After the next clean stop, neither an open nor
     `repair` could read the log."""
     with serving(settings), plugin(settings) as member:
-        assert sent(member, pack(["append", 1, float(member.session), 1, 1]), member.payload(1, {"a": "1"}))[2] == "bad-request"
+        assert (
+            sent(
+                member,
+                pack(["append", 1, float(member.session), 1, 1]),
+                member.payload(1, {"a": "1"}),
+            )[2]
+            == "bad-request"
+        )
         member.hello()
         row = entry("a", "1", member.order(1))
-        for order in ([float(row[9][0]), *row[9][1:]], [*row[9][:2], float(row[9][2]), 1], [*row[9][:2], True, 1]):
-            header, _ = member.client.ask("append", member.session, 1, 1, payload=pack([*row[:9], order]))
+        for order in (
+            [float(row[9][0]), *row[9][1:]],
+            [*row[9][:2], float(row[9][2]), 1],
+            [*row[9][:2], True, 1],
+        ):
+            header, _ = member.client.ask(
+                "append", member.session, 1, 1, payload=pack([*row[:9], order])
+            )
             assert header[2] == "bad-request"
             member.hello()
         assert member.put(a="1")[0] == "ack"
@@ -117,9 +166,23 @@ def test_a_session_of_a_fraction_does_not_reach_the_manifest(settings: AgentConf
 
 
 @pytest.mark.parametrize(
-    "keys", [b"", pack("a"), pack(7), pack(["a"]), pack(b"a") * 2, pack(b"a")[:-1], nested(1000), b"\xc1", pack({1: 2})], ids=repr
+    "keys",
+    [
+        b"",
+        pack("a"),
+        pack(7),
+        pack(["a"]),
+        pack(b"a") * 2,
+        pack(b"a")[:-1],
+        nested(1000),
+        b"\xc1",
+        pack({1: 2}),
+    ],
+    ids=repr,
 )
-def test_a_load_whose_payload_is_no_list_of_keys_is_refused(settings: AgentConfig, keys: bytes) -> None:
+def test_a_load_whose_payload_is_no_list_of_keys_is_refused(
+    settings: AgentConfig, keys: bytes
+) -> None:
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         header = sent(member, pack(["load", 1, "orders", 1]), keys)
@@ -128,7 +191,9 @@ def test_a_load_whose_payload_is_no_list_of_keys_is_refused(settings: AgentConfi
         assert member.stat()["healthy"]
 
 
-def test_an_error_that_cannot_be_shown_is_answered_all_the_same(settings: AgentConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_cannot_be_shown_is_answered_all_the_same(
+    settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Unspeakable(Exception):
         def __str__(self) -> str:
             raise RecursionError("no words")
@@ -144,7 +209,11 @@ def test_an_error_that_cannot_be_shown_is_answered_all_the_same(settings: AgentC
             header, _ = member.client.ask("stat")
             assert header[2] == "not-ready" and "cannot be shown" in header[3]
         with monkeypatch.context() as patch:
-            patch.setattr(agent._sessions, "claim", lambda: {"cluster_id": "\udc80", "incarnation": 1, "alive": False})
+            patch.setattr(
+                agent._sessions,
+                "claim",
+                lambda: {"cluster_id": "\udc80", "incarnation": 1, "alive": False},
+            )
             header, _ = member.client.ask("stat")
             assert header[0] == "stat"
         assert member.hello()["session"] == 1
@@ -161,18 +230,38 @@ def test_a_partition_that_no_cluster_has_is_refused(settings: AgentConfig, parti
         assert member.put(a="1")[0] == "ack"
 
 
-# ---- anything ---------------------------------------------------------------------------------------------------------
+# ---- anything ------------------------------------------------------------------------------------
 
 
-numbers = st.one_of(st.integers(-3, 300), st.sampled_from([2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]))
-plain = st.one_of(
-    st.none(), st.booleans(), numbers, st.floats(), st.sampled_from([1.0, 0.0, float("nan")]), st.text(max_size=8), st.binary(max_size=8),
-    st.sampled_from(["orders", CLUSTER, "write", "", "m" * 256, "💥" * 90]),
-)  # fmt: skip
-structures = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3), max_leaves=6
+numbers = st.one_of(
+    st.integers(-3, 300),
+    st.sampled_from(
+        [2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)]
+    ),
 )
-deep = st.builds(nested, st.sampled_from([2, 500, 512, 900, 1000, 1024, 5000]), st.sampled_from([b"\x91", b"\x81\x01", b"\x81\xa1x"]))
+plain = st.one_of(
+    st.none(),
+    st.booleans(),
+    numbers,
+    st.floats(),
+    st.sampled_from([1.0, 0.0, float("nan")]),
+    st.text(max_size=8),
+    st.binary(max_size=8),
+    st.sampled_from(["orders", CLUSTER, "write", "", "m" * 256, "💥" * 90]),
+)
+structures = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=4) | st.integers(0, 9), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+deep = st.builds(
+    nested,
+    st.sampled_from([2, 500, 512, 900, 1000, 1024, 5000]),
+    st.sampled_from([b"\x91", b"\x81\x01", b"\x81\xa1x"]),
+)
 junk = st.one_of(structures.map(pack), deep, st.binary(max_size=12))
 """Bytes in place of a value."""
 
@@ -198,7 +287,15 @@ def fields(draw: st.DrawFn, good: dict[str, Any], *kept: str) -> bytes:
     would be a valid claim."""
     parts = {pack(name): pack(value) for name, value in good.items()}
     for name in draw(st.lists(st.sampled_from(sorted(good)), max_size=2)):
-        wrong = st.one_of(st.integers().filter(lambda number: abs(number) < 2**63).map(pack), deep, st.none().map(pack)) if name in kept else junk
+        wrong = (
+            st.one_of(
+                st.integers().filter(lambda number: abs(number) < 2**63).map(pack),
+                deep,
+                st.none().map(pack),
+            )
+            if name in kept
+            else junk
+        )
         parts[pack(name)] = draw(wrong)
     if draw(st.integers(0, 4)) == 0:
         parts[draw(junk)] = draw(junk)
@@ -212,7 +309,23 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
     """Header and payload."""
     kind = draw(
         st.sampled_from(
-            ["hello", "view", "append", "append", "append", "metadata", "keys", "list", "load", "maps", "schemas", "stat", "beat", "bye", "junk"]
+            [
+                "hello",
+                "view",
+                "append",
+                "append",
+                "append",
+                "metadata",
+                "keys",
+                "list",
+                "load",
+                "maps",
+                "schemas",
+                "stat",
+                "beat",
+                "bye",
+                "junk",
+            ]
         )
     )
     head = pack(kind) + (pack(number) if draw(st.integers(0, 9)) else draw(junk))
@@ -222,13 +335,28 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
         return draw(st.one_of(st.binary(max_size=40), junk, like(kind, number))), payload
     if kind in ("hello", "view"):
         good = (
-            identified(member.about()) if kind == "hello" else {"cluster_id": CLUSTER, "member_uuid": FUZZ, "members": [FUZZ, MEMBER], "lost": [LOST]}
+            identified(member.about())
+            if kind == "hello"
+            else {
+                "cluster_id": CLUSTER,
+                "member_uuid": FUZZ,
+                "members": [FUZZ, MEMBER],
+                "lost": [LOST],
+            }
         )
         kept = ("cluster_id",) if kind == "hello" else ("members", "lost", "cluster_id")
         return b"\x93" + head + draw(fields(good, *kept)), payload
     if kind == "append":
         order = member.order(first)
-        rows = [entry(f"k{at}", draw(st.sampled_from(["v", None])), (*order[:3], first + at), name="fuzzed") for at in range(count)]
+        rows = [
+            entry(
+                f"k{at}",
+                draw(st.sampled_from(["v", None])),
+                (*order[:3], first + at),
+                name="fuzzed",
+            )
+            for at in range(count)
+        ]
         payload = b"".join(draw(like(*row[:9], list(row[9]))) for row in rows)
         return draw(like(kind, number, session, first, count)), payload
     if kind == "metadata":
@@ -238,7 +366,9 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
     if kind == "list":
         return draw(like(kind, number, "fuzzed", None, 10, [1, 2])), payload
     if kind == "load":
-        return draw(like(kind, number, "fuzzed", count)), draw(st.one_of(st.just(pack(b"k0") * count), junk))
+        return draw(like(kind, number, "fuzzed", count)), draw(
+            st.one_of(st.just(pack(b"k0") * count), junk)
+        )
     return draw(like(kind, number, *([["fuzzed", "orders"]] if kind == "maps" else []))), payload
 
 
@@ -252,9 +382,9 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
     """Send `together` messages, `examples` times. A member in between must not be affected. In the
     end the whole log is archived and read.
 
-    Which answer comes may depend on time: a read that is sent with a hello is served before or after
-    it. So a failure is raised as it came. Hypothesis would try the example again, find another
-    answer, and report that instead."""
+    Which answer comes may depend on time: a read that is sent with a hello is served before or
+    after it. So a failure is raised as it came. Hypothesis would try the example again, find
+    another answer, and report that instead."""
     good = Plugin(settings.endpoint)
     expected: dict[str, str] = {}
     fuzzing = Plugin(settings.endpoint, uuid="fuzz-plugin", member=FUZZ)
@@ -296,7 +426,20 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
             assert socket.poll(20_000), f"{sent - answered} messages are not answered"
             answered += 1
             header = parts(socket.recv())[0]
-            assert header[0] in ("error", "welcome", "view", "ack", "keys", "list", "entries", "maps", "schemas", "stat", "beat", "bye")
+            assert header[0] in (
+                "error",
+                "welcome",
+                "view",
+                "ack",
+                "keys",
+                "list",
+                "entries",
+                "maps",
+                "schemas",
+                "stat",
+                "beat",
+                "bye",
+            )
             assert header[0] != "error" or header[2] in (
                 "bad-request",
                 "not-ready",
@@ -327,7 +470,12 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
 def read_whole(settings: AgentConfig) -> None:
     """Everything that got into the log can be opened, archived and restored."""
     store = open_store(settings.url)
-    log = open_node_log(LogContext(store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()), what="the test")
+    log = open_node_log(
+        LogContext(
+            store, Identity("default", "c", "n1"), Settings(), SystemClock(), SystemRandomness()
+        ),
+        what="the test",
+    )
     archive_sealed(store, log.identity.node_folder, "n1", log.manifests)
     log.close()
     with serving(settings), plugin(settings) as member:
@@ -343,7 +491,9 @@ def test_no_request_ends_the_agent_or_brings_in_what_cannot_be_read(settings: Ag
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_no_request_of_200_000_ends_the_agent_or_brings_in_what_cannot_be_read(settings: AgentConfig) -> None:
+def test_no_request_of_200_000_ends_the_agent_or_brings_in_what_cannot_be_read(
+    settings: AgentConfig,
+) -> None:
     with serving(settings):
         fuzz(settings, 4000, together=50)
     read_whole(settings)

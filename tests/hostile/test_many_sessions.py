@@ -23,26 +23,42 @@ from tests.kit.logs import cluster, opened
 from tests.support import FakeClock, eventually
 
 
-def test_a_second_hello_while_the_first_one_waits_gets_no_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_hello_while_the_first_one_waits_gets_no_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "LOOK_S", 60)
     settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
-    with serving(settings) as agent, plugin(settings) as former, plugin(settings, greet=False, cluster_id="cluster-2", uuid="new") as member:
+    with (
+        serving(settings) as agent,
+        plugin(settings) as former,
+        plugin(settings, greet=False, cluster_id="cluster-2", uuid="new") as member,
+    ):
         assert former.client.ask("bye")[0][0] == "bye"
         store = open_store(settings.url)
-        eventually(lambda: not store.list(layout.alive_folder("default/c")), "the former cluster is over")
+        eventually(
+            lambda: not store.list(layout.alive_folder("default/c")), "the former cluster is over"
+        )
         looked, may_look = Start.looked, threading.Event()
-        monkeypatch.setattr(Start, "looked", lambda start, number: may_look.is_set() and looked(start, number))
+        monkeypatch.setattr(
+            Start, "looked", lambda start, number: may_look.is_set() and looked(start, number)
+        )
         first = member.client.post("hello", member.about())
         eventually(lambda: agent._kept, "the first hello waits")
         (kept,) = agent._kept.values()
         second, _ = member.client.ask("hello", member.about(plugin_uuid="another"))
         assert second[0] == "error"
-        assert second[2:] == ["not-ready", second[3]] and "an earlier hello of this connection waits for its answer" in second[3]
+        assert (
+            second[2:] == ["not-ready", second[3]]
+            and "an earlier hello of this connection waits for its answer" in second[3]
+        )
         assert [each.message for each in agent._kept.values()] == [kept.message]
         may_look.set()
         header, _ = member.client.answer(first)
         assert (header[0], header[2]["session"], header[2]["incarnation"]) == ("welcome", 2, 2)
-        assert {plugin for plugin, _ in agent._sessions._by_plugin} == {identity("plugin-1"), identity("new")}
+        assert {plugin for plugin, _ in agent._sessions._by_plugin} == {
+            identity("plugin-1"),
+            identity("new"),
+        }
 
 
 def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: MemoryStore) -> None:
@@ -73,7 +89,10 @@ def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
     assert sessions.view(b"a", Wish("c-1", "m-0", members, ["lost"])).incarnation == 2
     sessions.hello(b"b", replace(who, plugin_uuid="q", member_uuid="m-1", view=2))
     before = log.claims.read()
-    with pytest.raises(TooLarge, match="view 2 has 1000 members, which is the most; member another is not one of them"):
+    with pytest.raises(
+        TooLarge,
+        match="view 2 has 1000 members, which is the most; member another is not one of them",
+    ):
         sessions.hello(b"c", replace(who, plugin_uuid="r", member_uuid="another", view=2))
     assert log.claims.read() == before
     log.close()
@@ -87,10 +106,20 @@ def test_members_that_are_kept_out_are_bounded_by_another_view(memory: MemorySto
     sessions.hello(b"a", who)
     found: list[ClaimManifest] = []
     for turn in range(4):
-        sessions.view(b"a", Wish("c-1", "m-0", ["m-0"], [f"lost-{turn}-{number}" for number in range(MEMBERS_MAX // 2)]))
+        sessions.view(
+            b"a",
+            Wish(
+                "c-1",
+                "m-0",
+                ["m-0"],
+                [f"lost-{turn}-{number}" for number in range(MEMBERS_MAX // 2)],
+            ),
+        )
         sessions.hello(b"a", replace(who, view=turn))
         found.append(log.claims.read()[1])
     assert all(len(claims.lost) <= MEMBERS_MAX for claims in found)
     assert [claims.newest for claims in found] == [2, 2, 3, 3]
-    assert not found[-1].admits("lost-0-1", 2), "it does not know the number of the view that followed"
+    assert not found[-1].admits("lost-0-1", 2), (
+        "it does not know the number of the view that followed"
+    )
     log.close()

@@ -17,7 +17,15 @@ from imap_wal.agent import keys
 from imap_wal.agent.gate import new_pair
 from imap_wal.agent.peers import Peer, Right
 from rewrite_cli.local_cluster.launcher import ask_stat
-from tests.cluster.harness import Agent, Cluster, MemberError, compile_java, free_ports, logged_map, until
+from tests.cluster.harness import (
+    Agent,
+    Cluster,
+    MemberError,
+    compile_java,
+    free_ports,
+    logged_map,
+    until,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -48,7 +56,9 @@ class Tap:
                 near.close()
                 continue
             for source, sink, from_member in ((near, far, True), (far, near, False)):
-                threading.Thread(target=self._pass, args=(source, sink, from_member), daemon=True).start()
+                threading.Thread(
+                    target=self._pass, args=(source, sink, from_member), daemon=True
+                ).start()
 
     def _pass(self, source: socket.socket, sink: socket.socket, from_member: bool) -> None:
         try:
@@ -75,14 +85,19 @@ class KeyedAgent(Agent):
         self.pair, self.clients = new_pair(node), folder / f"{node}-clients.toml"
         keys.write_new(folder / f"{node}.key", self.pair.text(), 0o600)
         about = {"key": str(folder / f"{node}.key"), "clients": str(self.clients)}
-        self.config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in about.items()) + self.config.read_text())
+        self.config.write_text(
+            "".join(f"{key} = {json.dumps(value)}\n" for key, value in about.items())
+            + self.config.read_text()
+        )
 
     def stat(self, timeout_ms: int = 1000) -> dict[str, Any] | None:
         return ask_stat(self.endpoint, timeout_ms, OPERATOR, self.pair.public)
 
     def admit(self, *pairs: keys.KeyPair) -> None:
         peers = {pair.public: Peer(pair.name, frozenset(Right)) for pair in pairs}
-        keys.write_clients(self.clients, peers | {OPERATOR.public: Peer("operator", frozenset({Right.READ}))})
+        keys.write_clients(
+            self.clients, peers | {OPERATOR.public: Peer("operator", frozenset({Right.READ}))}
+        )
 
 
 class World:
@@ -90,7 +105,11 @@ class World:
 
     def __init__(self, folder: Path, classpath: str) -> None:
         (port,) = free_ports(1)
-        self.folder, self.member_key, self.token = folder, folder / "member-1.key", folder / "c.token"
+        self.folder, self.member_key, self.token = (
+            folder,
+            folder / "member-1.key",
+            folder / "c.token",
+        )
         self.agent = KeyedAgent(folder, "node-1", (folder / "logs").as_uri(), port)
         self.pair = new_pair("member-1")
         keys.write_new(self.member_key, self.pair.text(), 0o600)
@@ -98,9 +117,18 @@ class World:
         self.agent.admit(self.pair)
         self.tap = Tap(port)
         self.properties = {
-            "agent-key-file": str(self.member_key), "agent-public-key": self.agent.pair.public, "cluster-token-file": str(self.token),
-        }  # fmt: skip
-        self.cluster = Cluster(folder, classpath, self._maps, agents=[self.agent], url=self.agent.url, lifetime_timeout_s=0)
+            "agent-key-file": str(self.member_key),
+            "agent-public-key": self.agent.pair.public,
+            "cluster-token-file": str(self.token),
+        }
+        self.cluster = Cluster(
+            folder,
+            classpath,
+            self._maps,
+            agents=[self.agent],
+            url=self.agent.url,
+            lifetime_timeout_s=0,
+        )
 
     def _maps(self, endpoint: str) -> dict[str, Any]:
         return {"default": logged_map(f"tcp://127.0.0.1:{self.tap.port}", self.properties)}
@@ -122,7 +150,9 @@ def world(tmp_path: Path, java: str) -> Iterator[World]:
     world.tap.close()
 
 
-def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_read_or_changed(world: World) -> None:
+def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_read_or_changed(
+    world: World,
+) -> None:
     cluster = world.cluster
     cluster.start(1)
     orders = cluster.client().get_map("orders").blocking()
@@ -138,7 +168,8 @@ def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_re
     assert b"orders" not in seen
     assert b"t" * 64 not in seen
 
-    # What is changed on the way is not taken: the change either fails or is repeated, never another.
+    # What is changed on the way is not taken: the change either fails or is repeated, never
+    # another.
     world.tap.spoil.set()
     with pytest.raises(Exception, match=r"NotAppended|OutcomeUnknown|LogUnavailable"):
         orders.put("k7", "changed")
@@ -149,13 +180,23 @@ def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_re
 
     cluster.kill_everything()
     cluster.start(1)
-    assert dict(until("the map is there", lambda: cluster.client().get_map("orders").blocking().entry_set())) == before
+    assert (
+        dict(
+            until(
+                "the map is there",
+                lambda: cluster.client().get_map("orders").blocking().entry_set(),
+            )
+        )
+        == before
+    )
     log = world.log()
     assert log.count('"event": "log claimed"') == 2
     assert '"peer": "member-1"' in log
 
 
-def test_a_member_whose_key_is_not_admitted_gets_no_log_and_both_sides_say_why(world: World) -> None:
+def test_a_member_whose_key_is_not_admitted_gets_no_log_and_both_sides_say_why(
+    world: World,
+) -> None:
     world.agent.admit()
     world.cluster.start(1)
 
@@ -163,7 +204,9 @@ def test_a_member_whose_key_is_not_admitted_gets_no_log_and_both_sides_say_why(w
         world.cluster.client().get_map("orders").blocking().put("a", value)
         return True
 
-    with pytest.raises(Exception, match="the agent does not admit the key of this member: see its file of clients"):
+    with pytest.raises(
+        Exception, match="the agent does not admit the key of this member: see its file of clients"
+    ):
         put("1")
     assert f'"peer": "key {world.pair.public} at 127.0.0.1"' in world.log()
     # Admitted while both run: no restart.
@@ -199,7 +242,10 @@ def test_the_next_cluster_without_the_token_does_not_get_the_log(world: World) -
     cluster.kill_everything()
     world.properties["cluster-token-file"] = token
     cluster.start(1)
-    assert until("the map is there", lambda: cluster.client().get_map("orders").blocking().get("a")) == "1"
+    assert (
+        until("the map is there", lambda: cluster.client().get_map("orders").blocking().get("a"))
+        == "1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -210,10 +256,15 @@ def test_the_next_cluster_without_the_token_does_not_get_the_log(world: World) -
         ({"agent-key-file": "{folder}/none.key"}, "none.key does not exist"),
         ({"agent-key-file": "{folder}/open.key"}, "other users may open it"),
         ({"agent-key-file": "{folder}/c.token"}, "has no public-key and secret-key"),
-        ({"cluster-token-file": "{folder}/short.token"}, "has no token of 32 to 200 visible ASCII characters"),
+        (
+            {"cluster-token-file": "{folder}/short.token"},
+            "has no token of 32 to 200 visible ASCII characters",
+        ),
     ],
 )
-def test_secrets_that_cannot_be_used_are_named(world: World, properties: dict[str, str | None], text: str) -> None:
+def test_secrets_that_cannot_be_used_are_named(
+    world: World, properties: dict[str, str | None], text: str
+) -> None:
     keys.write_new(world.folder / "open.key", world.pair.text(), 0o644)
     keys.write_new(world.folder / "short.token", "short\n", 0o600)
     for name, value in properties.items():

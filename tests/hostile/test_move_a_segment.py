@@ -25,7 +25,17 @@ from imap_wal.segment.writer import SegmentWriter
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.encrypted import keyed
-from tests.support import IDENTITY, FakeClock, copy_files, embedded, header, node_log, overwrite, row, segments
+from tests.support import (
+    IDENTITY,
+    FakeClock,
+    copy_files,
+    embedded,
+    header,
+    node_log,
+    overwrite,
+    row,
+    segments,
+)
 
 FORGED = "forged"
 
@@ -67,7 +77,9 @@ VALUES = {
 
 def elsewhere() -> st.SearchStrategy[dict[str, object]]:
     """Fields of another place: one of them differs, or several, or all."""
-    return st.sets(st.sampled_from(sorted(VALUES)), min_size=1).flatmap(lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names}))
+    return st.sets(st.sampled_from(sorted(VALUES)), min_size=1).flatmap(
+        lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names})
+    )
 
 
 def donor(home: Home) -> bytes:
@@ -75,7 +87,12 @@ def donor(home: Home) -> bytes:
     memory = MemoryStore("donor")
     store = keyed(memory, "a")
     try:
-        writer = SegmentWriter(store, "x", header(**home._asdict(), segment_id=b"\7" * 16), randomness=SeededRandomness(9))
+        writer = SegmentWriter(
+            store,
+            "x",
+            header(**home._asdict(), segment_id=b"\7" * 16),
+            randomness=SeededRandomness(9),
+        )
         for number in range(2):
             writer.append(format.ENTRIES, 1, [row(f"{FORGED}-{number}", "v", 100 + number)])
             writer.sync()
@@ -123,7 +140,11 @@ def keys_after_repair(store: SegmentStore, mode: str) -> set[str]:
     for path in segments(copy):
         for frame in SegmentReader(copy, path).frames():
             if frame.kind == format.ENTRIES:
-                found |= {name for name in (*(f"own-{n}" for n in range(6)), f"{FORGED}-0", f"{FORGED}-1") if name.encode() in frame.payload}
+                found |= {
+                    name
+                    for name in (*(f"own-{n}" for n in range(6)), f"{FORGED}-0", f"{FORGED}-1")
+                    if name.encode() in frame.payload
+                }
     return found
 
 
@@ -140,7 +161,9 @@ def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: s
     read: list[Frame] = []
     status = ""
     try:
-        status = judge(store, Place(path, home.directory, home.epoch, home.number), read.append)[0].status
+        status = judge(store, Place(path, home.directory, home.epoch, home.number), read.append)[
+            0
+        ].status
     except EncryptionError:
         pass
     assert not read and status != CLEAN
@@ -151,7 +174,12 @@ def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: s
 
 
 @settings(max_examples=60, deadline=None)
-@given(elsewhere(), st.sampled_from(sorted(CHANGES)), st.integers(0, 2), st.sampled_from([SALVAGE, POINT_IN_TIME]))
+@given(
+    elsewhere(),
+    st.sampled_from(sorted(CHANGES)),
+    st.integers(0, 2),
+    st.sampled_from([SALVAGE, POINT_IN_TIME]),
+)
 def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_place(
     changes: dict[str, object], change: str, which: int, mode: str
 ) -> None:
@@ -160,7 +188,12 @@ def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_pl
     home = SegmentReader(store, path).header.home
     overwrite(store, path, CHANGES[change](donor(home._replace(**changes)), home))  # type: ignore[arg-type]
     with pytest.raises(ImapWalError):
-        archive_sealed(store, IDENTITY.node_folder, "n1", node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)))
+        archive_sealed(
+            store,
+            IDENTITY.node_folder,
+            "n1",
+            node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)),
+        )
     for recovery in ("absolute", "torn-tail", "point-in-time"):
         try:
             found = contents_of(store, recovery)
@@ -174,7 +207,9 @@ def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_pl
     assert not any(key.startswith(FORGED) for key in kept)
 
 
-@pytest.mark.parametrize("change", [each for each in CHANGES if each not in ("as it was", "names the place")])
+@pytest.mark.parametrize(
+    "change", [each for each in CHANGES if each not in ("as it was", "names the place")]
+)
 def test_repair_reads_a_segment_of_its_own_place_whose_header_is_damaged(change: str) -> None:
     store = victim()
     path = segments(store)[1]

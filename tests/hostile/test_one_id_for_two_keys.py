@@ -27,7 +27,9 @@ __all__ = ["run"]
 def place(tmp_path: Path) -> str:
     """One node has written, with the key a."""
     found = str(tmp_path / "root")
-    with imap_wal.open(found, node="n1", encryption_keys=key_file(tmp_path, "a"), shared=True) as store:
+    with imap_wal.open(
+        found, node="n1", encryption_keys=key_file(tmp_path, "a"), shared=True
+    ) as store:
         store.map("orders")["k"] = "v"
     return found
 
@@ -38,17 +40,31 @@ def everything(place: str) -> dict[str, bytes]:
 
 
 OPENS: dict[str, Callable[[str, str], Any]] = {
-    "the same node": lambda place, keys: imap_wal.open(place, node="n1", encryption_keys=keys, shared=True),
-    "another node": lambda place, keys: imap_wal.open(place, node="n2", encryption_keys=keys, shared=True),
-    "a log of records": lambda place, keys: log.create(place, cluster="embedded", node="n2", encryption_keys=keys),
+    "the same node": lambda place, keys: imap_wal.open(
+        place, node="n1", encryption_keys=keys, shared=True
+    ),
+    "another node": lambda place, keys: imap_wal.open(
+        place, node="n2", encryption_keys=keys, shared=True
+    ),
+    "a log of records": lambda place, keys: log.create(
+        place, cluster="embedded", node="n2", encryption_keys=keys
+    ),
 }
 
 
 @pytest.mark.parametrize("opens", OPENS)
-@pytest.mark.parametrize("keys", [(other("a"),), ("b", other("a")), ("plain", other("a"))], ids=["writes", "reads", "reads beside plain"])
-def test_an_open_with_another_key_of_a_known_id_writes_nothing(place: str, tmp_path: Path, opens: str, keys: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "keys",
+    [(other("a"),), ("b", other("a")), ("plain", other("a"))],
+    ids=["writes", "reads", "reads beside plain"],
+)
+def test_an_open_with_another_key_of_a_known_id_writes_nothing(
+    place: str, tmp_path: Path, opens: str, keys: tuple[str, ...]
+) -> None:
     before = everything(place)
-    with pytest.raises(EncryptionError, match="'a' another key is given than the one that this cluster has") as raised:
+    with pytest.raises(
+        EncryptionError, match="'a' another key is given than the one that this cluster has"
+    ) as raised:
         OPENS[opens](place, key_file(tmp_path, *keys))
     assert (raised.value.key_id, raised.value.file) == ("a", "default/embedded/manifest")
     assert everything(place) == before
@@ -59,7 +75,10 @@ def test_an_agent_with_another_key_of_a_known_id_does_not_start(tmp_path: Path) 
     with serving(first), plugin(first) as member:
         assert member.put(a="1")[0] == "ack"
     before = everything(first.url)
-    with pytest.raises(EncryptionError, match="another key"), serving(config(tmp_path, node="n2", encryption_keys=key_file(tmp_path, other("a")))):
+    with (
+        pytest.raises(EncryptionError, match="another key"),
+        serving(config(tmp_path, node="n2", encryption_keys=key_file(tmp_path, other("a")))),
+    ):
         pass
     assert everything(first.url) == before
 
@@ -72,7 +91,9 @@ def test_two_first_opens_with_two_keys_of_one_id_have_one_winner(tmp_path: Path)
         imap_wal.open(place, node="n2", encryption_keys=key_file(tmp_path, other("a")), shared=True)
 
 
-def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     file = Path(source.removeprefix("file:"))
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
@@ -80,30 +101,43 @@ def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(tmp_
         file.write_text(f"{other('a')}")
         for number in range(50):
             store.map("orders")[str(number)] = "v" * 50
-    assert "continues to write with the keys of before" in caplog.text and "under the id 'a'" in caplog.text
+    assert (
+        "continues to write with the keys of before" in caplog.text
+        and "under the id 'a'" in caplog.text
+    )
     assert len(segments(open_store(place))) > 1
     file.write_text(key("a"))
     with imap_wal.open(place, encryption_keys=source) as store:
         assert len(store.map("orders")) == 51
 
 
-def test_each_key_that_writes_is_in_the_manifest_and_no_key_can_be_told_from_it(tmp_path: Path) -> None:
+def test_each_key_that_writes_is_in_the_manifest_and_no_key_can_be_told_from_it(
+    tmp_path: Path,
+) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
         store.map("orders")["first"] = "v"
         Path(source.removeprefix("file:")).write_text(f"{key('b')}\n{key('a')}")
         for number in range(50):
             store.map("orders")[str(number)] = "v" * 50
-    manifests = "".join(data.decode() for path, data in content(place).items() if path.startswith("default/embedded/manifest/"))
+    manifests = "".join(
+        data.decode()
+        for path, data in content(place).items()
+        if path.startswith("default/embedded/manifest/")
+    )
     for name in "ab":
         secret = ring(name).keys[name]
         assert check_value(secret) in manifests and secret.hex() not in manifests
-    ids = {SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))}
+    ids = {
+        SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))
+    }
     assert ids == {"a", "b"}
 
 
 @pytest.mark.parametrize("command", [("rewrite",), ("archive",), ("repair", "--to", "{copy}")])
-def test_no_command_writes_with_another_key_of_a_known_id(place: str, tmp_path: Path, run: Run, command: tuple[str, ...]) -> None:
+def test_no_command_writes_with_another_key_of_a_known_id(
+    place: str, tmp_path: Path, run: Run, command: tuple[str, ...]
+) -> None:
     before = content(place)
     words = [word.format(copy=tmp_path / "copy") for word in command[1:]]
     done = run("--encryption-keys", key_file(tmp_path, "b", other("a")), command[0], place, *words)
@@ -111,19 +145,30 @@ def test_no_command_writes_with_another_key_of_a_known_id(place: str, tmp_path: 
     assert content(place) == before
 
 
-def test_verify_and_doctor_name_an_id_that_stands_for_another_key(place: str, tmp_path: Path, run: Run) -> None:
+def test_verify_and_doctor_name_an_id_that_stands_for_another_key(
+    place: str, tmp_path: Path, run: Run
+) -> None:
     given = ["--encryption-keys", key_file(tmp_path, other("a"))]
     done = run(*given, "verify", place, "-o", "json")
     assert done.code == 3
-    found = [each for each in done.json["files"] if "under the id 'a' another key is given" in each["what"]]
+    found = [
+        each
+        for each in done.json["files"]
+        if "under the id 'a' another key is given" in each["what"]
+    ]
     assert [each["file"].rpartition("/")[0] for each in found] == ["default/embedded/manifest"]
-    assert "under the id 'a' another key is given" in run(*given, "doctor", place).out.replace("\n", " ").replace("  ", " ")
+    assert "under the id 'a' another key is given" in run(*given, "doctor", place).out.replace(
+        "\n", " "
+    ).replace("  ", " ")
     assert run("--encryption-keys", key_file(tmp_path, "a"), "verify", place).code == 0
 
 
 def test_a_repaired_copy_knows_the_keys_of_the_log(place: str, tmp_path: Path, run: Run) -> None:
     copy = str(tmp_path / "copy")
-    assert run("--encryption-keys", key_file(tmp_path, "b", "a"), "repair", place, "--to", copy).code == 0
+    assert (
+        run("--encryption-keys", key_file(tmp_path, "b", "a"), "repair", place, "--to", copy).code
+        == 0
+    )
     for name in "ab":
         with pytest.raises(EncryptionError, match=f"'{name}' another key"):
             imap_wal.open(copy, node="n2", encryption_keys=key_file(tmp_path, other(name)))

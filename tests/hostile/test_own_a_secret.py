@@ -20,7 +20,9 @@ from tests.encrypted import key
 
 OTHER = 65534
 PAIR = new_pair("agent-1")
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a file to another user"
+)
 
 
 @pytest.fixture
@@ -76,13 +78,18 @@ def test_who_owns_a_file_of_secrets_or_a_folder_above_is_not_admitted(
         os.chown(part, OTHER, OTHER)
         with pytest.raises(InvalidSetting) as refused:
             read(file)
-        assert f"{part} belongs to user {OTHER}, not to root; check it, then run: chown -h 0 {part}" in str(refused.value)
+        assert (
+            f"{part} belongs to user {OTHER}, not to root; check it, then run: chown -h 0 {part}"
+            in str(refused.value)
+        )
         os.chown(part, 0, 0)
     read(file)
 
 
 @FILES
-def test_a_folder_that_others_may_write_to_is_refused(folder: Path, write: Callable[[Path], None], read: Callable[[Path], object]) -> None:
+def test_a_folder_that_others_may_write_to_is_refused(
+    folder: Path, write: Callable[[Path], None], read: Callable[[Path], object]
+) -> None:
     (folder / "a/b").mkdir(parents=True)
     file = folder / "a/b/file"
     write(file)
@@ -106,7 +113,9 @@ def test_a_secret_that_others_may_open_is_refused(folder: Path, mode: int) -> No
         read_secret_file(folder / "token")
 
 
-def test_the_group_may_read_a_secret_only_if_root_owns_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_group_may_read_a_secret_only_if_root_owns_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_token(folder / "token")
     (folder / "token").chmod(0o440)
     if os.geteuid() == 0:
@@ -119,7 +128,9 @@ def test_the_group_may_read_a_secret_only_if_root_owns_it(folder: Path, monkeypa
 
 
 @needs_root
-def test_a_secret_of_kubernetes_is_read_through_its_links(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_kubernetes_is_read_through_its_links(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     volume = folder / "secrets"
     version = volume / "..2026_11_23"
     version.mkdir(parents=True)
@@ -157,7 +168,9 @@ def test_links_in_a_circle_end_with_an_error(folder: Path) -> None:
         keys.read_token(folder / "a")
 
 
-def test_a_path_with_dots_and_a_pipe_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_with_dots_and_a_pipe_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "x").mkdir()
     write_token(folder / "token")
     monkeypatch.chdir(folder / "x")

@@ -59,7 +59,9 @@ class Careless(MemoryFileSystem):  # type: ignore[misc]
             try:
                 raise ValueError(f"signed with {self._options}")
             except ValueError as cause:
-                raise OSError(f"PUT /?secret={IN_URL}: refused, {self._options['secret']}") from cause
+                raise OSError(
+                    f"PUT /?secret={IN_URL}: refused, {self._options['secret']}"
+                ) from cause
 
     def find(self, *given: Any, **options: Any) -> Any:
         self._request()
@@ -105,7 +107,10 @@ def stored() -> list[bytes]:
 
 
 def files_below(folder: Path) -> list[bytes]:
-    return [str(path).encode() + (path.read_bytes() if path.is_file() else b"") for path in folder.rglob("*")]
+    return [
+        str(path).encode() + (path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+    ]
 
 
 def ended(words: list[str]) -> int:
@@ -114,12 +119,29 @@ def ended(words: list[str]) -> int:
     return int(end.value.code or 0)
 
 
-COMMANDS = (["ls"], ["stat"], ["stat", "-o", "json"], ["doctor"], ["doctor", "-o", "json"], ["verify"], ["verify", "-o", "json"], ["dump"], ["export"],
-            ["rewrite", "--dry-run"], ["rewrite"], ["prune", "--dry-run"], ["restore", "--dry-run"], ["archive"], ["ls", "--namespace", "nobody"])  # fmt: skip
+COMMANDS = (
+    ["ls"],
+    ["stat"],
+    ["stat", "-o", "json"],
+    ["doctor"],
+    ["doctor", "-o", "json"],
+    ["verify"],
+    ["verify", "-o", "json"],
+    ["dump"],
+    ["export"],
+    ["rewrite", "--dry-run"],
+    ["rewrite"],
+    ["prune", "--dry-run"],
+    ["restore", "--dry-run"],
+    ["archive"],
+    ["ls", "--namespace", "nobody"],
+)
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_no_command_shows_or_stores_a_secret(careless: None, capfd: pytest.CaptureFixture[str], failing: bool) -> None:
+def test_no_command_shows_or_stores_a_secret(
+    careless: None, capfd: pytest.CaptureFixture[str], failing: bool
+) -> None:
     with imap_wal.open(f"careless://bucket/maps{QUERY}", node="n") as store:
         store.map("m")["a"] = 1
         assert_nothing_in(repr(store))
@@ -133,11 +155,15 @@ def test_no_command_shows_or_stores_a_secret(careless: None, capfd: pytest.Captu
     assert_nothing_in(*capfd.readouterr(), *stored())
 
 
-def test_the_agent_shows_logs_answers_and_stores_no_secret(careless: None, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_agent_shows_logs_answers_and_stores_no_secret(
+    careless: None, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "config" / "agent.toml"
     file.parent.mkdir()
     file.write_text(
-        f"url = 'careless://bucket/maps{QUERY}'\nwal_dir = 'careless://other/maps{QUERY}'\ncluster = 'c'\nnode = 'n1'\nlifetime_timeout_s = 0\n"
+        f"url = 'careless://bucket/maps{QUERY}'\nwal_dir = "
+        f"'careless://other/maps{QUERY}'\ncluster = 'c'\nnode = 'n1'\nlifetime_timeout_s = "
+        "0\n"
         f"start_policy = 'partial'\nendpoint = 'ipc://{tmp_path}/a.sock'\n"
     )
     assert ended(["agent", "--config", str(file), "--check"]) == 0
@@ -152,11 +178,18 @@ def test_the_agent_shows_logs_answers_and_stores_no_secret(careless: None, capfd
         answers.append(list(member.stat().items()))
         Careless.failing = False
     file.unlink()
-    assert_nothing_in(json.dumps(answers, default=repr), *capfd.readouterr(), *stored(), *files_below(tmp_path))
-    assert any(name.endswith("/wal_dir.json") and b"careless://other/maps" in file.getvalue() for name, file in Careless.store.items())
+    assert_nothing_in(
+        json.dumps(answers, default=repr), *capfd.readouterr(), *stored(), *files_below(tmp_path)
+    )
+    assert any(
+        name.endswith("/wal_dir.json") and b"careless://other/maps" in file.getvalue()
+        for name, file in Careless.store.items()
+    )
 
 
-def test_no_error_of_the_library_shows_a_secret_in_its_text_its_causes_or_its_traceback(careless: None) -> None:
+def test_no_error_of_the_library_shows_a_secret_in_its_text_its_causes_or_its_traceback(
+    careless: None,
+) -> None:
     shown = []
     for url, options in (
         (f"careless://bucket/maps{QUERY}", None),
@@ -197,12 +230,27 @@ def test_no_error_about_a_configuration_shows_a_secret(tmp_path: Path, toml: str
     assert_nothing_in("".join(traceback.format_exception(found.value)))
 
 
-def test_storage_options_of_the_configuration_reach_the_storage(careless: None, tmp_path: Path) -> None:
-    about = {"url": "careless://bucket/maps", "node": "n", "endpoint": f"ipc://{tmp_path}/a.sock", "start_policy": "partial", "lifetime_timeout_s": 0}
+def test_storage_options_of_the_configuration_reach_the_storage(
+    careless: None, tmp_path: Path
+) -> None:
+    about = {
+        "url": "careless://bucket/maps",
+        "node": "n",
+        "endpoint": f"ipc://{tmp_path}/a.sock",
+        "start_policy": "partial",
+        "lifetime_timeout_s": 0,
+    }
     for more in (
         {"storage_options": {"secret": SECRET}},
-        {"storage_options": {"secret": SECRET}, "wal_dir": "careless://bucket/wal"},  # the same bucket: the same options
-        {"storage_options": {"secret": SECRET}, "wal_dir": "careless://other/wal", "wal_dir_options": {"secret": SECRET}},
+        {
+            "storage_options": {"secret": SECRET},
+            "wal_dir": "careless://bucket/wal",
+        },  # the same bucket: the same options
+        {
+            "storage_options": {"secret": SECRET},
+            "wal_dir": "careless://other/wal",
+            "wal_dir_options": {"secret": SECRET},
+        },
     ):
         Careless.store.clear()
         with serving(AgentConfig.from_mapping({**about, **more})) as agent:
@@ -211,15 +259,25 @@ def test_storage_options_of_the_configuration_reach_the_storage(careless: None, 
         assert_nothing_in(*stored())
 
 
-def test_a_file_of_credentials_gives_options_to_the_places_it_names_and_to_no_others(tmp_path: Path) -> None:
+def test_a_file_of_credentials_gives_options_to_the_places_it_names_and_to_no_others(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "credentials.toml"
-    file.write_text(f'["s3://bucket"]\nkey = "1"\nsecret = "{SECRET}"\n["s3://bucket/deep"]\nkey = "2"\n')
+    file.write_text(
+        f'["s3://bucket"]\nkey = "1"\nsecret = "{SECRET}"\n["s3://bucket/deep"]\nkey = "2"\n'
+    )
     file.chmod(0o600)
     known = Credentials.read(file)
     assert known.given_to(Location("s3://bucket/maps")).options == {"key": "1", "secret": SECRET}
     assert known.given_to(Location("s3://bucket/deep/maps")).options == {"key": "2"}
     assert known.given_to(located("s3://bucket?key=3")).options == {"key": "3", "secret": SECRET}
-    for other in ("s3://bucket2/maps", "gs://bucket/maps", "s3://bucket.evil/maps", "/bucket", "webhdfs://bucket"):
+    for other in (
+        "s3://bucket2/maps",
+        "gs://bucket/maps",
+        "s3://bucket.evil/maps",
+        "/bucket",
+        "webhdfs://bucket",
+    ):
         assert known.given_to(Location(other)).options == {}
     assert_nothing_in(repr(known), repr(known.given_to(Location("s3://bucket"))))
 
@@ -235,7 +293,9 @@ def test_a_file_of_credentials_gives_options_to_the_places_it_names_and_to_no_ot
         (f"\xff{SECRET}", 0o600, "not UTF-8"),
     ],
 )
-def test_a_wrong_file_of_credentials_is_refused_without_showing_it(tmp_path: Path, text: str, mode: int, said: str) -> None:
+def test_a_wrong_file_of_credentials_is_refused_without_showing_it(
+    tmp_path: Path, text: str, mode: int, said: str
+) -> None:
     file = tmp_path / "credentials.toml"
     file.write_bytes(text.encode("latin-1"))
     file.chmod(mode)
@@ -244,8 +304,12 @@ def test_a_wrong_file_of_credentials_is_refused_without_showing_it(tmp_path: Pat
     assert_nothing_in("".join(traceback.format_exception(found.value)))
 
 
-def test_the_command_line_reads_credentials_from_a_file(careless: None, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with imap_wal.open("careless://bucket/maps", node="n", storage_options={"secret": SECRET}) as store:
+def test_the_command_line_reads_credentials_from_a_file(
+    careless: None, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with imap_wal.open(
+        "careless://bucket/maps", node="n", storage_options={"secret": SECRET}
+    ) as store:
         store.map("m")["a"] = 1
     file = tmp_path / "credentials.toml"
     file.write_text(f'["careless://bucket"]\nsecret = "{SECRET}"\n')
@@ -258,8 +322,23 @@ def test_the_command_line_reads_credentials_from_a_file(careless: None, capfd: p
 
 
 def test_a_cluster_of_processes_gets_credentials_by_a_file_only(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rewrite_cli.cli", "node", "start", "--url", f"s3://bucket/maps{QUERY}"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "TMPDIR": str(tmp_path)})
+    command = [
+        sys.executable,
+        "-m",
+        "rewrite_cli.cli",
+        "node",
+        "start",
+        "--url",
+        f"s3://bucket/maps{QUERY}",
+    ]
+    run = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
     assert run.returncode == 2
     assert "--credentials" in run.stderr
     assert_nothing_in(run.stdout, run.stderr, *files_below(tmp_path))
@@ -271,24 +350,47 @@ def test_a_location_is_its_text_and_keeps_its_options_on_its_way() -> None:
     assert isinstance(pickle.loads(pickle.dumps(place)), Location)
     assert pickle.loads(pickle.dumps(place)).options["secret"] == SECRET
     assert located(place).options == place.options
-    assert located(f"sftp://me:{SECRET}@host/a").options == {}, "a slash ends the server's name: it is to be percent-encoded"
-    assert (located("sftp://me:word@host/a"), located("sftp://me:word@host/a").options) == ("sftp://me@host/a", {"password": "word"})
+    assert located(f"sftp://me:{SECRET}@host/a").options == {}, (
+        "a slash ends the server's name: it is to be percent-encoded"
+    )
+    assert (located("sftp://me:word@host/a"), located("sftp://me:word@host/a").options) == (
+        "sftp://me@host/a",
+        {"password": "word"},
+    )
     assert located("abfs://container@account.dfs.core.windows.net/a").options == {}
     assert located("/var/lib/what?").options == {}
 
 
 def test_texts_and_veils() -> None:
-    assert without_secrets(f"s3://b{QUERY}: no; 'sftp://u:{IN_URL}@h/x'") == "s3://b?*** no; 'sftp://u:***@h/x'"
-    veil = Veil({"secret": SECRET, "region_name": "eu-west-1", "anon": True, "key": "abc", "endpoint_url": "http://localhost:9000"})
-    assert veil.text(f"{SECRET} {IN_URL} eu-west-1 abc http://localhost:9000") == "*** *** eu-west-1 abc http://localhost:9000"
-    assert Veil({"endpoint_url": f"http://u:{IN_URL}@h"}).text(f"at http://u:{IN_URL}@h") == "at ***"
+    assert (
+        without_secrets(f"s3://b{QUERY}: no; 'sftp://u:{IN_URL}@h/x'")
+        == "s3://b?*** no; 'sftp://u:***@h/x'"
+    )
+    veil = Veil(
+        {
+            "secret": SECRET,
+            "region_name": "eu-west-1",
+            "anon": True,
+            "key": "abc",
+            "endpoint_url": "http://localhost:9000",
+        }
+    )
+    assert (
+        veil.text(f"{SECRET} {IN_URL} eu-west-1 abc http://localhost:9000")
+        == "*** *** eu-west-1 abc http://localhost:9000"
+    )
+    assert (
+        Veil({"endpoint_url": f"http://u:{IN_URL}@h"}).text(f"at http://u:{IN_URL}@h") == "at ***"
+    )
 
 
 def test_an_old_record_with_options_is_written_again_without_them(tmp_path: Path) -> None:
     wal = (tmp_path / "wal").as_uri()
     root = tmp_path / "root"
     root.mkdir()
-    (root / "wal_dir.json").write_text(json.dumps({"format": 1, "wal_dir": f"{wal}?secret={IN_URL}"}))
+    (root / "wal_dir.json").write_text(
+        json.dumps({"format": 1, "wal_dir": f"{wal}?secret={IN_URL}"})
+    )
     with pytest.raises(StorageError, match="it has options") as found:
         open_store(str(root))
     assert_nothing_in(str(found.value))

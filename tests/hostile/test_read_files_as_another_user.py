@@ -44,7 +44,14 @@ class RunAsAgent:
             f"try:\n    {statement}\nexcept Exception as error:\n    print(error, end='')\n"
         )
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True, env=environment)
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env=environment,
+        )
         return ended.stdout
 
 
@@ -71,21 +78,26 @@ def modes(root: Path) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("file_mode", "files", "folders"), [("", 0o600, 0o700), ("0640", 0o640, 0o750), ("0660", 0o660, 0o770), ("644", 0o644, 0o755)]
+    ("file_mode", "files", "folders"),
+    [("", 0o600, 0o700), ("0640", 0o640, 0o750), ("0660", 0o660, 0o770), ("644", 0o644, 0o755)],
 )
 @pytest.mark.parametrize("kind", ["file", "objects+file"])
 def test_all_that_a_log_makes_has_the_mode_that_was_asked_for(
     tmp_path: Path, umask: int, kind: str, file_mode: str, files: int, folders: int
 ) -> None:
     options = {"file_mode": file_mode} if file_mode else {}
-    with imap_wal.open(f"{kind}://{tmp_path}/root", node="n", wal_dir=f"{kind}://{tmp_path}/fast", **options) as store:
+    with imap_wal.open(
+        f"{kind}://{tmp_path}/root", node="n", wal_dir=f"{kind}://{tmp_path}/fast", **options
+    ) as store:
         store.map("m").update(dict.fromkeys(range(100), "x" * 100))
         store.archive()
         store.map("m")["more"] = 1
         for folder in ("root", "fast"):
             assert modes(tmp_path / folder) == {"files": {files}, "folders": {folders}}
     wide = ["--file-mode", file_mode] if file_mode else []
-    done = CliRunner().invoke(group, [*wide, "rewrite", f"{kind}://{tmp_path}/root"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        group, [*wide, "rewrite", f"{kind}://{tmp_path}/root"], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     assert modes(tmp_path / "root") == {"files": {files}, "folders": {folders}}
 
@@ -96,18 +108,29 @@ def test_a_store_with_open_files_keeps_every_promise(tmp_path: Path) -> None:
     assert modes(tmp_path / "log")["folders"] == {0o770}
 
 
-@pytest.mark.parametrize("file_mode", ["0400", "0777", "640 ", "", "rw", "0o640", "1600", 416, None, "0060"])
+@pytest.mark.parametrize(
+    "file_mode", ["0400", "0777", "640 ", "", "rw", "0o640", "1600", 416, None, "0060"]
+)
 def test_an_invalid_mode_is_refused(file_mode: object) -> None:
     with pytest.raises(InvalidSetting, match="file_mode is"):
         imap_wal.Settings(file_mode=file_mode)  # type: ignore[arg-type]
 
 
 def test_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
-    for number, (endpoint_mode, expected) in enumerate((("0600", 0o600), ("0660", 0o660), ("0620", 0o620), ("0666", 0o666))):
+    for number, (endpoint_mode, expected) in enumerate(
+        (("0600", 0o600), ("0660", 0o660), ("0620", 0o620), ("0666", 0o666))
+    ):
         entered = {0o600: 0o700, 0o666: 0o755}.get(expected, 0o750)
         folder = tmp_path / str(number) / "deep"
-        about = {"url": f"{folder}/log", "node": "n", "endpoint": f"ipc://{folder}/run/a.sock", "endpoint_mode": endpoint_mode,
-                 "allow_uids": [os.geteuid()], "start_policy": "partial", "lifetime_timeout_s": 0}  # fmt: skip
+        about = {
+            "url": f"{folder}/log",
+            "node": "n",
+            "endpoint": f"ipc://{folder}/run/a.sock",
+            "endpoint_mode": endpoint_mode,
+            "allow_uids": [os.geteuid()],
+            "start_policy": "partial",
+            "lifetime_timeout_s": 0,
+        }
         settings = AgentConfig.from_mapping(about)
         with serving(settings), plugin(settings) as member:
             assert member.put(a="1")[0] == "ack"
@@ -122,21 +145,39 @@ def test_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
 def test_the_unit_exposes_little(tmp_path: Path, network: bool) -> None:
     text = UNIT.read_text().replace("/opt/imap-wal/bin/imap-wal", "/bin/true")
     if network:  # as its comment says
-        lines = [line for line in text.splitlines() if line not in ("IPAddressDeny=any", "RestrictAddressFamilies=AF_UNIX")]
+        lines = [
+            line
+            for line in text.splitlines()
+            if line not in ("IPAddressDeny=any", "RestrictAddressFamilies=AF_UNIX")
+        ]
         text = "\n".join(lines).replace("# RestrictAddressFamilies=", "RestrictAddressFamilies=")
     unit = tmp_path / "imap-wal-agent.service"
     unit.write_text(text)
     command = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(unit)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr
-    assert {"User=imap-wal", "UMask=0077", "StateDirectoryMode=0700", "ProtectSystem=strict"} <= set(text.splitlines())
+    assert {
+        "User=imap-wal",
+        "UMask=0077",
+        "StateDirectoryMode=0700",
+        "ProtectSystem=strict",
+    } <= set(text.splitlines())
 
 
 @pytest.mark.parametrize(
     ("root", "namespace", "files"),
-    [(0o700, 0o700, 0o600), (0o750, 0o750, 0o640), (0o770, 0o770, 0o660), (0o755, 0o700, 0o600), (0o777, 0o777, 0o664), (0o700, 0o755, 0o600)],
+    [
+        (0o700, 0o700, 0o600),
+        (0o750, 0o750, 0o640),
+        (0o770, 0o770, 0o660),
+        (0o755, 0o700, 0o600),
+        (0o777, 0o777, 0o664),
+        (0o700, 0o755, 0o600),
+    ],
 )
-def test_commands_shut_nobody_out_and_let_nobody_in(tmp_path: Path, umask: int, root: int, namespace: int, files: int) -> None:
+def test_commands_shut_nobody_out_and_let_nobody_in(
+    tmp_path: Path, umask: int, root: int, namespace: int, files: int
+) -> None:
     place = tmp_path / "root"
     with imap_wal.open(str(place), node="n") as store:
         store.map("m")["a"] = 1
@@ -146,15 +187,20 @@ def test_commands_shut_nobody_out_and_let_nobody_in(tmp_path: Path, umask: int, 
     assert done.exit_code == 0, done.output
     made = list(place.rglob("snapshot/**/*.parquet"))
     assert made and {stat.S_IMODE(path.stat().st_mode) for path in made} == {files}
-    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in made} == {files | 0o100 | (files & 0o044) >> 2}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in made} == {
+        files | 0o100 | (files & 0o044) >> 2
+    }
     new = tmp_path / "new"
-    done = CliRunner().invoke(group, ["restore", str(place), "--to", str(new)], catch_exceptions=False)
+    done = CliRunner().invoke(
+        group, ["restore", str(place), "--to", str(new)], catch_exceptions=False
+    )
     if new.exists():
         assert modes(new) == {"files": {0o600}, "folders": {0o700}}
 
 
 def test_the_group_of_the_socket_reads_no_secrets() -> None:
-    """The member is in the agent's group: its configuration and credentials are root's, and handed over."""
+    """The member is in the agent's group: its configuration and credentials are root's, and handed
+    over."""
     unit = UNIT.read_text()
     lines = unit.splitlines()
     assert "LoadCredential=agent.toml:/etc/imap-wal/agent.toml" in lines
@@ -174,19 +220,30 @@ def test_the_group_of_the_socket_reads_no_secrets() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_the_user_of_the_unit_reads_its_files_as_the_unit_says(run_as_agent: RunAsAgent) -> None:
-    """As its comments say: root's files in /etc, and the copies that systemd makes of two of them."""
+    """As its comments say: root's files in /etc, and the copies that systemd makes of two of
+    them."""
     etc, credentials = run_as_agent.folder / "etc", run_as_agent.folder / "credentials"
     etc.mkdir(mode=0o755)
     credentials.mkdir(mode=0o755)
     pair = new_pair("agent-1")
     keys.write_new(etc / "agent-1.key", pair.text(), 0o600)
     keys.write_clients(etc / "clients.toml", {pair.public: Peer("member-1", frozenset(Right))})
-    keys.write_new(credentials / "owned.key", pair.text(), 0o400)  # without access lists, systemd gives the copy to the user
+    keys.write_new(
+        credentials / "owned.key", pair.text(), 0o400
+    )  # without access lists, systemd gives the copy to the user
     os.chown(credentials / "owned.key", AGENT, AGENT)
-    keys.write_new(credentials / "listed.key", pair.text(), 0o440)  # with one, root owns it, and the list is shown as the group
+    keys.write_new(
+        credentials / "listed.key", pair.text(), 0o440
+    )  # with one, root owns it, and the list is shown as the group
     os.chown(credentials / "listed.key", 0, AGENT)
     for name in ("owned.key", "listed.key"):
-        assert run_as_agent(f"read_secret({str(credentials / name)!r}); read_clients({str(etc / 'clients.toml')!r})") == ""
+        assert (
+            run_as_agent(
+                f"read_secret({str(credentials / name)!r}); "
+                f"read_clients({str(etc / 'clients.toml')!r})"
+            )
+            == ""
+        )
     assert "Permission denied" in run_as_agent(f"read_secret({str(etc / 'agent-1.key')!r})")
     (etc / "clients.toml").chmod(0o600)  # what the comments said before
     assert "Permission denied" in run_as_agent(f"read_clients({str(etc / 'clients.toml')!r})")

@@ -43,15 +43,24 @@ def gift(folder: Path, wal_dir: str) -> Path:
         "\x1b]0;title\x07://x",
     ],
 )
-def test_a_root_on_this_machine_that_names_another_storage_is_not_followed(tmp_path: Path, wal_dir: str) -> None:
+def test_a_root_on_this_machine_that_names_another_storage_is_not_followed(
+    tmp_path: Path, wal_dir: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
-        root = gift(tmp_path / "gift", wal_dir.format(server=f"127.0.0.1:{server.getsockname()[1]}"))
+        root = gift(
+            tmp_path / "gift", wal_dir.format(server=f"127.0.0.1:{server.getsockname()[1]}")
+        )
         with pytest.raises(StorageError, match="not followed by itself") as found:
             open_store(str(root))
         assert "--wal-dir" in str(found.value)
         assert "\x1b" not in str(found.value)
-        for command in (["stat", str(root)], ["verify", str(root)], ["prune", str(root), "--yes"], ["doctor", str(root)]):
+        for command in (
+            ["stat", str(root)],
+            ["verify", str(root)],
+            ["prune", str(root), "--yes"],
+            ["doctor", str(root)],
+        ):
             done = CliRunner().invoke(group, command)
             assert "not followed" in done.output
         with pytest.raises(StorageUnavailable, match="not followed by itself"):
@@ -70,7 +79,14 @@ def test_a_wal_dir_that_the_user_names_is_followed(tmp_path: Path) -> None:
             imap_wal.open(root, node="n")
         with imap_wal.open(root, node="n", wal_dir=wal) as store:
             assert store.map("m")["a"] == 1
-        for command in (["stat", root], ["verify", root], ["dump", root], ["export", root], ["doctor", root], ["rewrite", root]):
+        for command in (
+            ["stat", root],
+            ["verify", root],
+            ["dump", root],
+            ["export", root],
+            ["doctor", root],
+            ["rewrite", root],
+        ):
             done = CliRunner().invoke(group, [*command, "--wal-dir", wal], catch_exceptions=False)
             assert done.exit_code == 0, f"{command}: {done.output}"
         reader = imap_wal.log.LogReader(root, cluster="embedded", node="n", wal_dir=wal)
@@ -130,25 +146,42 @@ def opened_with(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_the_file_of_credentials_reaches_the_place_of_the_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_the_file_of_credentials_reaches_the_place_of_the_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     found = opened_with(monkeypatch)
     open_store("s3://slow/maps", wal_dir="s3://fast/wal")  # now the root says so, without options
     file = tmp_path / "credentials.toml"
-    file.write_text('["s3://slow"]\nkey = "a"\n["s3://fast"]\nkey = "b"\n["s3://other"]\nkey = "c"\n')
+    file.write_text(
+        '["s3://slow"]\nkey = "a"\n["s3://fast"]\nkey = "b"\n["s3://other"]\nkey = "c"\n'
+    )
     file.chmod(0o600)
     expected = {"s3://slow/maps": {"key": "a"}, "s3://fast/wal": {"key": "b"}}
-    place = Credentials.read(file).given_to(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else ""))
+    place = Credentials.read(file).given_to(
+        Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")
+    )
     open_store(location(place, file_mode="0600"))
     assert found == expected
     found.clear()
     open_store(pickle.loads(pickle.dumps(place)))
     assert found == expected
     found.clear()
-    CliRunner().invoke(group, ["--credentials", str(file), "ls", "s3://slow/maps", *(["--wal-dir", "s3://fast/wal"] if named else [])])
+    CliRunner().invoke(
+        group,
+        [
+            "--credentials",
+            str(file),
+            "ls",
+            "s3://slow/maps",
+            *(["--wal-dir", "s3://fast/wal"] if named else []),
+        ],
+    )
     assert found == expected
     found.clear()
     monkeypatch.setenv("IMAP_WAL_CREDENTIALS", str(file))
-    open_store(data_source.known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else "")))
+    open_store(
+        data_source.known(Location("s3://slow/maps", wal_dir="s3://fast/wal" if named else ""))
+    )
     assert found == expected
     found.clear()
     plain = located("s3://slow/maps?key=z").knowing({"s3://fast": {"key": "b"}})

@@ -81,12 +81,25 @@ def collision() -> Schema:
 
 def test_the_form_and_the_id_are_those_of_hazelcast() -> None:
     for schema in (ORDER, OTHER, Schema("", ()), Schema("größe", (("a", 46), ("ä", 30)))):
-        client = ClientSchema(schema.type_name, [FieldDescriptor(name, FieldKind(kind)) for name, kind in schema.fields])
+        client = ClientSchema(
+            schema.type_name,
+            [FieldDescriptor(name, FieldKind(kind)) for name, kind in schema.fields],
+        )
         assert schema.id == client.schema_id
         assert read_schema(schema.id, schema.to_bytes()) == schema
 
 
-@pytest.mark.parametrize("data", [GADGET, NAMED, b"", b"\x00", struct.pack(">ii?ii", 0, -2, True, -42, 5), struct.pack(">ii?ii", 0, -2, True, 1, 1)])
+@pytest.mark.parametrize(
+    "data",
+    [
+        GADGET,
+        NAMED,
+        b"",
+        b"\x00",
+        struct.pack(">ii?ii", 0, -2, True, -42, 5),
+        struct.pack(">ii?ii", 0, -2, True, 1, 1),
+    ],
+)
 def test_bytes_of_another_class_are_refused(data: bytes, settings: AgentConfig) -> None:
     with pytest.raises(BadSchema):
         read_schema(ORDER.id, data)
@@ -114,8 +127,21 @@ def test_every_flipped_bit_and_every_cut_is_refused() -> None:
         read_schema(OTHER.id, sound)
 
 
-@pytest.mark.parametrize("fields", [(("b", 9), ("a", 9)), (("a", 9), ("a", 9)), (("a", 0),), (("a", 5),), (("a", 31),), (("a", 47),), (("a", -1),)])
-def test_fields_that_hazelcast_would_not_write_are_refused(fields: tuple[tuple[str, int], ...]) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        (("b", 9), ("a", 9)),
+        (("a", 9), ("a", 9)),
+        (("a", 0),),
+        (("a", 5),),
+        (("a", 31),),
+        (("a", 47),),
+        (("a", -1),),
+    ],
+)
+def test_fields_that_hazelcast_would_not_write_are_refused(
+    fields: tuple[tuple[str, int], ...],
+) -> None:
     schema = Schema("t", fields)
     with pytest.raises(BadSchema):
         read_schema(schema.id, schema.to_bytes())
@@ -135,7 +161,9 @@ def test_random_bytes_behind_a_right_header_are_refused() -> None:
             read_schema(ORDER.id, data)
 
 
-def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_archive(settings: AgentConfig) -> None:
+def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_archive(
+    settings: AgentConfig,
+) -> None:
     forged = collision()
     assert forged.id == ORDER.id and forged != ORDER
     with serving(settings), plugin(settings) as member:
@@ -145,7 +173,9 @@ def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_
         assert "another schema has that id: type 'order'" in answer[3]
         assert put(member, (ORDER.id, ORDER.to_bytes()))[0] == "ack", "the same one again"
         assert member.put(a="1") == ["ack", 1, 1]
-        assert read(member) == {ORDER.id: ORDER.to_bytes()}, "nothing of a refused message is in the log"
+        assert read(member) == {ORDER.id: ORDER.to_bytes()}, (
+            "nothing of a refused message is in the log"
+        )
     with serving(settings) as agent, plugin(settings) as member:
         agent._archive()
         assert put(member, (OTHER.id, forged.to_bytes()))[2] == "schema-refused"
@@ -155,12 +185,24 @@ def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_
         assert put(member, (ORDER.id, forged.to_bytes()))[2] == "schema-refused"
 
 
-def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(settings: AgentConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(
+    settings: AgentConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store(settings.url)
     try:
         identity = Identity(settings.namespace, settings.cluster, settings.node)
-        log = open_node_log(LogContext(store, identity, Settings(preallocate=False), SystemClock(), SystemRandomness()), what="test")
-        items = [["schema", ORDER.id, GADGET], ["schema", 7, b""], ["schema", ORDER.id, ORDER.to_bytes()], ["schema", OTHER.id, OTHER.to_bytes()]]
+        log = open_node_log(
+            LogContext(
+                store, identity, Settings(preallocate=False), SystemClock(), SystemRandomness()
+            ),
+            what="test",
+        )
+        items = [
+            ["schema", ORDER.id, GADGET],
+            ["schema", 7, b""],
+            ["schema", ORDER.id, ORDER.to_bytes()],
+            ["schema", OTHER.id, OTHER.to_bytes()],
+        ]
         log.write(format.METADATA, len(items), [msgpack.packb(item) for item in items])
         log.sync()
         log.close()
@@ -172,13 +214,26 @@ def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(settings: 
 
 def test_of_two_schemas_with_one_id_neither_counts() -> None:
     forged = collision()
-    both = [("schema", ORDER.id, ORDER.to_bytes()), ("schema", ORDER.id, forged.to_bytes()), ("schema", OTHER.id, OTHER.to_bytes()), ("member", "c")]
+    both = [
+        ("schema", ORDER.id, ORDER.to_bytes()),
+        ("schema", ORDER.id, forged.to_bytes()),
+        ("schema", OTHER.id, OTHER.to_bytes()),
+        ("member", "c"),
+    ]
     for metadata in (both, both[::-1]):
         sound, bad = sound_schemas(metadata)
         assert sound == {OTHER.id: OTHER}
         assert len(bad) == 1
         assert str(ORDER.id) in bad[0]
-    sound, bad = sound_schemas([("schema",), ("schema", "1", b""), ("schema", 1.0, b""), ("schema", True, b""), ("schema", 1, 5)])
+    sound, bad = sound_schemas(
+        [
+            ("schema",),
+            ("schema", "1", b""),
+            ("schema", 1.0, b""),
+            ("schema", True, b""),
+            ("schema", 1, 5),
+        ]
+    )
     assert sound == {}
     assert len(bad) == 5
 
@@ -187,7 +242,14 @@ def test_a_bad_schema_is_named_and_the_values_of_others_are_still_decoded() -> N
     service = SerializationServiceV1(Config())
     text = service.to_data("text").buffer
     notes: list[str] = []
-    decoder = Decoder([("schema", ORDER.id, GADGET), ("schema", 7, b"\xff"), ("schema", OTHER.id, OTHER.to_bytes())], notes.append)
+    decoder = Decoder(
+        [
+            ("schema", ORDER.id, GADGET),
+            ("schema", 7, b"\xff"),
+            ("schema", OTHER.id, OTHER.to_bytes()),
+        ],
+        notes.append,
+    )
     row: tuple[Any, ...] = ("m", text, "", text, "", False, 0, 0, 0, (1, 1, 1, 1))
     assert not isinstance(decoder.value(row), Opaque)
     assert decoder.value(row) == "text"

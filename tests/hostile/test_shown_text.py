@@ -35,9 +35,20 @@ def log(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [("dump",), ("dump", "-o", "json"), ("stat",), ("stat", "-o", "json"), ("verify",), ("verify", "-o", "json"), ("ls",), ("prune", "--dry-run")],
+    [
+        ("dump",),
+        ("dump", "-o", "json"),
+        ("stat",),
+        ("stat", "-o", "json"),
+        ("verify",),
+        ("verify", "-o", "json"),
+        ("ls",),
+        ("prune", "--dry-run"),
+    ],
 )
-def test_a_log_with_escape_sequences_is_printed_without_them(log: str, words: tuple[str, ...]) -> None:
+def test_a_log_with_escape_sequences_is_printed_without_them(
+    log: str, words: tuple[str, ...]
+) -> None:
     ended = CliRunner().invoke(group, [words[0], log, *words[1:]])
     assert ended.exit_code in (0, 2), ended.output
     assert controls(ended.output) == set()
@@ -50,7 +61,9 @@ def test_dump_finds_a_key_as_it_is_printed_and_as_it_is(log: str) -> None:
         assert "= value" in CliRunner().invoke(group, ["dump", log, "--key", key]).output
 
 
-def test_an_error_with_a_name_is_harmless(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_with_a_name_is_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from rewrite_cli.console.failures import Failed, report
 
     report(Failed(f"no map {ESCAPES}"))
@@ -81,15 +94,21 @@ def in_itself() -> Any:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("protocol", [0, 1])
-@pytest.mark.parametrize("value", [shared(200, list), shared(200, tuple), in_itself(), ["x" * 100_000] * 1_000])
-def test_a_value_that_is_endless_when_shown_is_shown_as_its_bytes(value: Any, protocol: int) -> None:
+@pytest.mark.parametrize(
+    "value", [shared(200, list), shared(200, tuple), in_itself(), ["x" * 100_000] * 1_000]
+)
+def test_a_value_that_is_endless_when_shown_is_shown_as_its_bytes(
+    value: Any, protocol: int
+) -> None:
     data = pickled(pickle.dumps(value, protocol))
     assert isinstance(Decoder().value(member_row(data)), Opaque)
 
 
 @pytest.mark.timeout(20)
 def test_a_key_of_shared_tuples_ends_too() -> None:
-    tree = b")" + b"".join(b"q%c0(h%ch%ct" % (level, level, level) for level in range(60))  # each level is a pair of the one before
+    tree = b")" + b"".join(
+        b"q%c0(h%ch%ct" % (level, level, level) for level in range(60)
+    )  # each level is a pair of the one before
     data = b"(" + tree + b"I1\n" + tree + b"I2\nd."
     assert isinstance(Decoder().value(member_row(pickled(data))), Opaque)
 
@@ -111,10 +130,14 @@ def test_large_plain_values_are_still_shown() -> None:
     row = ("m", b"", "", msgpack.packb(value), "msgpack", False, 0, 0, 0, (1, 0, 1, 1))
     assert Decoder().value(row) == value
     same = ("a", 1)
-    assert Decoder().value(member_row(pickled(pickle.dumps([{"k": "v"}, {"k": "v"}, same], 0)))) == [{"k": "v"}, {"k": "v"}, same]
+    assert Decoder().value(
+        member_row(pickled(pickle.dumps([{"k": "v"}, {"k": "v"}, same], 0)))
+    ) == [{"k": "v"}, {"k": "v"}, same]
 
 
-def test_settings_of_the_current_folder_are_announced(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_the_current_folder_are_announced(
+    log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
     assert "imap-wal.toml" not in CliRunner().invoke(group, ["ls", log]).stderr
@@ -122,4 +145,6 @@ def test_settings_of_the_current_folder_are_announced(log: str, tmp_path: Path, 
     ended = CliRunner().invoke(group, ["ls"])
     assert ended.exit_code == 0
     assert "settings from imap-wal.toml of the current folder" in ended.stderr
-    assert "settings from" not in CliRunner().invoke(group, ["--config", "imap-wal.toml", "ls"]).stderr
+    assert (
+        "settings from" not in CliRunner().invoke(group, ["--config", "imap-wal.toml", "ls"]).stderr
+    )

@@ -23,18 +23,30 @@ from tests.agent.harness import config, plugin, serving
 
 
 def agent_of(node: str, endpoint: str, url: str, *, takeover: bool = False) -> AgentConfig:
-    about = {"url": url, "cluster": "c", "node": node, "endpoint": endpoint, "lifetime_timeout_s": 0, "start_policy": "partial"}
+    about = {
+        "url": url,
+        "cluster": "c",
+        "node": node,
+        "endpoint": endpoint,
+        "lifetime_timeout_s": 0,
+        "start_policy": "partial",
+    }
     return AgentConfig.from_mapping(about, takeover=takeover)
 
 
 @pytest.mark.parametrize("takeover", [False, True])
-def test_a_second_agent_at_a_live_endpoint_is_refused_and_has_changed_nothing(tmp_path: Path, takeover: bool) -> None:
+def test_a_second_agent_at_a_live_endpoint_is_refused_and_has_changed_nothing(
+    tmp_path: Path, takeover: bool
+) -> None:
     first = config(tmp_path, "n1")
     with serving(first), plugin(first) as member:
         assert member.put(a="1")[0] == "ack"
-        # Also with `takeover`: it is for the agent of the same node, not for another one's endpoint.
+        # Also with `takeover`: it is for the agent of the same node, not for another one's
+        # endpoint.
         with pytest.raises(
-            InvalidSetting, match=rf"endpoint {first.endpoint} is held by the agent of node 'n1' of default/c \(process {os.getpid()} "
+            InvalidSetting,
+            match=rf"endpoint {first.endpoint} is held by the agent of node 'n1' of default/c "
+            rf"\(process {os.getpid()} ",
         ):
             Agent(agent_of("n2", first.endpoint, first.url, takeover=takeover))
         assert not (tmp_path / "log/default/c/nodes/n2").exists()
@@ -47,7 +59,10 @@ def test_the_same_node_takes_its_endpoint_over_on_purpose_and_serves_there(tmp_p
     first = config(tmp_path, "n1")
     agent = Agent(first)  # it hangs: nobody serves
     try:
-        with serving(agent_of("n1", first.endpoint, first.url, takeover=True)), plugin(first) as member:
+        with (
+            serving(agent_of("n1", first.endpoint, first.url, takeover=True)),
+            plugin(first) as member,
+        ):
             assert member.put(a="1")[0] == "ack"
             agent._router.close()  # the former one ends at last: what is its successor's stays
             with plugin(first, greet=False) as late:
@@ -101,7 +116,9 @@ def test_the_live_socket_of_another_program_stays(tmp_path: Path) -> None:
             asking.connect(str(path))
 
 
-def test_a_link_in_the_place_of_the_lock_does_not_have_its_target_overwritten(tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_the_lock_does_not_have_its_target_overwritten(
+    tmp_path: Path,
+) -> None:
     kept = tmp_path / "kept"
     kept.write_text("mine")
     (tmp_path / "agent.sock.lock").symlink_to(kept)
@@ -116,12 +133,16 @@ def test_an_endpoint_without_a_file_is_refused(endpoint: str) -> None:
         EndpointLock(endpoint, "x", "x")
 
 
-def test_the_socket_is_its_users_own_from_the_bind_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_socket_is_its_users_own_from_the_bind_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = config(tmp_path)
     path = settings.endpoint.removeprefix("ipc://")
     seen: list[int] = []
     chmod = os.chmod
-    monkeypatch.setattr(os, "chmod", lambda *given: (seen.append(os.stat(path).st_mode), chmod(*given)))
+    monkeypatch.setattr(
+        os, "chmod", lambda *given: (seen.append(os.stat(path).st_mode), chmod(*given))
+    )
     before = os.umask(0)  # the widest
     try:
         with serving(settings):
@@ -160,13 +181,18 @@ def closed(path: Path) -> None:
     os.seteuid(me)
 
 
-def test_a_socket_of_another_user_is_named_with_its_owner_and_not_taken_for_a_living_process(another_user: Path) -> None:
+def test_a_socket_of_another_user_is_named_with_its_owner_and_not_taken_for_a_living_process(
+    another_user: Path,
+) -> None:
     path = another_user / "agent.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
     closed(path)
     owner = re.escape(user_name(os.lstat(path).st_uid))
-    with pytest.raises(InvalidSetting, match=rf"the socket {path} belongs to {owner}, and .* cannot connect .* remove the socket"):
+    with pytest.raises(
+        InvalidSetting,
+        match=rf"the socket {path} belongs to {owner}, and .* cannot connect .* remove the socket",
+    ):
         EndpointLock(f"ipc://{path}", "x", "x (process 1)")
     assert path.is_socket()
 
@@ -176,7 +202,9 @@ def test_a_leftover_lock_of_another_user_is_named_with_its_owner(another_user: P
     lock.touch()
     closed(lock)
     owner = re.escape(user_name(os.lstat(lock).st_uid))
-    with pytest.raises(InvalidSetting, match=rf"the lock file {lock} belongs to {owner}, and .* remove the file"):
+    with pytest.raises(
+        InvalidSetting, match=rf"the lock file {lock} belongs to {owner}, and .* remove the file"
+    ):
         EndpointLock(f"ipc://{another_user}/agent.sock", "x", "x (process 1)")
     with pytest.raises(InvalidSetting, match="name a folder that this user can write to"):
         EndpointLock("ipc:///proc/agent.sock", "x", "x (process 1)")

@@ -12,7 +12,11 @@ from pathlib import Path
 def small_disk(folder: Path) -> Iterator[Path | None]:
     """A disk of 4 MB; None where it cannot be mounted."""
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+    ).returncode:
         yield None
         return
     try:

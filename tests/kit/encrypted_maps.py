@@ -33,7 +33,11 @@ def entries(place: str, source: str, **settings: Any) -> int:
 def content(place: str) -> dict[str, bytes]:
     """All that a log consists of. Locks and permits of writers are no part of it."""
     store = open_store(place)
-    return {file.path: store.read(file.path) for file in store.list("") if file.path.endswith((".wal", ".json", ".parquet"))}
+    return {
+        file.path: store.read(file.path)
+        for file in store.list("")
+        if file.path.endswith((".wal", ".json", ".parquet"))
+    }
 
 
 def killed(place: str, source: str, torn: bytes = b"") -> None:
@@ -42,7 +46,11 @@ def killed(place: str, source: str, torn: bytes = b"") -> None:
         for number in range(20):
             store.map("orders")[f"k{number}"] = SECRET
         disk = open_store(place)
-        left = {file.path: disk.read(file.path) for file in disk.list("") if not file.path.endswith(".lock")}
+        left = {
+            file.path: disk.read(file.path)
+            for file in disk.list("")
+            if not file.path.endswith(".lock")
+        }
     for file in disk.list(""):
         disk.delete(file.path)
     for path, data in left.items():

@@ -1,4 +1,5 @@
-"""One fault at every operation, and at every system call, of a work that is played again and again."""
+"""One fault at every operation, and at every system call, of a work that is played again and
+again."""
 
 from __future__ import annotations
 
@@ -48,13 +49,23 @@ def everything(storage: FaultyStore, reference: Reference, **options: Any) -> No
 
 
 def operations(inner: SegmentStore | None = None, **options: Any) -> list[str]:
-    """The kinds of operation that the work asks of its storage. A storage that tells when files changed is asked less."""
+    """The kinds of operation that the work asks of its storage. A storage that tells when files
+    changed is asked less."""
     counted = FaultyStore(inner or MemoryStore(f"faults-count-{next(_names)}"))
     everything(counted, Reference(), **options)
     return [operation.kind for operation in counted.operations]
 
 
-def strike_at(at: int, action: Any, seed: int, *, go_on: bool, tear: Any = "prefix", when: Any = "before", **options: Any) -> None:
+def strike_at(
+    at: int,
+    action: Any,
+    seed: int,
+    *,
+    go_on: bool,
+    tear: Any = "prefix",
+    when: Any = "before",
+    **options: Any,
+) -> None:
     """Play the work, let the fault strike at its `at`-th operation, look what is left."""
     name = f"faults-{next(_names)}"
     inner = MemoryStore(name)
@@ -72,10 +83,13 @@ def strike_at(at: int, action: Any, seed: int, *, go_on: bool, tear: Any = "pref
 
 
 def record(root: Path, **options: Any) -> RecordedDisk:
-    """The system calls of the work on a real local disk; the marks are what had been acknowledged."""
+    """The system calls of the work on a real local disk; the marks are what had been
+    acknowledged."""
     with RecordedDisk(str(root)) as disk:
         reference = Reference()
-        reference.on_change = lambda: disk.mark((reference.state, reference.pending, reference.clock.now_ms()))
+        reference.on_change = lambda: disk.mark(
+            (reference.state, reference.pending, reference.clock.now_ms())
+        )
         life = Life(LocalStore(str(root)), reference, **options)
         life.play()
         life.close()
@@ -83,7 +97,14 @@ def record(root: Path, **options: Any) -> RecordedDisk:
 
 
 def check_images(
-    disk: RecordedDisk, kinds: tuple[tuple[str, str], ...], seed: int, cases: Cases, *, every: int = 1, go_on_every: int = 8, **options: Any
+    disk: RecordedDisk,
+    kinds: tuple[tuple[str, str], ...],
+    seed: int,
+    cases: Cases,
+    *,
+    every: int = 1,
+    go_on_every: int = 8,
+    **options: Any,
 ) -> None:
     """Open a log on whatever may be left after a crash at every (`every`-th) system call."""
     chance = Random(seed)

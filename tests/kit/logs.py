@@ -21,11 +21,19 @@ SMALL = Settings(preallocate=False)
 
 
 def node(store: SegmentStore, name: str = "n1", settings: Settings = SMALL) -> NodeLog:
-    return open_node_log(LogContext(store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))), what="the test")
+    return open_node_log(
+        LogContext(
+            store, Identity("ns", "c", name), settings, FakeClock(), SeededRandomness(ord(name[-1]))
+        ),
+        what="the test",
+    )
 
 
 def opened(store: SegmentStore, clock: FakeClock, name: str = "n1") -> NodeLog:
-    return open_node_log(LogContext(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1)), what="the test")
+    return open_node_log(
+        LogContext(store, Identity("ns", "c", name), SMALL, clock, SeededRandomness(1)),
+        what="the test",
+    )
 
 
 def append(log: NodeLog, *rows: Row, frames: int = 1) -> None:

@@ -15,7 +15,13 @@ from tests.support import FakeClock, embedded
 KEYS = st.sampled_from(["a", "b", "c", 1, (1, "t"), b"raw", None])
 
 
-VALUES = st.one_of(st.integers(-9, 9), st.text(max_size=4), st.binary(max_size=300), st.none(), st.lists(st.integers(0, 9), max_size=3))
+VALUES = st.one_of(
+    st.integers(-9, 9),
+    st.text(max_size=4),
+    st.binary(max_size=300),
+    st.none(),
+    st.lists(st.integers(0, 9), max_size=3),
+)
 
 
 NAMES = st.sampled_from(["m", "../other"])
@@ -25,7 +31,8 @@ _numbers = itertools.count()
 
 
 class Reference(RuleBasedStateMachine):
-    """Two maps over a store that is closed, killed, rotated, archived; the model is a dict of (value, when it expires)."""
+    """Two maps over a store that is closed, killed, rotated, archived; the model is a dict of
+    (value, when it expires)."""
 
     durability = "always"
     crash = "kill"
@@ -33,7 +40,12 @@ class Reference(RuleBasedStateMachine):
     @initialize(preallocate=st.booleans(), segment_bytes=st.sampled_from([400, 4000]))
     def begin(self, preallocate: bool, segment_bytes: int) -> None:
         self.clock = FakeClock()
-        self.options = {"preallocate": preallocate, "segment_bytes": segment_bytes, "durability": self.durability, "clock": self.clock}
+        self.options = {
+            "preallocate": preallocate,
+            "segment_bytes": segment_bytes,
+            "durability": self.durability,
+            "clock": self.clock,
+        }
         self.name = f"reference-{next(_numbers)}"
         self.model: dict[str, dict[Any, tuple[Any, int]]] = {"m": {}, "../other": {}}
         self.open()
@@ -44,7 +56,11 @@ class Reference(RuleBasedStateMachine):
 
     def live(self, name: str) -> dict[Any, Any]:
         now = self.clock.now_ms()
-        self.model[name] = {key: (value, until) for key, (value, until) in self.model[name].items() if not 0 < until <= now}
+        self.model[name] = {
+            key: (value, until)
+            for key, (value, until) in self.model[name].items()
+            if not 0 < until <= now
+        }
         return {key: value for key, (value, _) in self.model[name].items()}
 
     @rule(name=NAMES, key=KEYS, value=VALUES)
@@ -94,8 +110,17 @@ class Reference(RuleBasedStateMachine):
         self.die(seed, tear)
         self.open()
 
-    @rule(name=NAMES, key=KEYS, value=VALUES, at=st.integers(1, 4), seed=st.integers(0, 99), tear=st.sampled_from(["prefix", "sectors"]))
-    def crash_in_a_put(self, name: str, key: Any, value: Any, at: int, seed: int, tear: Any) -> None:
+    @rule(
+        name=NAMES,
+        key=KEYS,
+        value=VALUES,
+        at=st.integers(1, 4),
+        seed=st.integers(0, 99),
+        tear=st.sampled_from(["prefix", "sectors"]),
+    )
+    def crash_in_a_put(
+        self, name: str, key: Any, value: Any, at: int, seed: int, tear: Any
+    ) -> None:
         acked = False
         try:
             self.storage.plan = Plan((Fault(self.crash, at=at),), seed, tear)  # type: ignore[arg-type]
@@ -113,7 +138,9 @@ class Reference(RuleBasedStateMachine):
         if found == value and (acked or found != before):
             self.model[name][key] = (value, 0)
         elif found == value and before == value:
-            self.model[name][key] = (value, 0) if self.store.map(name).ttl(key) is None else self.model[name][key]
+            self.model[name][key] = (
+                (value, 0) if self.store.map(name).ttl(key) is None else self.model[name][key]
+            )
 
     @rule(at=st.integers(1, 40))
     def crash_in_an_archive(self, at: int) -> None:

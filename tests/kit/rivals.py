@@ -27,9 +27,14 @@ names = itertools.count(1)
 
 
 changes = st.tuples(
-    st.sampled_from(NODES), st.sampled_from(KEYS), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3),
-    st.sampled_from((None, "x", "y")), st.sampled_from((0, 0, 0, 5)),
-)  # fmt: skip
+    st.sampled_from(NODES),
+    st.sampled_from(KEYS),
+    st.integers(1, 2),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.sampled_from((None, "x", "y")),
+    st.sampled_from((0, 0, 0, 5)),
+)
 """(node, key, partition version, session, request, value, expiry)."""
 
 
@@ -49,7 +54,10 @@ def expected(claims: list[Claim]) -> tuple[dict[bytes, Claim], dict[bytes, froze
         of_key = [claim for claim in claims if claim[0][1] == key]
         top = max(row[9][:2] for row, _ in of_key)
         contenders = [
-            max((claim for claim in of_key if claim[1] == writer and claim[0][9][:2] == top), key=lambda claim: claim[0][9])
+            max(
+                (claim for claim in of_key if claim[1] == writer and claim[0][9][:2] == top),
+                key=lambda claim: claim[0][9],
+            )
             for writer in {writer for row, writer in of_key if row[9][:2] == top}
         ]
         winners[key] = min(contenders, key=lambda claim: (claim[0][3] is None, claim[1]))
@@ -63,7 +71,9 @@ def reported(found: list[Conflict]) -> dict[bytes, frozenset[Claim]]:
     return {each.key: frozenset(each.claims) for each in found}
 
 
-def check_readers(log: ClusterLog, winners: dict[bytes, Claim], rivals: dict[bytes, frozenset[Claim]]) -> None:
+def check_readers(
+    log: ClusterLog, winners: dict[bytes, Claim], rivals: dict[bytes, frozenset[Claim]]
+) -> None:
     """Every reader of a log, on this machine."""
     living = {key: row for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
     for memory in ({}, {"restore_memory_bytes": 1}):

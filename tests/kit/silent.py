@@ -13,7 +13,12 @@ def newest(cluster: Cluster, name: str) -> dict[str, str]:
     """What the log says of a map of strings, read by the test itself."""
     view = log_view(cluster.url)
     try:
-        return {_text(row[KEY]): _text(row[VALUE]) for rows in view.rows(name) for row in rows if row[VALUE] is not None}
+        return {
+            _text(row[KEY]): _text(row[VALUE])
+            for rows in view.rows(name)
+            for row in rows
+            if row[VALUE] is not None
+        }
     finally:
         view.close()
 
@@ -24,6 +29,7 @@ def _text(data: bytes) -> str:
 
 
 def wait_taken(agent: Agent, before: int) -> None:
-    """Wait until one more change is durable: an agent commits what it received before it answers the next request."""
+    """Wait until one more change is durable: an agent commits what it received before it answers
+    the next request."""
     until("the agent takes a change", lambda: (agent.stat() or {}).get("appends", 0) > before)
     assert agent.stat(5000)

@@ -18,7 +18,8 @@ context.set_forkserver_preload(["imap_wal", "imap_wal.retention.archive", "tests
 
 
 def tail_until(url: str, start: str, last: Any, pipe: Connection) -> None:
-    """Send the position and value of every record from `start` on, until the one whose value is `last`."""
+    """Send the position and value of every record from `start` on, until the one whose value is
+    `last`."""
     stop = threading.Event()
     for record in LogReader(url).tail(start, poll_s=0.002, stop=stop):
         pipe.send((str(record.position), record.entry.value))

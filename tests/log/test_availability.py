@@ -19,7 +19,10 @@ from tests.support import copy_files
 PAGE = Path(__file__).parents[2] / "docs/log.md"
 WRITES = "append|sync|open_append|truncate|replace|create|create_from|delete"
 DOWN = {
-    "segments cannot be written": (Fault("error", kind=WRITES, path="*/wal/*", times=0), Fault("error", kind=WRITES, path="*/archive/*", times=0)),
+    "segments cannot be written": (
+        Fault("error", kind=WRITES, path="*/wal/*", times=0),
+        Fault("error", kind=WRITES, path="*/archive/*", times=0),
+    ),
     "manifests cannot be written": (Fault("error", kind=WRITES, path="*/manifest/*", times=0),),
     "manifests cannot be reached": (Fault("error", path="*/manifest*", times=0),),
 }
@@ -27,15 +30,20 @@ DOWN = {
 
 def table() -> Iterator[tuple[str, str, str]]:
     rows = [
-        re.split(r"\s*\|\s*", line.strip("| \n")) for line in PAGE.read_text(encoding="utf-8").split("## What works")[1].splitlines() if "|" in line
+        re.split(r"\s*\|\s*", line.strip("| \n"))
+        for line in PAGE.read_text(encoding="utf-8").split("## What works")[1].splitlines()
+        if "|" in line
     ]
     heads, _, *cells = rows
     for operation, *outcomes in cells:
-        yield from ((operation, what, outcome) for what, outcome in zip(heads[-3:], outcomes, strict=True))
+        yield from (
+            (operation, what, outcome) for what, outcome in zip(heads[-3:], outcomes, strict=True)
+        )
 
 
 class Bench:
-    """A log of five entries over a storage of which parts can be taken away. Segments take two entries."""
+    """A log of five entries over a storage of which parts can be taken away. Segments take two
+    entries."""
 
     def __init__(self, name: str) -> None:
         self.inner = MemoryStore(name)
@@ -169,7 +177,9 @@ def test_the_page_has_a_row_for_every_operation() -> None:
 
 
 @pytest.mark.parametrize(("operation", "what", "outcome"), list(table()))
-def test_what_works_when_a_part_is_down(operation: str, what: str, outcome: str, memory: MemoryStore) -> None:
+def test_what_works_when_a_part_is_down(
+    operation: str, what: str, outcome: str, memory: MemoryStore
+) -> None:
     bench = Bench(f"{memory.url}-{operation}-{what}")
     act = ACTS[operation](bench)
     bench.take_down(what)

@@ -1,4 +1,5 @@
-"""What the log promises when it is used by itself: order, read-after-write, one writer, and clear words where something cannot be."""
+"""What the log promises when it is used by itself: order, read-after-write, one writer, and clear
+words where something cannot be."""
 
 from __future__ import annotations
 
@@ -83,7 +84,7 @@ def told(records: Any) -> list[str]:
     return [(record.entry.value or b"").decode() for record in records]
 
 
-# ---- create and open -----------------------------------------------------------------------------------------------
+# ---- create and open -----------------------------------------------------------------------------
 
 
 def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
@@ -100,7 +101,9 @@ def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
         assert told(opened.read()) == ["1", "2", "3"]
 
 
-def test_a_log_that_was_created_and_not_opened_because_the_process_died_can_be_opened(memory: MemoryStore) -> None:
+def test_a_log_that_was_created_and_not_opened_because_the_process_died_can_be_opened(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", kind="lock"),)))
     with pytest.raises(StorageUnavailable):
         create(faulty)
@@ -124,15 +127,21 @@ def test_of_many_that_create_a_log_at_once_one_makes_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
-def test_what_was_appended_is_there_after_a_reopen_whatever_the_durability(url: str, durability: str) -> None:
+def test_what_was_appended_is_there_after_a_reopen_whatever_the_durability(
+    url: str, durability: str
+) -> None:
     with log.create(url, durability=durability) as opened:
         places = fill(opened, *range(10))
         opened.sync()
     assert [record.position for record in LogReader(url).read()] == places
 
 
-def test_a_durability_that_cannot_keep_the_promise_is_refused_and_nothing_is_created(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="positions, which are known only once they are written"):
+def test_a_durability_that_cannot_keep_the_promise_is_refused_and_nothing_is_created(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        InvalidSetting, match="positions, which are known only once they are written"
+    ):
         log.create(f"file://{tmp_path}/log", durability="async")
     with pytest.raises(InvalidSetting, match="manual_wal_flush"):
         log.create(f"file://{tmp_path}/log", manual_wal_flush=True)
@@ -169,11 +178,15 @@ def test_logs_that_share_a_cluster_are_the_newest_values_of_a_map(memory: Memory
     with create(memory, node="a") as first, create(memory, node="b") as second:
         first.append("m", (b"k", b"1"), (b"only", b"a"))
         second.append("m", (b"k", b"2"))
-    with imap_wal.open(memory.url, cluster="log", node="view", storage=memory, preallocate=False) as store:
+    with imap_wal.open(
+        memory.url, cluster="log", node="view", storage=memory, preallocate=False
+    ) as store:
         assert dict(store.map("m", raw=True).items()) == {b"k": b"2", b"only": b"a"}
     with reopen(memory, node="a") as first:
         first.append("m", (b"k", b"3"))
-    with imap_wal.open(memory.url, cluster="log", node="view", storage=memory, preallocate=False) as store:
+    with imap_wal.open(
+        memory.url, cluster="log", node="view", storage=memory, preallocate=False
+    ) as store:
         assert store.map("m", raw=True)[b"k"] == b"3"
     with pytest.raises(InvalidSetting, match="choose another cluster name"):
         create(memory, node="c")
@@ -189,16 +202,24 @@ def test_segments_may_stand_elsewhere(tmp_path: Path, url: str) -> None:
         assert [record.position for record in LogReader(url).read()] == places
 
 
-# ---- append --------------------------------------------------------------------------------------------------------
+# ---- append --------------------------------------------------------------------------------------
 
 
-def test_one_append_is_one_commit_whose_entries_follow_the_position_it_returns(memory: MemoryStore) -> None:
+def test_one_append_is_one_commit_whose_entries_follow_the_position_it_returns(
+    memory: MemoryStore,
+) -> None:
     with create(memory) as opened:
         fill(opened, "before")
         first = opened.append("m", (b"a", b"1"), Change(b"b", None), Change(b"c", b"3", 99))
         found = list(opened.read(first))
-        assert [record.position for record in found] == [first, first._replace(index=1), first._replace(index=2)]
-        assert [(entry.key, entry.value, entry.deleted, entry.expires_at_ms) for _, entry in found] == [
+        assert [record.position for record in found] == [
+            first,
+            first._replace(index=1),
+            first._replace(index=2),
+        ]
+        assert [
+            (entry.key, entry.value, entry.deleted, entry.expires_at_ms) for _, entry in found
+        ] == [
             (b"a", b"1", False, 0),
             (b"b", None, True, 0),
             (b"c", b"3", False, 99),
@@ -208,7 +229,9 @@ def test_one_append_is_one_commit_whose_entries_follow_the_position_it_returns(m
         assert opened.statistics.records == 4
 
 
-def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_takeovers(url: str) -> None:
+def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_takeovers(
+    url: str,
+) -> None:
     places: list[Position] = []
     with log.create(url, **SMALL) as opened:
         places += fill(opened, *range(20))
@@ -226,7 +249,9 @@ def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_
 def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, scheme: str) -> None:
     url, at = f"{scheme}://{tmp_path}", 99_999_996
     with log.create(url, **SMALL) as opened:
-        opened._log.manifests.update(lambda manifest: replace(manifest, archived=(1, at), checkpoint=Position(1, at, 0, 0)))
+        opened._log.manifests.update(
+            lambda manifest: replace(manifest, archived=(1, at), checkpoint=Position(1, at, 0, 0))
+        )
         opened._log._next_segment = at + 1
         places = []
         for number in range(8):
@@ -237,9 +262,13 @@ def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, sche
     with log.open(url, takeover=True, **SMALL) as opened:
         places += fill(opened, "later")
         assert places[0].segment < 10**8 < places[-1].segment
-        assert places == sorted(places) and [str(place) for place in places] == sorted(map(str, places))
+        assert places == sorted(places) and [str(place) for place in places] == sorted(
+            map(str, places)
+        )
         for place in places:
-            assert [record.position for record in opened.read(str(place))] == places[places.index(place) :]
+            assert [record.position for record in opened.read(str(place))] == places[
+                places.index(place) :
+            ]
         opened.archive()
         assert [record.position for record in opened.read()] == places
         assert opened.shrink(str(places[9]), uncovered=True) > places[0]
@@ -249,18 +278,24 @@ def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, sche
         assert CliRunner().invoke(group, [command, url]).exit_code == 0
 
 
-def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_does_not_grow(memory: MemoryStore) -> None:
+def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_does_not_grow(
+    memory: MemoryStore,
+) -> None:
     """Metadata by compare-and-swap, and a list of segments that is told by their names."""
     with create(memory) as opened:
         places = fill(opened, 0)
         before = max(file.size for file in memory.list("") if "/manifest/" in file.path)
         places += fill(opened, *range(1, 1000))
         after = [file for file in memory.list("") if "/manifest/" in file.path]
-        assert max(file.size for file in after) <= before + 10, "the number of the newest segment has more digits"
+        assert max(file.size for file in after) <= before + 10, (
+            "the number of the newest segment has more digits"
+        )
         assert len(after) <= 2 * KEEP + 3, "of the cluster and of the node"
         files = segments(memory)
         assert len(files) > 200
-        assert [parse_wal_path(path) for path in files] == [(1, number) for number in range(1, len(files) + 1)]
+        assert [parse_wal_path(path) for path in files] == [
+            (1, number) for number in range(1, len(files) + 1)
+        ]
         assert all(memory.size(path) < 600 for path in files)
         assert [record.position for record in opened.read()] == places
     with reopen(memory) as opened:
@@ -303,7 +338,9 @@ def test_threads_append_and_each_gets_the_position_of_its_own_entry(memory: Memo
         (lambda opened: list(opened.read("1.2.3")), ValueError),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_appended(memory: MemoryStore, append: Callable[[Log], Any], error: type[Exception]) -> None:
+def test_what_cannot_be_is_refused_and_nothing_is_appended(
+    memory: MemoryStore, append: Callable[[Log], Any], error: type[Exception]
+) -> None:
     with create(memory, max_value_bytes=100) as opened:
         with pytest.raises(error):
             append(opened)
@@ -315,7 +352,15 @@ def test_a_closed_log_says_so(memory: MemoryStore) -> None:
     opened = create(memory)
     opened.close()
     opened.close()
-    for use in (lambda: fill(opened, 1), opened.sync, opened.rotate, opened.archive, opened.shrink, opened.read, opened.tail):
+    for use in (
+        lambda: fill(opened, 1),
+        opened.sync,
+        opened.rotate,
+        opened.archive,
+        opened.shrink,
+        opened.read,
+        opened.tail,
+    ):
         with pytest.raises(Closed):
             use()
 
@@ -336,10 +381,12 @@ def test_a_failed_write_is_told_and_the_next_open_goes_on(memory: MemoryStore) -
         assert told(again.read()) in (["1", "4"], ["1", "2", "4"])
 
 
-# ---- one writer ----------------------------------------------------------------------------------------------------
+# ---- one writer ----------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_and_one_that_takes_over_shuts_the_first_out(memory: MemoryStore) -> None:
+def test_a_second_writer_is_refused_and_one_that_takes_over_shuts_the_first_out(
+    memory: MemoryStore,
+) -> None:
     old = create(memory)
     place = fill(old, "old")[0]
     with pytest.raises(WriterLocked):
@@ -376,22 +423,27 @@ def test_a_reader_follows_while_another_process_takes_the_log_over(url: str) -> 
     opened.close()
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def everywhere(opened: Log, storage: SegmentStore, places: list[Position]) -> None:
-    """Reading from every position, and from between them, gives exactly what is there from it on."""
+    """Reading from every position, and from between them, gives exactly what is there from it
+    on."""
     for source in (opened, reading(storage)):
         assert [record.position for record in source.read(START)] == places
         for index, place in enumerate(places):
             assert [record.position for record in source.read(place)] == places[index:]
-            assert [record.position for record in source.read(str(place.after()))] == places[index + 1 :]
+            assert [record.position for record in source.read(str(place.after()))] == places[
+                index + 1 :
+            ]
             between = place._replace(frame=place.frame - 1, index=5)
             assert [record.position for record in source.read(between)] == places[index:]
 
 
 @pytest.mark.parametrize("kind", ["memory", "objects"])
-def test_reading_starts_anywhere_in_segments_and_archives(kind: str, memory: MemoryStore, tmp_path: Path) -> None:
+def test_reading_starts_anywhere_in_segments_and_archives(
+    kind: str, memory: MemoryStore, tmp_path: Path
+) -> None:
     from storage_backends import open_store
 
     storage: SegmentStore = memory if kind == "memory" else open_store(f"objects+file://{tmp_path}")
@@ -407,7 +459,9 @@ def test_reading_starts_anywhere_in_segments_and_archives(kind: str, memory: Mem
         everywhere(opened, storage, places)
 
 
-def test_archives_of_several_maps_are_read_in_position_order(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_of_several_maps_are_read_in_position_order(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(log_reader, "MERGE_FILES_MAX", 3)
     with create(memory, segment_bytes=5000) as opened:
         for _ in range(3):
@@ -420,7 +474,9 @@ def test_archives_of_several_maps_are_read_in_position_order(memory: MemoryStore
             assert list(opened.read(before[33].position)) == before[33:]
 
 
-def test_memory_of_a_reader_does_not_grow_with_the_log(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_a_reader_does_not_grow_with_the_log(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import tracemalloc
 
     monkeypatch.setattr(parquet_file, "GROUP_BYTES_MAX", 2 * 1024 * 1024)
@@ -438,7 +494,9 @@ def test_memory_of_a_reader_does_not_grow_with_the_log(url: str, monkeypatch: py
             opened.archive()
 
 
-def test_a_damaged_frame_is_an_error_with_file_and_place_and_what_stands_before_it_is_read(memory: MemoryStore) -> None:
+def test_a_damaged_frame_is_an_error_with_file_and_place_and_what_stands_before_it_is_read(
+    memory: MemoryStore,
+) -> None:
     with create(memory) as opened:
         fill(opened, *range(9))
     path = segments(memory)[1]
@@ -465,7 +523,7 @@ def test_a_reader_of_nothing_says_what_is_missing(memory: MemoryStore) -> None:
         assert list(reading(memory).read()) == [] and reading(memory).oldest() == START
 
 
-# ---- tail ----------------------------------------------------------------------------------------------------------
+# ---- tail ----------------------------------------------------------------------------------------
 
 
 def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
@@ -488,21 +546,31 @@ def test_a_tail_sees_an_entry_as_soon_as_its_append_returned(memory: MemoryStore
         place = opened.append("m", (b"k", b"%d" % number))
         assert next(opened.read(place)).position == place
         assert next(slow.read(place)).position == place
-        eventually(lambda place=place: found and found[-1].position == place, "the entry in the tail")
+        eventually(
+            lambda place=place: found and found[-1].position == place, "the entry in the tail"
+        )
         if number % 20 == 7:
             opened.archive()
         if number % 20 == 13:  # not under the feet of the other one
-            eventually(lambda number=number: len(other) == number + 1, "the entry in the other tail")
+            eventually(
+                lambda number=number: len(other) == number + 1, "the entry in the other tail"
+            )
             opened.shrink(place, uncovered=True)
     opened.close()
     join()
     eventually(lambda: len(other) == 60, "all in the other tail")
     stop.set()
     join_other()
-    assert [record.position for record in found] == [record.position for record in other] == sorted(record.position for record in found)
+    assert (
+        [record.position for record in found]
+        == [record.position for record in other]
+        == sorted(record.position for record in found)
+    )
 
 
-def test_a_tail_ends_when_its_log_is_closed_with_all_that_was_acknowledged(memory: MemoryStore) -> None:
+def test_a_tail_ends_when_its_log_is_closed_with_all_that_was_acknowledged(
+    memory: MemoryStore,
+) -> None:
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))
     fill(opened, *range(50))
@@ -562,7 +630,11 @@ def test_a_writer_that_is_killed_leaves_all_it_acknowledged_to_the_readers(url: 
             except EOFError:
                 acknowledged += with_rest
     log.open(url).close()
-    eventually(lambda: {str(record.position) for record in found} >= set(acknowledged), "all acknowledged entries", 10)
+    eventually(
+        lambda: {str(record.position) for record in found} >= set(acknowledged),
+        "all acknowledged entries",
+        10,
+    )
     time.sleep(0.05)
     stop.set()
     join()
@@ -584,7 +656,9 @@ def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -
         assert seen == places
 
 
-def test_a_reader_with_a_limit_reads_on_in_the_segment_where_it_stopped(memory: MemoryStore) -> None:
+def test_a_reader_with_a_limit_reads_on_in_the_segment_where_it_stopped(
+    memory: MemoryStore,
+) -> None:
     class Limited(Bound):
         def limit(self) -> Position | None:
             return self.position
@@ -616,7 +690,9 @@ def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> Non
         for _ in range(300):
             fill(opened, "x" * 200)
             next(tail)
-        assert counting.bytes < 300 * 6000, "the segment's front and a frame each time, not all 80 KiB"
+        assert counting.bytes < 300 * 6000, (
+            "the segment's front and a frame each time, not all 80 KiB"
+        )
 
 
 def test_another_disk_under_the_name_of_a_log_is_told_to_its_tail(memory: MemoryStore) -> None:
@@ -635,7 +711,7 @@ def test_another_disk_under_the_name_of_a_log_is_told_to_its_tail(memory: Memory
             next(tail)
 
 
-# ---- smaller -------------------------------------------------------------------------------------------------------
+# ---- smaller -------------------------------------------------------------------------------------
 
 
 def covered(storage: SegmentStore, cluster: str = "log") -> ClusterLog:
@@ -656,7 +732,9 @@ def test_shrink_removes_only_what_a_snapshot_covers(memory: MemoryStore) -> None
         oldest = opened.shrink()
         assert places[0] < oldest <= places[-1].after()
         left = [record.position for record in opened.read()]
-        assert left == [place for place in places + later if place >= oldest] and set(later) <= set(left)
+        assert left == [place for place in places + later if place >= oldest] and set(later) <= set(
+            left
+        )
         with pytest.raises(PositionGone) as raised:
             list(opened.read(places[0]))
         assert raised.value.oldest == str(oldest)
@@ -670,7 +748,9 @@ def test_shrink_removes_only_what_a_snapshot_covers(memory: MemoryStore) -> None
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_shrink_upto_a_position_keeps_everything_above_it(memory: MemoryStore, archived: bool) -> None:
+def test_shrink_upto_a_position_keeps_everything_above_it(
+    memory: MemoryStore, archived: bool
+) -> None:
     with create(memory) as opened:
         places = fill(opened, *range(8))
         if archived:
@@ -683,9 +763,13 @@ def test_shrink_upto_a_position_keeps_everything_above_it(memory: MemoryStore, a
         for upto in (places[2], places[9], places[15], places[9]):
             oldest = opened.shrink(upto, uncovered=True)
             assert oldest <= places[15].after()
-            assert [record.position for record in opened.read()] == [place for place in places if place >= oldest]
+            assert [record.position for record in opened.read()] == [
+                place for place in places if place >= oldest
+            ]
         places += fill(opened, "more")
-        assert opened.shrink(uncovered=True) == places[-2].after(), "the segment being written stays"
+        assert opened.shrink(uncovered=True) == places[-2].after(), (
+            "the segment being written stays"
+        )
         opened.rotate()
         assert opened.shrink(uncovered=True) == places[-1].after()
         assert list(opened.read()) == [] and not segments(memory)
@@ -713,7 +797,10 @@ def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> 
         opened.archive()
     covered(memory)
     with reopen(memory, wal_ttl_seconds=1) as opened:
-        eventually(lambda: not any("/archive/" in file.path for file in memory.list("")), "the covered archive goes")
+        eventually(
+            lambda: not any("/archive/" in file.path for file in memory.list("")),
+            "the covered archive goes",
+        )
         fill(opened, "new")
         assert told(opened.read()) == ["new"]
 
@@ -731,7 +818,9 @@ def test_a_reader_at_a_position_that_prune_removed_is_told_the_oldest(memory: Me
         assert told(opened.read()) == ["new"]
 
 
-def test_a_tail_that_has_read_what_is_removed_goes_on_and_one_that_has_not_is_told(memory: MemoryStore) -> None:
+def test_a_tail_that_has_read_what_is_removed_goes_on_and_one_that_has_not_is_told(
+    memory: MemoryStore,
+) -> None:
     with create(memory) as opened:
         places = fill(opened, *range(20))
         opened.rotate()
@@ -747,7 +836,7 @@ def test_a_tail_that_has_read_what_is_removed_goes_on_and_one_that_has_not_is_to
             list(behind)
 
 
-# ---- logs of maps --------------------------------------------------------------------------------------------------
+# ---- logs of maps --------------------------------------------------------------------------------
 
 
 def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> None:
@@ -765,15 +854,23 @@ def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> N
     store.close()
     load = imap_wal.MsgpackSerializer().load
     found = [next(changes).entry for _ in expected]
-    assert [(load(entry.key), None if entry.deleted else load(entry.value or b"")) for entry in found] == expected
+    assert [
+        (load(entry.key), None if entry.deleted else load(entry.value or b"")) for entry in found
+    ] == expected
 
 
-def test_the_log_of_an_agent_is_read_without_what_a_later_lifetime_made_void(memory: MemoryStore) -> None:
+def test_the_log_of_an_agent_is_read_without_what_a_later_lifetime_made_void(
+    memory: MemoryStore,
+) -> None:
     writer = agent_log(memory)
     append_rows(writer, put("a", "1", (1, 1, 1, 1)))
     cut = writer.end
     append_rows(writer, put("a", "void", (1, 1, 1, 2)))
-    writer.clusters.update(lambda manifest: type(manifest)(2, {"x": 2}, (Lifetime("x", 2, {"n1": cut}),), manifest.nodes))
+    writer.clusters.update(
+        lambda manifest: type(manifest)(
+            2, {"x": 2}, (Lifetime("x", 2, {"n1": cut}),), manifest.nodes
+        )
+    )
     append_rows(writer, put("a", "2", (2, 1, 1, 1)))
     read = reading(memory, namespace="ns", cluster="c", node="n1")
     assert told(read.read()) == ["1", "2"]
@@ -782,7 +879,9 @@ def test_the_log_of_an_agent_is_read_without_what_a_later_lifetime_made_void(mem
     assert told(read.read()) == ["1", "2"]
 
 
-def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(memory: MemoryStore, url: str) -> None:
+def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(
+    memory: MemoryStore, url: str
+) -> None:
     with embedded(memory) as store:
         store.map("m").update(a=1, b=2)
         store.map("other").put("c", 3, ttl=1000)
@@ -792,26 +891,40 @@ def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(memory: M
         kept = [entry._replace(order=(0, 0, 0, 0)) for _, entry in copy.read()]
         assert kept == [entry._replace(order=(0, 0, 0, 0)) for _, entry in source.read()]
         with pytest.raises(NotSerializable):
-            copy.append_entries([DataEntry("m", b"k", "", b"value", "", True, 0, 0, 0, (0, 0, 0, 0))])
+            copy.append_entries(
+                [DataEntry("m", b"k", "", b"value", "", True, 0, 0, 0, (0, 0, 0, 0))]
+            )
     with imap_wal.open(url, cluster="log", node="view") as store:
-        assert dict(store.map("m").items()) == {"a": 1, "b": 2} and store.map("other").ttl("c") is not None
+        assert (
+            dict(store.map("m").items()) == {"a": 1, "b": 2}
+            and store.map("other").ttl("c") is not None
+        )
 
 
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
 @pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, 2**64 - 1], ids=str)
-def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(memory: MemoryStore, field: str, value: int) -> None:
+def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(
+    memory: MemoryStore, field: str, value: int
+) -> None:
     """It was acknowledged, and every later `archive` failed."""
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
     with create(memory) as opened:
-        with pytest.raises(NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes -2\^63 to 2\^63 - 1"):
+        with pytest.raises(
+            NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes -2\^63 to 2\^63 - 1"
+        ):
             opened.append_entries([taken, taken._replace(**{field: value})])
         opened.append_entries(taken._replace(**{field: edge}) for edge in (-(2**63), 2**63 - 1))
         assert opened.archive() == 2
         assert [getattr(entry, field) for _, entry in opened.read()] == [-(2**63), 2**63 - 1]
 
 
-def test_a_map_that_was_cleared_is_replicated_with_its_clears(memory: MemoryStore, url: str) -> None:
-    made = [DataEntry(*put("\0" * 8 + f"k{number}", number, (1, 1, 1, number + 1))) for number in range(20)]
+def test_a_map_that_was_cleared_is_replicated_with_its_clears(
+    memory: MemoryStore, url: str
+) -> None:
+    made = [
+        DataEntry(*put("\0" * 8 + f"k{number}", number, (1, 1, 1, number + 1)))
+        for number in range(20)
+    ]
     rows = [tuple(entry._replace(key_class="raw", value_class="raw")) for entry in made]
     agent = agent_log(memory)
     append_rows(agent, *rows)
@@ -823,7 +936,10 @@ def test_a_map_that_was_cleared_is_replicated_with_its_clears(memory: MemoryStor
         filled["a"] = 1
         filled.clear()
         filled["b"] = 2
-    sources = [reading(memory, namespace="ns", cluster="c", node="n1"), reading(memory, cluster="maps", node="n1")]
+    sources = [
+        reading(memory, namespace="ns", cluster="c", node="n1"),
+        reading(memory, cluster="maps", node="n1"),
+    ]
     with log.create(url) as copy:
         for source in sources:
             copy.append_entries(entry for _, entry in source.read())
@@ -833,7 +949,11 @@ def test_a_map_that_was_cleared_is_replicated_with_its_clears(memory: MemoryStor
             copy.append_entries([DataEntry(*cleared)._replace(key_class="k")])
         for _ in range(2):
             entries = [entry for _, entry in copy.read()]
-            assert [(entry.map, entry.expires_at_ms, entry.partition) for entry in entries if entry.key is None] == [("orders", 5, 2), ("m", 1, 0)]
+            assert [
+                (entry.map, entry.expires_at_ms, entry.partition)
+                for entry in entries
+                if entry.key is None
+            ] == [("orders", 5, 2), ("m", 1, 0)]
             copy.archive()
     left = {row[1] for row in rows if partition_id(row[1], 5) != 2}
     assert 0 < len(left) < len(rows)
@@ -852,7 +972,14 @@ def test_a_segment_whose_header_appears_between_two_looks_is_read(memory: Memory
 
         def read(self, path_: str, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path_, offset, length)
-            if path_ == path and sum(operation.kind == "read" and operation.path == path for operation in self.operations) == 1:
+            if (
+                path_ == path
+                and sum(
+                    operation.kind == "read" and operation.path == path
+                    for operation in self.operations
+                )
+                == 1
+            ):
                 return bytes(len(data))
             return data
 
@@ -862,7 +989,9 @@ def test_a_segment_whose_header_appears_between_two_looks_is_read(memory: Memory
 def test_a_log_archives_by_size_when_it_is_told_to(memory: MemoryStore) -> None:
     with create(memory, max_total_wal_size=600) as opened:
         places = fill(opened, *range(60))
-        eventually(lambda: any(file.path.endswith(".parquet") for file in memory.list("")), "an archive")
+        eventually(
+            lambda: any(file.path.endswith(".parquet") for file in memory.list("")), "an archive"
+        )
         assert [record.position for record in opened.read()] == places
 
 
@@ -870,5 +999,7 @@ def test_a_log_in_a_folder_is_what_the_tools_for_maps_read(url: str, tmp_path: P
     with log.create(url) as opened:
         fill(opened, 1, 2)
     store = LocalStore(f"{tmp_path}/log")
-    rows = [row for changes in ClusterLog(store, "default", "log").changes() for row in changes.rows]
+    rows = [
+        row for changes in ClusterLog(store, "default", "log").changes() for row in changes.rows
+    ]
     assert [row[3] for row in rows] == [b"1", b"2"]

@@ -1,4 +1,5 @@
-"""Random histories of a log against a list of what was acknowledged. Hypothesis prints the blob that replays a failure; `seed` prints its own."""
+"""Random histories of a log against a list of what was acknowledged. Hypothesis prints the blob
+that replays a failure; `seed` prints its own."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from imap_wal import log
 from imap_wal.errors import Fenced, PositionGone
@@ -21,12 +28,17 @@ from tests.log.children import child, tail_until
 from tests.support import Threads
 
 NAMES = st.sampled_from(["m", "../other", "third"])
-CHANGES = st.lists(st.tuples(st.binary(max_size=3), st.one_of(st.none(), st.binary(max_size=120))), min_size=1, max_size=4)
+CHANGES = st.lists(
+    st.tuples(st.binary(max_size=3), st.one_of(st.none(), st.binary(max_size=120))),
+    min_size=1,
+    max_size=4,
+)
 _numbers = itertools.count()
 
 
 class Reference(RuleBasedStateMachine):
-    """A log that is rotated, archived, shrunk, closed, killed, taken over; the model is a list of (position, map, key, value)."""
+    """A log that is rotated, archived, shrunk, closed, killed, taken over; the model is a list of
+    (position, map, key, value)."""
 
     @initialize(segment_bytes=st.sampled_from([200, 1000]), preallocate=st.booleans())
     def begin(self, segment_bytes: int, preallocate: bool) -> None:
@@ -49,7 +61,10 @@ class Reference(RuleBasedStateMachine):
     def append(self, name: str, changes: list[tuple[bytes, bytes | None]]) -> None:
         first = self.log.append(name, *changes)
         assert all(first > place for place, *_ in self.model)
-        self.model += [(first._replace(index=first.index + number), name, *change) for number, change in enumerate(changes)]
+        self.model += [
+            (first._replace(index=first.index + number), name, *change)
+            for number, change in enumerate(changes)
+        ]
 
     @rule()
     def rotate(self) -> None:
@@ -90,7 +105,9 @@ class Reference(RuleBasedStateMachine):
         self.open()
 
     def open(self, takeover: bool = False) -> None:
-        self.log = log.open(self.storage.url, storage=self.storage, takeover=takeover, **self.options)
+        self.log = log.open(
+            self.storage.url, storage=self.storage, takeover=takeover, **self.options
+        )
 
     @rule(data=st.data(), text=st.booleans(), after=st.booleans())
     def read_from_anywhere(self, data: st.DataObject, text: bool, after: bool) -> None:
@@ -133,7 +150,12 @@ class Reference(RuleBasedStateMachine):
 
             def __eq__(self, other: object) -> bool:
                 assert isinstance(other, Record)
-                return (other.position, other.entry.map, other.entry.key, other.entry.value) == self.what
+                return (
+                    other.position,
+                    other.entry.map,
+                    other.entry.key,
+                    other.entry.value,
+                ) == self.what
 
             def __repr__(self) -> str:
                 return f"{self.what}"
@@ -149,11 +171,19 @@ class Reference(RuleBasedStateMachine):
 def test_a_log_equals_a_list() -> None:
     run_state_machine_as_test(
         Reference,
-        settings=settings(max_examples=80, stateful_step_count=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)),
+        settings=settings(
+            max_examples=80,
+            stateful_step_count=25,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
 
 
-def test_readers_in_threads_and_one_in_another_process_all_see_the_same(url: str, seed: int) -> None:
+def test_readers_in_threads_and_one_in_another_process_all_see_the_same(
+    url: str, seed: int
+) -> None:
     """While it is written by several threads, rotated, archived, closed and opened again."""
     chance = random.Random(seed)
     log.create(url).close()
@@ -186,7 +216,12 @@ def test_readers_in_threads_and_one_in_another_process_all_see_the_same(url: str
         readers = Threads(*[lambda mine=mine: follow(mine) for mine in seen], look)
         for life in range(4):
             with log.open(url, segment_bytes=chance.choice((500, 3000))) as opened:
-                writers = Threads(*[lambda thread=thread, life=life, opened=opened: write(opened, thread, life) for thread in range(3)])
+                writers = Threads(
+                    *[
+                        lambda thread=thread, life=life, opened=opened: write(opened, thread, life)
+                        for thread in range(3)
+                    ]
+                )
                 for _ in range(chance.randrange(4)):
                     chance.choice((opened.archive, opened.rotate, opened.sync))()
                 writers.join()

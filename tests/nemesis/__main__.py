@@ -26,12 +26,26 @@ from tests.nemesis.world import World
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.nemesis", formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=10.0, help="begin no episode after this time")
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        prog="python -m tests.nemesis",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="begin no episode after this time"
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
-    parser.add_argument("--episodes", default="", help=f"these, once each, in this order, of: {', '.join(EPISODES)}")
-    parser.add_argument("--restart", default="", help="how everything is restarted after each of them")
-    parser.add_argument("--baseline", action="store_true", help="without the plug-in: how long no operation succeeds with Hazelcast alone")
+    parser.add_argument(
+        "--episodes", default="", help=f"these, once each, in this order, of: {', '.join(EPISODES)}"
+    )
+    parser.add_argument(
+        "--restart", default="", help="how everything is restarted after each of them"
+    )
+    parser.add_argument(
+        "--baseline",
+        action="store_true",
+        help="without the plug-in: how long no operation succeeds with Hazelcast alone",
+    )
     chosen = parser.parse_args()
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
     folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
@@ -39,7 +53,9 @@ def main() -> int:
     names = [each for each in chosen.episodes.split(",") if each]
     restarts = (lambda rng: str(chosen.restart)) if chosen.restart else None
     among = [each.name for each in EPISODES.values() if each.bare or not chosen.baseline]
-    with World(folder, compile_java(folder), lambda text: print(text, flush=True), bare=chosen.baseline) as world:
+    with World(
+        folder, compile_java(folder), lambda text: print(text, flush=True), bare=chosen.baseline
+    ) as world:
         run = Run(world, seed, restarts=restarts)
         run.play(names or drawn(seed, among), until_moment=time.monotonic() + 60 * chosen.minutes)
     episodes = [each.as_json() for each in run.records]

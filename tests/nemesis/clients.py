@@ -2,7 +2,8 @@
 
 acknowledged   it took effect, and gave this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
-unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also later
+unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also
+later
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def stored(value: str | None) -> str | None:
 
 
 def told_apart(found: Any) -> str | None:
-    """The value without its padding, from what a map answered. A damaged value is reported as such."""
+    """The value without its padding, from what a map answered. A damaged value is reported as
+    such."""
     value = None if found is None else str(found).partition("~")[0]
     return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
@@ -129,7 +131,12 @@ class Callers:
         self._go, self._end = threading.Event(), threading.Event()
         self._idle = [threading.Event() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._run, args=(number, random.Random(f"{seed} {prefix}{number}")), name=f"caller {number}", daemon=True)
+            threading.Thread(
+                target=self._run,
+                args=(number, random.Random(f"{seed} {prefix}{number}")),
+                name=f"caller {number}",
+                daemon=True,
+            )
             for number in range(count)
         ]
         for thread in self._threads:
@@ -141,7 +148,8 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """When this returns, no operation of a caller is in flight. Those that a caller gave up waiting for were answered, or their time is over."""
+        """When this returns, no operation of a caller is in flight. Those that a caller gave up
+        waiting for were answered, or their time is over."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"
@@ -162,7 +170,8 @@ class Callers:
         while not self._end.is_set():
             if not self._go.is_set():
                 if client is not None and _direct(number):
-                    # Each member has such a caller at the beginning; since then it may have moved to another one.
+                    # Each member has such a caller at the beginning; since then it may have moved
+                    # to another one.
                     client.shutdown()
                     client = None
                 self._idle[number].set()
@@ -183,7 +192,9 @@ class Callers:
             self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
             return None
 
-    def _one(self, client: hazelcast.HazelcastClient, name: str, rng: random.Random, last: dict[Key, Any]) -> None:
+    def _one(
+        self, client: hazelcast.HazelcastClient, name: str, rng: random.Random, last: dict[Key, Any]
+    ) -> None:
         key = rng.choice(self._keys)
         operation = self._draw(rng, key, last.get(key), name)
         try:
@@ -196,8 +207,11 @@ class Callers:
         now = time.monotonic()
         done = replace(operation, end=now, result=result)
         self._history.add(Attempt(key, done, "acknowledged", now))
-        # What a later replace expects: often the right value, as otherwise no replace would succeed.
-        last[key] = result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
+        # What a later replace expects: often the right value, as otherwise no replace would
+        # succeed.
+        last[key] = (
+            result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
+        )
 
     def _draw(self, rng: random.Random, key: Key, seen: Any, name: str) -> Operation:
         kinds: list[Kind] = ["get", "put", "set", "remove", "delete", "put_if_absent", "replace"]
@@ -206,7 +220,14 @@ class Callers:
             kind = "put_if_absent"
         writes = kind in ("put", "set", "put_if_absent", "replace")
         value = f"{next(self._numbers)} of {name}" if writes else None
-        return Operation(kind=kind, start=time.monotonic(), end=UNKNOWN, value=value, expected=seen if kind == "replace" else None, client=name)
+        return Operation(
+            kind=kind,
+            start=time.monotonic(),
+            end=UNKNOWN,
+            value=value,
+            expected=seen if kind == "replace" else None,
+            client=name,
+        )
 
 
 def _direct(number: int) -> bool:
@@ -216,10 +237,18 @@ def _direct(number: int) -> bool:
 def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
     refused = isinstance(error_of(error), (NotAppended, LogUnavailable))
     outcome: Outcome = "refused" if refused or operation.kind in READS else "unknown"
-    return Attempt(key, operation, outcome, time.monotonic(), f"{type(error).__name__}: {error}".split("\n")[0][:400])
+    return Attempt(
+        key,
+        operation,
+        outcome,
+        time.monotonic(),
+        f"{type(error).__name__}: {error}".split("\n")[0][:400],
+    )
 
 
-def _call(client: hazelcast.HazelcastClient, key: Key, operation: Operation, ttl: int | None) -> Any:
+def _call(
+    client: hazelcast.HazelcastClient, key: Key, operation: Operation, ttl: int | None
+) -> Any:
     entries, name, value = client.get_map(key.map), key.name, stored(operation.value)
     match operation.kind:
         case "get":

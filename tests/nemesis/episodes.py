@@ -1,5 +1,5 @@
-"""What is done to the cluster, one fault or a few at a time. `World.heal` ends the faults of an episode.
-Its random choices come from the seed."""
+"""What is done to the cluster, one fault or a few at a time. `World.heal` ends the faults of an
+episode. Its random choices come from the seed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class Episode:
 EPISODES: dict[str, Episode] = {}
 
 
-def episode(*, stale: bool = False, bare: bool = True) -> Callable[[Callable[[World, Random], None]], Callable[[World, Random], None]]:
+def episode(
+    *, stale: bool = False, bare: bool = True
+) -> Callable[[Callable[[World, Random], None]], Callable[[World, Random], None]]:
     def register(function: Callable[[World, Random], None]) -> Callable[[World, Random], None]:
         name = function.__name__.replace("_", "-")
         EPISODES[name] = Episode(name=name, run=function, stale=stale, bare=bare)
@@ -168,7 +170,8 @@ def join_with_an_agent_down(world: World, rng: Random) -> None:
 
 @episode(bare=False, stale=True)
 def start_alone(world: World, rng: Random) -> None:
-    """A machine that cannot reach the healthy others starts a cluster of its own, which has callers."""
+    """A machine that cannot reach the healthy others starts a cluster of its own, which has
+    callers."""
     machine = some(rng)
     world.kill(machine, "machine")
     world.split([machine], [each for each in MACHINES if each != machine])
@@ -251,7 +254,13 @@ def full_disk(world: World, rng: Random) -> None:
 @episode(bare=False)
 def maintenance_beside(world: World, rng: Random) -> None:
     """Agents archive by themselves, as their logs are small."""
-    for command in rng.choice([(["rewrite"], ["prune", "--yes"]), (["rewrite"],), (["rewrite"], ["rewrite"], ["prune", "--yes"])]):
+    for command in rng.choice(
+        [
+            (["rewrite"], ["prune", "--yes"]),
+            (["rewrite"],),
+            (["rewrite"], ["rewrite"], ["prune", "--yes"]),
+        ]
+    ):
         world.say(world.command(*command, world.logs.as_uri()))
         time.sleep(rng.uniform(0, 2))
 

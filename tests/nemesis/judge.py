@@ -4,7 +4,8 @@ live map      a read of everything, after the cluster is whole: part of the hist
 history       each key's history is linearizable
 query         a query (`entry_set`) and reads of single keys say the same
 restart       what was live before everything was killed is what is live after the restart
-stale read    a member that was frozen or cut off answered from memory before it noticed: counted, but
+stale read    a member that was frozen or cut off answered from memory before it noticed: counted,
+but
               not a failure
 """
 
@@ -45,9 +46,11 @@ class Judge:
         self._past: dict[Key, list[Attempt]] = {key: [] for key in keys}
         self.stale_reads = self.undecided = 0
 
-    def judge(self, attempts: Iterable[Attempt], *, stale: tuple[float, float] | None = None) -> list[Finding]:
-        """`attempts`: all since the last call. `stale`: between these moments, answers from memory alone
-        may be out of date."""
+    def judge(
+        self, attempts: Iterable[Attempt], *, stale: tuple[float, float] | None = None
+    ) -> list[Finding]:
+        """`attempts`: all since the last call. `stale`: between these moments, answers from memory
+        alone may be out of date."""
         findings = []
         for key, those in sorted(by_key(attempts).items()):
             self._past[key] = [*self._past[key][-ROWS_MAX:], *those]
@@ -59,13 +62,19 @@ class Judge:
                 self._checkers[key] = Checker(_last_seen(counted), again=True)
         return findings
 
-    def _feed(self, key: Key, operations: list[Operation], stale: tuple[float, float] | None) -> Violation | None:
+    def _feed(
+        self, key: Key, operations: list[Operation], stale: tuple[float, float] | None
+    ) -> Violation | None:
         before = self._checkers[key].copy()
         try:
             violation = self._checkers[key].feed(operations)
             if violation is None or stale is None:
                 return violation
-            weaker = [each for each in (_weakened(each, *stale) for each in operations) if each is not None]
+            weaker = [
+                each
+                for each in (_weakened(each, *stale) for each in operations)
+                if each is not None
+            ]
             self._checkers[key] = before
             if (second := before.feed(weaker)) is None:
                 self.stale_reads += 1
@@ -78,8 +87,14 @@ class Judge:
     def _finding(self, key: Key, violation: Violation, attempts: Sequence[Attempt]) -> Finding:
         operation = violation.operation
         judgement = "live map" if operation.client == READER else "history"
-        refused = [each for each in attempts if each.outcome == "refused" and each.operation.value is not None]
-        text = f"{told(operation)}, but it could be only {' or '.join(map(repr, violation.possible))}"
+        refused = [
+            each
+            for each in attempts
+            if each.outcome == "refused" and each.operation.value is not None
+        ]
+        text = (
+            f"{told(operation)}, but it could be only {' or '.join(map(repr, violation.possible))}"
+        )
         if any(each.operation.value == operation.result for each in refused):
             text += "; that value was refused"
         return Finding(judgement, text, key, table(self._past[key], operation))
@@ -89,7 +104,15 @@ class Judge:
         different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
         for key in different:
             self._checkers[key] = Checker(after.get(key), again=True)
-        return [Finding("restart", f"live before {before.get(key)!r}, after {after.get(key)!r}", key, table(self._past[key])) for key in different]
+        return [
+            Finding(
+                "restart",
+                f"live before {before.get(key)!r}, after {after.get(key)!r}",
+                key,
+                table(self._past[key]),
+            )
+            for key in different
+        ]
 
     def begin_anew(self, contents: Mapping[Key, Any]) -> None:
         """After damage of another kind: what is there counts from now on."""
@@ -98,7 +121,12 @@ class Judge:
 
     def queried(self, query: Mapping[Key, Any], single: Mapping[Key, Any]) -> list[Finding]:
         return [
-            Finding("query", f"a query says {query.get(key)!r}, get says {single.get(key)!r}", key, table(self._past[key]))
+            Finding(
+                "query",
+                f"a query says {query.get(key)!r}, get says {single.get(key)!r}",
+                key,
+                table(self._past[key]),
+            )
             for key in sorted({*query, *single})
             if query.get(key) != single.get(key)
         ]
@@ -112,7 +140,9 @@ def reads(client: hazelcast.HazelcastClient, keys: Sequence[Key]) -> list[Attemp
         start = time.monotonic()
         (value,) = until(f"{key} can be read", partial(_read, entries, key.name), 60, 0.5)
         now = time.monotonic()
-        operation = Operation(kind="get", start=start, end=now, result=told_apart(value), client=READER)
+        operation = Operation(
+            kind="get", start=start, end=now, result=told_apart(value), client=READER
+        )
         found.append(Attempt(key, operation, "acknowledged", now))
     return found
 
@@ -124,11 +154,20 @@ def _read(entries: BlockingMap[Any, Any], name: str) -> list[Any]:
 def seen(contents: Mapping[Key, Any], keys: Sequence[Key], start: float) -> list[Attempt]:
     """The same of a query that began at `start`."""
     now = time.monotonic()
-    return [Attempt(key, Operation(kind="get", start=start, end=now, result=contents.get(key), client=READER), "acknowledged", now) for key in keys]
+    return [
+        Attempt(
+            key,
+            Operation(kind="get", start=start, end=now, result=contents.get(key), client=READER),
+            "acknowledged",
+            now,
+        )
+        for key in keys
+    ]
 
 
 def _weakened(operation: Operation, begin: float, end: float) -> Operation | None:
-    """The operation without its answer, if it began in that time and its answer is from memory alone."""
+    """The operation without its answer, if it began in that time and its answer is from memory
+    alone."""
     if not operation.observed or operation.client == READER or not begin <= operation.start <= end:
         return operation
     return None if operation.kind == "get" else replace(operation, end=UNKNOWN, result=UNSEEN)
@@ -149,9 +188,12 @@ def told(operation: Operation) -> str:
 
 
 def table(attempts: Sequence[Attempt], wrong: Operation | None = None) -> str:
-    """The end of a key's history, in the order of the answers; ✗ marks the operation that nothing explains."""
+    """The end of a key's history, in the order of the answers; ✗ marks the operation that nothing
+    explains."""
     rows = sorted(attempts, key=lambda each: each.ended)
-    at = next((number for number, each in enumerate(rows) if each.operation is wrong), len(rows) - 1)
+    at = next(
+        (number for number, each in enumerate(rows) if each.operation is wrong), len(rows) - 1
+    )
     shown = rows[max(0, at - ROWS_MAX) : at + 6]
     first = min((each.operation.start for each in shown), default=0.0)
     lines = [f"    {'start':>9} {'end':>9}  caller  outcome       operation"]
@@ -159,6 +201,7 @@ def table(attempts: Sequence[Attempt], wrong: Operation | None = None) -> str:
         mark = "✗" if each.operation is wrong else " "
         error = f"  {each.error[:140]}" if each.error else ""
         lines.append(
-            f"  {mark} {each.operation.start - first:9.3f} {each.ended - first:9.3f}  {each.operation.client:6}  {each.outcome:12}  {told(each.operation)}{error}"
+            f"  {mark} {each.operation.start - first:9.3f} {each.ended - first:9.3f}  "
+            f"{each.operation.client:6}  {each.outcome:12}  {told(each.operation)}{error}"
         )
     return "\n".join(lines)

@@ -10,8 +10,8 @@ longer possible leave the set.
 Three things are added:
 
 unknown     the caller does not know the outcome: it takes effect at any later time, or never
-again       Hazelcast repeats an operation whose member left: it may take effect twice before it ends
-dominance   of two equal states, the one that used fewer unknown operations suffices
+again       Hazelcast repeats an operation whose member left: it may take effect twice before it
+ends dominance   of two equal states, the one that used fewer unknown operations suffices
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Operation:
 
     @property
     def observed(self) -> bool:
-        """Its answer says that it changed nothing, so the answer is from memory alone and the log has nothing of it."""
+        """Its answer says that it changed nothing, so the answer is from memory alone and the log
+        has nothing of it."""
         match self.kind:
             case "get":
                 return True
@@ -151,7 +152,11 @@ class Checker:
 
     def copy(self) -> Checker:
         other = replace(self)
-        other._possible, other._open, other._number = _Set(self._possible), dict(self._open), self._number
+        other._possible, other._open, other._number = (
+            _Set(self._possible),
+            dict(self._open),
+            self._number,
+        )
         return other
 
     def feed(self, operations: Sequence[Operation]) -> Violation | None:
@@ -160,7 +165,9 @@ class Checker:
         first = self._number
         self._number += 2 * len(operations)
         ends = [(each.end, 1, at) for at, each in enumerate(operations) if each.end != UNKNOWN]
-        for _, is_end, at in sorted([*((each.start, 0, at) for at, each in enumerate(operations)), *ends]):
+        for _, is_end, at in sorted(
+            [*((each.start, 0, at) for at, each in enumerate(operations)), *ends]
+        ):
             number, operation = first + 2 * at, operations[at]
             if not is_end:
                 self._open[number] = operation
@@ -212,7 +219,11 @@ class Checker:
                 known = operation.end != UNKNOWN
                 if not fits or (not known and after == here.state):
                     continue
-                done, used = (here.done | {number}, here.used) if known else (here.done, here.used | {number})
+                done, used = (
+                    (here.done | {number}, here.used)
+                    if known
+                    else (here.done, here.used | {number})
+                )
                 there = _Possible(after, done, used)
                 if seen.add(there):
                     waiting.append(there)
@@ -222,6 +233,8 @@ class Checker:
         return seen
 
 
-def check(operations: Sequence[Operation], *, initial: Any = None, again: bool = False) -> Violation | None:
+def check(
+    operations: Sequence[Operation], *, initial: Any = None, again: bool = False
+) -> Violation | None:
     """A whole history at once."""
     return Checker(initial, again).feed(operations)

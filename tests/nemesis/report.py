@@ -1,4 +1,5 @@
-"""The record of all runs, and the tables made of it. `python -m tests.nemesis.report` prints the table of docs/reliability.md."""
+"""The record of all runs, and the tables made of it. `python -m tests.nemesis.report` prints the
+table of docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ Totals = Mapping[str, Any]
 
 
 def commit() -> str:
-    run = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        ["git", "rev-parse", "--short=10", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return run.stdout.strip()
 
 
@@ -35,7 +42,17 @@ def totals(episodes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By kind of episode: sums, and the longest times of the worst key."""
     found: dict[str, dict[str, Any]] = {}
     for each in episodes:
-        total = found.setdefault(each["name"], {"times": 0, "outcomes": Counter(), "findings": Counter(), "stale": 0, "write_s": 0.0, "read_s": 0.0})
+        total = found.setdefault(
+            each["name"],
+            {
+                "times": 0,
+                "outcomes": Counter(),
+                "findings": Counter(),
+                "stale": 0,
+                "write_s": 0.0,
+                "read_s": 0.0,
+            },
+        )
         total["times"] += 1
         total["outcomes"].update(each["outcomes"])
         total["findings"].update(each["findings"])
@@ -50,11 +67,28 @@ def episodes_of(lines: Sequence[Mapping[str, Any]], *, baseline: bool) -> list[d
 
 
 def rows(ours: Mapping[str, Totals], bare: Mapping[str, Totals]) -> Iterator[list[str]]:
-    yield ["episode", "times", "acknowledged", "refused", "unknown", "findings", "stale reads", "no write for, s", "no read for, s"]
+    yield [
+        "episode",
+        "times",
+        "acknowledged",
+        "refused",
+        "unknown",
+        "findings",
+        "stale reads",
+        "no write for, s",
+        "no read for, s",
+    ]
     for name, total in ours.items():
-        outcomes = [f"{total['outcomes'][outcome]:,}" for outcome in ("acknowledged", "refused", "unknown")]
-        findings = ", ".join(f"{judgement} {count}" for judgement, count in total["findings"].items()) or "none"
-        times = [_beside(total[each], bare.get(name, {}).get(each)) for each in ("write_s", "read_s")]
+        outcomes = [
+            f"{total['outcomes'][outcome]:,}" for outcome in ("acknowledged", "refused", "unknown")
+        ]
+        findings = (
+            ", ".join(f"{judgement} {count}" for judgement, count in total["findings"].items())
+            or "none"
+        )
+        times = [
+            _beside(total[each], bare.get(name, {}).get(each)) for each in ("write_s", "read_s")
+        ]
         yield [name, str(total["times"]), *outcomes, findings, str(total["stale"]), *times]
 
 
@@ -65,7 +99,10 @@ def _beside(measured: float, bare: float | None) -> str:
 
 def plain(table: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
@@ -78,8 +115,20 @@ def main() -> None:
     lines = kept()
     newest = next(line["commit"] for line in reversed(lines) if not line["baseline"])
     those = [line for line in lines if line["commit"] == newest]
-    print(f"Commit {newest}, seeds {', '.join(str(line['seed']) for line in those if not line['baseline'])}:\n")
-    print(markdown(list(rows(totals(episodes_of(those, baseline=False)), totals(episodes_of(lines, baseline=True))))))
+    print(
+        f"Commit {newest}, seeds "
+        f"{', '.join(str(line['seed']) for line in those if not line['baseline'])}:\n"
+    )
+    print(
+        markdown(
+            list(
+                rows(
+                    totals(episodes_of(those, baseline=False)),
+                    totals(episodes_of(lines, baseline=True)),
+                )
+            )
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -44,7 +44,10 @@ class Record:
         return dict(Counter(each.judgement for each in self.findings))
 
     def as_json(self) -> dict[str, Any]:
-        return {**{name: value for name, value in vars(self).items() if name != "findings"}, "findings": self.found}
+        return {
+            **{name: value for name, value in vars(self).items() if name != "findings"},
+            "findings": self.found,
+        }
 
 
 def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
@@ -55,7 +58,9 @@ def drawn(seed: int, among: Sequence[str]) -> Iterator[str]:
 
 
 class Run:
-    def __init__(self, world: World, seed: int, *, restarts: Callable[[Random], str] | None = None) -> None:
+    def __init__(
+        self, world: World, seed: int, *, restarts: Callable[[Random], str] | None = None
+    ) -> None:
         """`restarts` draws how everything is restarted after an episode; "": not at all."""
         self.world, self.seed = world, seed
         self._restarts = restarts or (lambda rng: rng.choice([*RESTARTS, "", "", ""]))
@@ -63,7 +68,9 @@ class Run:
         self._history, self._judge = world.history, Judge(KEYS)
         self._callers: Callers | None = None
 
-    def play(self, names: Iterator[str] | Sequence[str], *, until_moment: float = float("inf")) -> list[Record]:
+    def play(
+        self, names: Iterator[str] | Sequence[str], *, until_moment: float = float("inf")
+    ) -> list[Record]:
         self.world.start()
         self._callers = Callers(self._history, self.world.connect, KEYS, seed=self.seed)
         try:
@@ -96,14 +103,19 @@ class Run:
             self._wait_working()
             callers.pause()
             attempts = self._measured(record, begin)
-            contents = self._judged(record, attempts, (begin, time.monotonic()) if episode.stale else None)
+            contents = self._judged(
+                record, attempts, (begin, time.monotonic()) if episode.stale else None
+            )
             record.restart = self._restarts(rng)
             if record.restart and not self.world.bare:
                 self._restarted(record, contents, rng)
         except NotWhole as error:
             record.findings.append(Finding("not whole", str(error)[:2000]))
             self._begin_anew(record)
-        self.world.say(f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, findings: {record.found or 'none'}")
+        self.world.say(
+            f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, "
+            f"findings: {record.found or 'none'}"
+        )
         if record.findings:
             self.world.say("\n".join(story(len(self.records), record)))
         callers.resume()
@@ -115,23 +127,36 @@ class Run:
             until("every key can be written", lambda: not self._not_written(start), WORKING_S, 0.2)
         except AssertionError as error:
             missing = self._not_written(start)
-            failed = [each for each in self._history.since(start) if each.error and each.key in missing]
-            raise NotWhole(f"{len(missing)} keys cannot be written: {', '.join({each.error for each in failed[-5:]})}") from error
+            failed = [
+                each for each in self._history.since(start) if each.error and each.key in missing
+            ]
+            raise NotWhole(
+                f"{len(missing)} keys cannot be written: "
+                f"{', '.join({each.error for each in failed[-5:]})}"
+            ) from error
 
     def _not_written(self, start: float) -> set[Any]:
-        found = {each.key for each in self._history.since(start) if each.outcome == "acknowledged" and each.operation.kind not in READS}
+        found = {
+            each.key
+            for each in self._history.since(start)
+            if each.outcome == "acknowledged" and each.operation.kind not in READS
+        }
         return set(KEYS) - found
 
     def _measured(self, record: Record, begin: float) -> list[Attempt]:
         attempts = self._history.take()
         during = [each for each in attempts if each.ended >= begin]
         record.outcomes = counts(attempts)
-        record.errors = dict(Counter(each.error[:200] for each in during if each.error).most_common(8))
+        record.errors = dict(
+            Counter(each.error[:200] for each in during if each.error).most_common(8)
+        )
         record.write_s = _worst([each for each in during if each.operation.kind not in READS])
         record.read_s = _worst([each for each in during if each.operation.kind in READS])
         return attempts
 
-    def _judged(self, record: Record, attempts: list[Attempt], stale: tuple[float, float] | None) -> dict[Any, Any]:
+    def _judged(
+        self, record: Record, attempts: list[Attempt], stale: tuple[float, float] | None
+    ) -> dict[Any, Any]:
         """The query comes first: a read of a single key may load it."""
         start = time.monotonic()
         contents = self.world.contents()
@@ -145,11 +170,16 @@ class Run:
             client.shutdown()
         if self.world.bare:
             return contents
-        values = {each.key: each.operation.result for each in single if each.operation.result is not None}
+        values = {
+            each.key: each.operation.result for each in single if each.operation.result is not None
+        }
         before = self._judge.stale_reads, self._judge.undecided
         record.findings += self._judge.queried(contents, values)
         record.findings += self._judge.judge([*attempts, *queried, *single], stale=stale)
-        record.stale_reads, record.undecided = self._judge.stale_reads - before[0], self._judge.undecided - before[1]
+        record.stale_reads, record.undecided = (
+            self._judge.stale_reads - before[0],
+            self._judge.undecided - before[1],
+        )
         return values
 
     def _restarted(self, record: Record, contents: dict[Any, Any], rng: Random) -> None:
@@ -164,7 +194,8 @@ class Run:
             raise NotWhole(f"at the restart: {type(error).__name__}: {error}") from error
 
     def _begin_anew(self, record: Record) -> None:
-        """A cluster that cannot be healed is killed and restarted; the judgement begins again with its state."""
+        """A cluster that cannot be healed is killed and restarted; the judgement begins again with
+        its state."""
         assert self._callers is not None
         self._callers.pause()
         self._history.take()
@@ -195,7 +226,11 @@ def story(number: int, record: Record) -> list[str]:
     for judgement, count in Counter(each.judgement for each in record.findings).items():
         shown = [each for each in record.findings if each.judgement == judgement][:SHOWN]
         for finding in shown:
-            lines += ["", f"episode {number}, {record.name}: {judgement}: {finding.key or ''} {finding.text}", finding.story]
+            lines += [
+                "",
+                f"episode {number}, {record.name}: {judgement}: {finding.key or ''} {finding.text}",
+                finding.story,
+            ]
         if count > len(shown):
             lines.append(f"episode {number}, {record.name}: {judgement}: {count - len(shown)} more")
     return lines

@@ -1,5 +1,5 @@
-"""The judge on known records: a lost change, one that came back, a stale answer of a frozen member, and the
-longest time without a success."""
+"""The judge on known records: a lost change, one that came back, a stale answer of a frozen member,
+and the longest time without a success."""
 
 from __future__ import annotations
 
@@ -14,10 +14,22 @@ KEY, OTHER = Key("m", "k1"), Key("m", "k2")
 
 
 def attempt(
-    kind: Kind, start: float, value: Any = None, *, result: Any = UNSEEN, outcome: Outcome = "acknowledged", seconds: float = 0.5, key: Key = KEY
+    kind: Kind,
+    start: float,
+    value: Any = None,
+    *,
+    result: Any = UNSEEN,
+    outcome: Outcome = "acknowledged",
+    seconds: float = 0.5,
+    key: Key = KEY,
 ) -> Attempt:
     end = start + seconds if outcome == "acknowledged" else UNKNOWN
-    return Attempt(key, Operation(kind=kind, start=start, end=end, value=value, result=result, client="0"), outcome, start + seconds)
+    return Attempt(
+        key,
+        Operation(kind=kind, start=start, end=end, value=value, result=result, client="0"),
+        outcome,
+        start + seconds,
+    )
 
 
 def read(start: float, result: Any) -> Attempt:
@@ -43,7 +55,9 @@ def test_acknowledged_and_lost_is_found_in_the_live_map_with_the_history_of_its_
 
 
 def test_removed_and_back_is_found() -> None:
-    assert judgements(attempt("set", 0, "a"), attempt("remove", 1, result="a"), read(2, "a")) == ["live map"]
+    assert judgements(attempt("set", 0, "a"), attempt("remove", 1, result="a"), read(2, "a")) == [
+        "live map"
+    ]
 
 
 def test_unknown_is_right_either_way_and_refused_is_not() -> None:
@@ -54,12 +68,25 @@ def test_unknown_is_right_either_way_and_refused_is_not() -> None:
 
 
 def test_wrong_answer_beside_a_right_end_is_found_in_the_history() -> None:
-    wrong = (attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("get", 2, result="a"), read(3, "b"))
+    wrong = (
+        attempt("set", 0, "a"),
+        attempt("set", 1, "b"),
+        attempt("get", 2, result="a"),
+        read(3, "b"),
+    )
     assert judgements(*wrong) == ["history"]
 
 
-def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_finding_otherwise() -> None:
-    stale = [attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("replace", 2, "c", result=False), attempt("get", 3, result="a"), read(9, "b")]
+def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_finding_otherwise() -> (
+    None
+):
+    stale = [
+        attempt("set", 0, "a"),
+        attempt("set", 1, "b"),
+        attempt("replace", 2, "c", result=False),
+        attempt("get", 3, result="a"),
+        read(9, "b"),
+    ]
     judge = Judge([KEY])
     assert judge.judge(stale, stale=(2.5, 4)) == []
     assert judge.stale_reads == 1
@@ -67,7 +94,12 @@ def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_findi
 
 
 def test_change_on_top_of_a_stale_value_is_a_finding_also_then() -> None:
-    both = (attempt("set", 0, "a"), attempt("set", 1, "b"), attempt("put", 2, "c", result="a"), read(9, "c"))
+    both = (
+        attempt("set", 0, "a"),
+        attempt("set", 1, "b"),
+        attempt("put", 2, "c", result="a"),
+        read(9, "c"),
+    )
     assert judgements(*both, stale=(0, 8)) == ["history"]
 
 
@@ -82,7 +114,9 @@ def test_damage_is_reported_once() -> None:
     assert finding.judgement == "query"
 
 
-def test_time_without_a_success_begins_with_the_first_failed_attempt_and_ends_with_an_answer() -> None:
+def test_time_without_a_success_begins_with_the_first_failed_attempt_and_ends_with_an_answer() -> (
+    None
+):
     attempts = [
         attempt("set", 0, "a"),
         attempt("set", 100, "b", outcome="refused"),

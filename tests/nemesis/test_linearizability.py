@@ -1,4 +1,5 @@
-"""Tests of the checker: histories whose verdict is known, and small ones compared with a search of all orders."""
+"""Tests of the checker: histories whose verdict is known, and small ones compared with a search of
+all orders."""
 
 from __future__ import annotations
 
@@ -13,16 +14,41 @@ from hypothesis import strategies as st
 from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Checker, Kind, Operation, check, step
 
 
-def op(kind: Kind, start: float, end: float, value: Any = None, *, result: Any = UNSEEN, expected: Any = None) -> Operation:
+def op(
+    kind: Kind,
+    start: float,
+    end: float,
+    value: Any = None,
+    *,
+    result: Any = UNSEEN,
+    expected: Any = None,
+) -> Operation:
     return Operation(kind=kind, start=start, end=end, value=value, result=result, expected=expected)
 
 
 LINEARIZABLE = {
     "nothing": [],
-    "one after the other": [op("put", 0, 1, "a", result=None), op("get", 2, 3, result="a"), op("remove", 4, 5, result="a"), op("get", 6, 7)],
-    "a read beside a put sees either": [op("put", 0, 9, "a"), op("get", 1, 2, result=None), op("get", 3, 4, result="a")],
-    "puts beside each other in either order": [op("put", 0, 9, "a", result="b"), op("put", 0, 9, "b", result=None), op("get", 10, 11, result="a")],
-    "unknown, and it happened": [op("put", 0, UNKNOWN, "a"), op("get", 1, 2, result=None), op("get", 3, 4, result="a")],
+    "one after the other": [
+        op("put", 0, 1, "a", result=None),
+        op("get", 2, 3, result="a"),
+        op("remove", 4, 5, result="a"),
+        op("get", 6, 7),
+    ],
+    "a read beside a put sees either": [
+        op("put", 0, 9, "a"),
+        op("get", 1, 2, result=None),
+        op("get", 3, 4, result="a"),
+    ],
+    "puts beside each other in either order": [
+        op("put", 0, 9, "a", result="b"),
+        op("put", 0, 9, "b", result=None),
+        op("get", 10, 11, result="a"),
+    ],
+    "unknown, and it happened": [
+        op("put", 0, UNKNOWN, "a"),
+        op("get", 1, 2, result=None),
+        op("get", 3, 4, result="a"),
+    ],
     "unknown, and it never happened": [op("put", 0, UNKNOWN, "a"), op("get", 1, 2, result=None)],
     "unknown, and it happened after others": [
         op("set", 0, UNKNOWN, "a"),
@@ -30,7 +56,10 @@ LINEARIZABLE = {
         op("get", 3, 4, result="b"),
         op("get", 5, 6, result="a"),
     ],
-    "one of two put_if_absent wins": [op("put_if_absent", 0, 9, "a", result="b"), op("put_if_absent", 0, 9, "b", result=None)],
+    "one of two put_if_absent wins": [
+        op("put_if_absent", 0, 9, "a", result="b"),
+        op("put_if_absent", 0, 9, "b", result=None),
+    ],
     "replaced, which needs an unknown put": [
         op("put", 0, UNKNOWN, "a"),
         op("replace", 1, 2, "b", expected="a", result=True),
@@ -46,9 +75,21 @@ LINEARIZABLE = {
 WRONG = {
     "never written": [op("get", 0, 1, result="a")],
     "lost": [op("set", 0, 1, "a"), op("get", 2, 3, result=None)],
-    "older than what was acknowledged": [op("set", 0, 1, "a"), op("set", 2, 3, "b"), op("get", 4, 5, result="a")],
-    "removed, and back": [op("set", 0, 1, "a"), op("remove", 2, 3, result="a"), op("get", 4, 5, result="a")],
-    "seen, and then not": [op("put", 0, 3, "a"), op("get", 1, 2, result="a"), op("get", 3, 4, result=None)],
+    "older than what was acknowledged": [
+        op("set", 0, 1, "a"),
+        op("set", 2, 3, "b"),
+        op("get", 4, 5, result="a"),
+    ],
+    "removed, and back": [
+        op("set", 0, 1, "a"),
+        op("remove", 2, 3, result="a"),
+        op("get", 4, 5, result="a"),
+    ],
+    "seen, and then not": [
+        op("put", 0, 3, "a"),
+        op("get", 1, 2, result="a"),
+        op("get", 3, 4, result=None),
+    ],
     "unknown, and it happened twice": [
         op("set", 0, UNKNOWN, "a"),
         op("get", 1, 2, result="a"),
@@ -56,8 +97,14 @@ WRONG = {
         op("get", 5, 6, result="b"),
         op("get", 7, 8, result="a"),
     ],
-    "both put_if_absent win": [op("put_if_absent", 0, 9, "a", result=None), op("put_if_absent", 0, 9, "b", result=None)],
-    "put_if_absent over an acknowledged value": [op("set", 0, 1, "a"), op("put_if_absent", 2, 3, "b", result=None)],
+    "both put_if_absent win": [
+        op("put_if_absent", 0, 9, "a", result=None),
+        op("put_if_absent", 0, 9, "b", result=None),
+    ],
+    "put_if_absent over an acknowledged value": [
+        op("set", 0, 1, "a"),
+        op("put_if_absent", 2, 3, "b", result=None),
+    ],
     "both replace the same value": [
         op("set", 0, 1, "a"),
         op("replace", 2, 9, "b", expected="a", result=True),
@@ -69,8 +116,16 @@ WRONG = {
 TWICE = {
     "put returns its own value": [op("put", 0, 9, "a", result="a"), op("get", 10, 11, result="a")],
     "put_if_absent finds its own value": [op("put_if_absent", 0, 9, "a", result="a")],
-    "remove finds nothing, after it removed": [op("set", 0, 1, "a"), op("remove", 2, 9, result=None), op("get", 10, 11, result=None)],
-    "overwritten, and written again": [op("set", 0, 9, "a"), op("put", 1, 2, "b", result="a"), op("get", 10, 11, result="a")],
+    "remove finds nothing, after it removed": [
+        op("set", 0, 1, "a"),
+        op("remove", 2, 9, result=None),
+        op("get", 10, 11, result=None),
+    ],
+    "overwritten, and written again": [
+        op("set", 0, 9, "a"),
+        op("put", 1, 2, "b", result="a"),
+        op("get", 10, 11, result="a"),
+    ],
 }
 
 
@@ -85,11 +140,15 @@ def test_a_history_that_no_map_can_have_is_refused_at_its_last_operation(name: s
     for again in (False, True):
         violation = check(WRONG[name], again=again)
         assert violation is not None
-        assert violation.operation.end == max(each.end for each in WRONG[name] if each.end != UNKNOWN)
+        assert violation.operation.end == max(
+            each.end for each in WRONG[name] if each.end != UNKNOWN
+        )
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_an_operation_that_took_effect_twice_is_accepted_only_where_that_is_allowed(name: str) -> None:
+def test_an_operation_that_took_effect_twice_is_accepted_only_where_that_is_allowed(
+    name: str,
+) -> None:
     assert check(TWICE[name]) is not None
     assert check(TWICE[name], again=True) is None
 
@@ -118,7 +177,15 @@ def test_a_long_history_of_one_key_with_many_unknown_operations_is_judged_soon()
             state = number
     assert checker.feed(operations) is None
     assert checker.feed([op("get", 30_000, 30_001, result="unknown 200")]) is None
-    assert checker.feed([op("get", 30_002, 30_003, result="unknown 0"), op("get", 30_004, 30_005, result="unknown 200")]) is not None
+    assert (
+        checker.feed(
+            [
+                op("get", 30_002, 30_003, result="unknown 0"),
+                op("get", 30_004, 30_005, result="unknown 200"),
+            ]
+        )
+        is not None
+    )
 
 
 # ---- against all orders ----
@@ -128,7 +195,11 @@ def brute(history: list[Operation]) -> bool:
     """Every order of every choice of the unknown ones."""
     known = [each for each in history if each.end != UNKNOWN]
     unknown = [each for each in history if each.end == UNKNOWN]
-    return any(_explained([*known, *chosen]) for count in range(len(unknown) + 1) for chosen in combinations(unknown, count))
+    return any(
+        _explained([*known, *chosen])
+        for count in range(len(unknown) + 1)
+        for chosen in combinations(unknown, count)
+    )
 
 
 def _explained(chosen: list[Operation]) -> bool:
@@ -154,10 +225,21 @@ WRITTEN = st.sampled_from(["a", "b"])
 
 @st.composite
 def operations(draw: st.DrawFn) -> Operation:
-    kind: Kind = draw(st.sampled_from(["get", "put", "set", "remove", "delete", "put_if_absent", "replace"]))
+    kind: Kind = draw(
+        st.sampled_from(["get", "put", "set", "remove", "delete", "put_if_absent", "replace"])
+    )
     start = draw(st.integers(0, 8))
-    end = draw(st.one_of(st.integers(start + 1, 10), st.just(UNKNOWN) if kind != "get" else st.integers(start + 1, 10)))
-    result = UNSEEN if end == UNKNOWN or kind in ("set", "delete") else draw(st.booleans() if kind == "replace" else VALUES)
+    end = draw(
+        st.one_of(
+            st.integers(start + 1, 10),
+            st.just(UNKNOWN) if kind != "get" else st.integers(start + 1, 10),
+        )
+    )
+    result = (
+        UNSEEN
+        if end == UNKNOWN or kind in ("set", "delete")
+        else draw(st.booleans() if kind == "replace" else VALUES)
+    )
     value = draw(WRITTEN) if kind in ("put", "set", "put_if_absent", "replace") else None
     expected = draw(WRITTEN) if kind == "replace" else None
     return op(kind, start, end, value, result=result, expected=expected)
@@ -171,8 +253,16 @@ def test_the_verdict_is_that_of_trying_all_orders(history: list[Operation]) -> N
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(operations(), max_size=3))
-def test_the_verdict_with_repetitions_is_that_of_trying_all_orders_with_them(history: list[Operation]) -> None:
+def test_the_verdict_with_repetitions_is_that_of_trying_all_orders_with_them(
+    history: list[Operation],
+) -> None:
     known = [each for each in history if each.end != UNKNOWN and each.kind != "get"]
-    repeated = [op(each.kind, each.start, each.end, each.value, expected=each.expected) for each in known]
-    expected = any(brute([*history, *chosen]) for count in range(len(repeated) + 1) for chosen in combinations(repeated, count))
+    repeated = [
+        op(each.kind, each.start, each.end, each.value, expected=each.expected) for each in known
+    ]
+    expected = any(
+        brute([*history, *chosen])
+        for count in range(len(repeated) + 1)
+        for chosen in combinations(repeated, count)
+    )
     assert (check(history, again=True) is None) == expected

@@ -1,4 +1,5 @@
-"""The short form of `make nemesis`: one cluster, a few faults, everything killed and restarted twice."""
+"""The short form of `make nemesis`: one cluster, a few faults, everything killed and restarted
+twice."""
 
 from __future__ import annotations
 
@@ -10,12 +11,19 @@ from tests.nemesis.runs import Run, failures
 from tests.nemesis.world import World
 
 # What an owner that is lost, a split network and a frozen member do to a map is in the long form.
-EPISODES = {"kill-agent": "", "kill-machine": "in other order", "scale-in-and-out": "", "maintenance-beside": "as before"}
+EPISODES = {
+    "kill-agent": "",
+    "kill-machine": "in other order",
+    "scale-in-and-out": "",
+    "maintenance-beside": "as before",
+}
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_no_acknowledged_change_is_lost_or_comes_back_and_a_restart_gives_what_was_live(tmp_path: Path, classpath: str, seed: int) -> None:
+def test_no_acknowledged_change_is_lost_or_comes_back_and_a_restart_gives_what_was_live(
+    tmp_path: Path, classpath: str, seed: int
+) -> None:
     restarts = iter(EPISODES.values())
     with World(tmp_path, classpath, print) as world:
         run = Run(world, seed, restarts=lambda _: next(restarts))

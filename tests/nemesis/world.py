@@ -1,4 +1,5 @@
-"""Three machines, each a member and its agent, a network between the members, a disk that can be filled; what can be done to them, and how they are made whole again."""
+"""Three machines, each a member and its agent, a network between the members, a disk that can be
+filled; what can be done to them, and how they are made whole again."""
 
 from __future__ import annotations
 
@@ -17,7 +18,17 @@ from typing import Any
 
 import hazelcast
 
-from tests.cluster.harness import LIFETIME_TIMEOUT_S, ROOT, Agent, Child, Cluster, Member, connect, logged_map, until
+from tests.cluster.harness import (
+    LIFETIME_TIMEOUT_S,
+    ROOT,
+    Agent,
+    Child,
+    Cluster,
+    Member,
+    connect,
+    logged_map,
+    until,
+)
 from tests.cluster.network import QUICK_LOSS, Network
 from tests.nemesis.clients import Callers, History, Key, told_apart
 
@@ -29,7 +40,8 @@ DISK_MB = 192
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 PROPERTIES = {
     **QUICK_LOSS,
-    # Otherwise Hazelcast answers reads from a former owner while a partition moves, with or without a log.
+    # Otherwise Hazelcast answers reads from a former owner while a partition moves, with or without
+    # a log.
     "hazelcast.partition.migration.stale.read.disabled": "true",
 }
 WHOLE_S = 90.0
@@ -48,19 +60,40 @@ class NotWhole(AssertionError):
 
 
 class World:
-    """`say` gets what was done, a line each. `bare`: Hazelcast without a map store, for comparison."""
+    """`say` gets what was done, a line each. `bare`: Hazelcast without a map store, for
+    comparison."""
 
-    def __init__(self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False) -> None:
+    def __init__(
+        self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False
+    ) -> None:
         self.folder, self._say, self.bare = folder, say, bare
         self.logs = folder / "logs"
         self.network, self.history = Network(), History()
         self.disk = _mounted(self.logs)
         agents = [
-            (NoAgent if bare else Agent)(folder, f"node-{number}", self.logs.as_uri(), lifetime_timeout_s=LIFETIME_TIMEOUT_S, **SETTINGS)
+            (NoAgent if bare else Agent)(
+                folder,
+                f"node-{number}",
+                self.logs.as_uri(),
+                lifetime_timeout_s=LIFETIME_TIMEOUT_S,
+                **SETTINGS,
+            )
             for number in MACHINES
         ]
-        maps: Callable[[str], Mapping[str, Any]] = (lambda _: {"default": {}}) if bare else (lambda endpoint: {"default": logged_map(endpoint)})
-        self.cluster = Cluster(folder, classpath, maps, url=self.logs.as_uri(), agents=agents, network=self.network, properties=PROPERTIES)
+        maps: Callable[[str], Mapping[str, Any]] = (
+            (lambda _: {"default": {}})
+            if bare
+            else (lambda endpoint: {"default": logged_map(endpoint)})
+        )
+        self.cluster = Cluster(
+            folder,
+            classpath,
+            maps,
+            url=self.logs.as_uri(),
+            agents=agents,
+            network=self.network,
+            properties=PROPERTIES,
+        )
         self._beginning = time.monotonic()
 
     def __enter__(self) -> World:
@@ -98,7 +131,13 @@ class World:
         if not running:
             raise ConnectionError("no member runs")
         chosen = [running[number // 2 % len(running)]] if direct else running
-        return connect(chosen, self.cluster.name, cluster_connect_timeout=3, smart_routing=not direct, connection_timeout=3)
+        return connect(
+            chosen,
+            self.cluster.name,
+            cluster_connect_timeout=3,
+            smart_routing=not direct,
+            connection_timeout=3,
+        )
 
     @contextlib.contextmanager
     def callers_of(self, member: Member, seed: int) -> Iterator[None]:
@@ -107,7 +146,14 @@ class World:
         def to_it(number: int, direct: bool) -> hazelcast.HazelcastClient:
             return connect([member.address], self.cluster.name, cluster_connect_timeout=3)
 
-        callers = Callers(self.history, to_it, KEYS, seed=seed, count=2, prefix=f"at{member.node}-{self.cluster.members.index(member)}-")
+        callers = Callers(
+            self.history,
+            to_it,
+            KEYS,
+            seed=seed,
+            count=2,
+            prefix=f"at{member.node}-{self.cluster.members.index(member)}-",
+        )
         callers.resume()
         try:
             yield
@@ -121,7 +167,11 @@ class World:
         """`what`: "member", "agent" or "machine"."""
         member = self.member(machine)
         found: list[Child] = [member] if member is not None and what != "agent" else []
-        return [each for each in [*found, *([self.agent(machine)] if what != "member" else [])] if each.running]
+        return [
+            each
+            for each in [*found, *([self.agent(machine)] if what != "member" else [])]
+            if each.running
+        ]
 
     def kill(self, machine: int, what: str) -> None:
         self.say(f"kill {what} {machine}")
@@ -172,7 +222,8 @@ class World:
 
     @contextlib.contextmanager
     def full_disk(self) -> Iterator[None]:
-        """Where no disk could be mounted, the agents may not write beyond the beginning of any file."""
+        """Where no disk could be mounted, the agents may not write beyond the beginning of any
+        file."""
         self.say("the disk is full" if self.disk else "the agents may not write")
         filler = self.logs / "filler"
         if self.disk:
@@ -199,7 +250,12 @@ class World:
         """One of imap-wal; what it said."""
         self.say("imap-wal " + " ".join(arguments))
         run = subprocess.run(
-            [sys.executable, "-m", "rewrite_cli.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-m", "rewrite_cli.cli", *arguments],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         return f"exit code {run.returncode}: {(run.stdout + run.stderr).strip()[-400:]}"
 
@@ -234,7 +290,10 @@ class World:
         """As `Cluster.wait_safe`, for halves that first have to find each other."""
 
         def safe() -> bool:
-            return all(member.ask("members") == count and member.ask("safe") for member in self.cluster.running)
+            return all(
+                member.ask("members") == count and member.ask("safe")
+                for member in self.cluster.running
+            )
 
         until(f"{count} members have all partitions and backups", safe, WHOLE_S, 0.1)
 
@@ -243,7 +302,12 @@ class World:
 
         def of(name: str) -> dict[Key, Any]:
             def read() -> list[dict[Key, Any]]:
-                return [{Key(name, key): told_apart(value) for key, value in client.get_map(name).blocking().entry_set()}]
+                return [
+                    {
+                        Key(name, key): told_apart(value)
+                        for key, value in client.get_map(name).blocking().entry_set()
+                    }
+                ]
 
             return until(f"{name} can be read", read, 60, 0.5)[0]
 
@@ -262,7 +326,8 @@ class World:
         self.cluster.kill_everything()
 
     def restart(self, how: str, rng: random.Random) -> None:
-        """Everything, which was killed. `how`: "as before", "in other order", "fewer" or "one by one"."""
+        """Everything, which was killed. `how`: "as before", "in other order", "fewer" or "one by
+        one"."""
         self.say(f"restart {how}")
         self.network.heal()
         if how == "in other order":
@@ -277,7 +342,8 @@ class World:
         self._wait_safe(len(MACHINES))
 
     def _shuffle(self, rng: random.Random) -> None:
-        """Machines are started by their place, so places are drawn anew; machine 1 is then another one."""
+        """Machines are started by their place, so places are drawn anew; machine 1 is then another
+        one."""
         rng.shuffle(self.cluster.agents)
 
 
@@ -288,4 +354,7 @@ def _mounted(folder: Path) -> bool:
     """Whether there is now a disk that can be filled."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
-    return bool(shutil.which("mount")) and not subprocess.run(command, check=False, capture_output=True).returncode
+    return (
+        bool(shutil.which("mount"))
+        and not subprocess.run(command, check=False, capture_output=True).returncode
+    )

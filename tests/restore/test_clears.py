@@ -38,7 +38,13 @@ HEAD = "\0" * 8
 """Of a Hazelcast key: no partition hash, no serializer."""
 
 
-def clear(order: tuple[int, int, int, int], partition: int = 0, count: int = 1, name: str = "orders", timestamp_ms: int = 1000) -> Row:
+def clear(
+    order: tuple[int, int, int, int],
+    partition: int = 0,
+    count: int = 1,
+    name: str = "orders",
+    timestamp_ms: int = 1000,
+) -> Row:
     return clear_of(name, partition, count, timestamp_ms, order)
 
 
@@ -76,10 +82,14 @@ def test_a_clear_hides_what_is_older_in_its_partition_and_nothing_else(memory: M
     append(log, put(gone, "new", (1, 1, 1, 61)))
     made = view(memory)
     assert values(made) == {**dict.fromkeys(there, "old"), gone: "new"}
-    assert sorted(key for page in made.keys("orders", 3) for key in page) == sorted(key.encode() for key in (*there, gone))
+    assert sorted(key for page in made.keys("orders", 3) for key in page) == sorted(
+        key.encode() for key in (*there, gone)
+    )
 
 
-def test_a_late_change_with_a_lower_order_is_hidden_whatever_is_read_first(memory: MemoryStore) -> None:
+def test_a_late_change_with_a_lower_order_is_hidden_whatever_is_read_first(
+    memory: MemoryStore,
+) -> None:
     first, second = node(memory), node(memory, "n2")
     append_clear(second, clear((1, 2, 1, 1)))
     made = view(memory)
@@ -95,10 +105,16 @@ def test_a_clear_counts_in_the_number_of_partitions_that_its_writer_had() -> Non
     floors.add(clear((2, 1, 1, 1), 3, 7), "n1")
     floors.add(clear((3, 1, 1, 1), 5, 11), "n1")
     hidden = floors.hidden(keys, [(1, 9, 9, 9)] * 100 + [(2, 9, 9, 9)] * 100)
-    assert hidden == {index for index, key in enumerate(keys) if partition_id(key, 11) == 5 or (index < 100 and partition_id(key, 7) == 3)}
+    assert hidden == {
+        index
+        for index, key in enumerate(keys)
+        if partition_id(key, 11) == 5 or (index < 100 and partition_id(key, 7) == 3)
+    }
 
 
-def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     floors = Floors()
     for count in range(2, 60):
         floors.add(clear((2, 1, 1, count), count // 2, count), "n1")
@@ -112,20 +128,34 @@ def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(monkeyp
     keys = [b"%08d%d" % (0, number) for number in range(50)]
     found = floors.hidden(keys, [(1, 1, 1, 1)] * 50)
     assert sorted(hashed) == sorted(keys)
-    assert found == {index for index, key in enumerate(keys) if any(partition_id(key, count) == count // 2 for count in range(2, 60))}
+    assert found == {
+        index
+        for index, key in enumerate(keys)
+        if any(partition_id(key, count) == count // 2 for count in range(2, 60))
+    }
 
 
 def test_clears_with_too_many_numbers_of_partitions_are_refused_by_the_map_and_the_order() -> None:
     """20,000 of them made a lookup of 64 keys take 12 seconds."""
     index = NewestIndex(1 << 30)
-    index.add("n1", [clear((1, 1, 1, count), 0, count) for count in range(1, clears.COUNTS_MAX + 1)], clears=True)
+    index.add(
+        "n1",
+        [clear((1, 1, 1, count), 0, count) for count in range(1, clears.COUNTS_MAX + 1)],
+        clears=True,
+    )
     index.add("n1", [clear((1, 1, 2, 1), 0, 7), clear((1, 1, 2, 2), 0, 1000, "other")], clears=True)
-    with pytest.raises(ImapWalError, match=r"map 'orders': a clear of node 'n2', order \(1, 1, 3, 1\), is for one of 1000 partitions"):
+    with pytest.raises(
+        ImapWalError,
+        match=r"map 'orders': a clear of node 'n2', order \(1, 1, 3, 1\), is for one of 1000 "
+        r"partitions",
+    ):
         index.add("n2", [clear((1, 1, 3, 1), 0, 1000)], clears=True)
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
-def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(
+    memory_bytes: int, seed: int, tmp_path: Path
+) -> None:
     """Also where two nodes claim a key: a claim that was cleared is none."""
     random_ = random.Random(seed)
     for _ in range(10):
@@ -136,27 +166,51 @@ def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(
             if random_.random() < 0.03:
                 everything.append((place, clear(order, random_.randrange(3), 3)))
             else:
-                everything.append((place, put(f"{HEAD}k{random_.randrange(25)}", None if random_.random() < 0.2 else request, order)))
+                everything.append(
+                    (
+                        place,
+                        put(
+                            f"{HEAD}k{random_.randrange(25)}",
+                            None if random_.random() < 0.2 else request,
+                            order,
+                        ),
+                    )
+                )
         random_.shuffle(everything)
         index = NewestIndex(memory_bytes, tmp_path)
         for start in range(0, len(everything), 40):
             for place in ("n0", "n1", "n2"):
-                index.add(place, [row for of, row in everything[start : start + 40] if of == place], clears=True)
+                index.add(
+                    place,
+                    [row for of, row in everything[start : start + 40] if of == place],
+                    clears=True,
+                )
         clears = [row for _, row in everything if is_clear(row)]
         left: dict[bytes, list[tuple[str, Row]]] = {}
         for place, row in everything:
-            if not is_clear(row) and not any(each[8] == partition_id(row[1], 3) and row[9] < each[9] for each in clears):
+            if not is_clear(row) and not any(
+                each[8] == partition_id(row[1], 3) and row[9] < each[9] for each in clears
+            ):
                 left.setdefault(row[1], []).append((place, row))
         expected: dict[bytes, Row] = {}
         for key, rows in left.items():
             top = max(row[9][:2] for _, row in rows)
-            newest = {place: row for place, row in sorted(rows, key=lambda claim: claim[1][9]) if row[9][:2] == top}
+            newest = {
+                place: row
+                for place, row in sorted(rows, key=lambda claim: claim[1][9])
+                if row[9][:2] == top
+            }
             expected[key] = min(newest.items(), key=lambda claim: (claim[1][5], claim[0]))[1]
         assert {row[1]: row for rows in index.batches("orders", 7) for row in rows} == expected
-        assert {key: deleted for page in index.keys("orders", 7) for key, deleted, _ in page} == {key: row[5] for key, row in expected.items()}
+        assert {key: deleted for page in index.keys("orders", 7) for key, deleted, _ in page} == {
+            key: row[5] for key, row in expected.items()
+        }
         keys = [HEAD.encode() + b"k%d" % number for number in range(26)]
         assert index.get("orders", keys) == [expected.get(key) for key in keys]
-        newest_clears = {partition: max(row[9] for row in clears if row[8] == partition) for partition in {row[8] for row in clears}}
+        newest_clears = {
+            partition: max(row[9] for row in clears if row[8] == partition)
+            for partition in {row[8] for row in clears}
+        }
         assert {row[8]: row[9] for row, _ in index.clears("orders")} == newest_clears
         index.close()
 
@@ -165,7 +219,13 @@ def test_a_map_that_is_filled_and_cleared_again_and_again_takes_the_room_of_one_
     index = NewestIndex(3_000_000)
     for round_ in range(1, 30):
         for start in range(0, 1000, 100):
-            index.add("n1", [put(f"{HEAD}{round_}-{number}", "v" * 100, (1, round_, 1, number)) for number in range(start, start + 100)])
+            index.add(
+                "n1",
+                [
+                    put(f"{HEAD}{round_}-{number}", "v" * 100, (1, round_, 1, number))
+                    for number in range(start, start + 100)
+                ],
+            )
         index.add("n1", [clear((1, round_, 2, 1))], clears=True)
     assert not index.overflowed
     assert index.count("orders") < 10_000
@@ -175,24 +235,34 @@ def test_a_map_that_is_filled_and_cleared_again_and_again_takes_the_room_of_one_
 # ---- on storage ----
 
 
-def test_frames_with_a_clear_are_refused_by_a_version_that_does_not_know_them(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_with_a_clear_are_refused_by_a_version_that_does_not_know_them(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)))
-    monkeypatch.setattr(reader.format, "TYPES", {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS})
+    monkeypatch.setattr(
+        reader.format,
+        "TYPES",
+        {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS},
+    )
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
         list(SegmentReader(memory, segments(memory)[0]).frames())
     with pytest.raises(UnsupportedVersion, match="unknown type 5"):
         view(memory)
 
 
-def test_an_archive_and_a_snapshot_with_a_clear_raise_the_manifests_format(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_and_a_snapshot_with_a_clear_raise_the_manifests_format(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)))
     append_clear(second, clear((1, 1, 1, 2)))
     for log in (first, second):
         log.rotate()
-        archive_sealed(memory, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed)
+        archive_sealed(
+            memory, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed
+        )
     assert (first.manifests.read()[1].clears, second.manifests.read()[1].clears) == (False, True)
     rewrite(cluster(memory), ENGINE)
     assert cluster(memory).manifest().clears, "two open nodes: the clear is kept"
@@ -206,13 +276,21 @@ def test_an_archive_and_a_snapshot_with_a_clear_raise_the_manifests_format(memor
 
 def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
     log = node(memory)
-    append(log, put("", "1", (1, 1, 1, 1)), put("a", "1", (1, 1, 1, 2)), put("", None, (1, 1, 1, 3)))
+    append(
+        log, put("", "1", (1, 1, 1, 1)), put("a", "1", (1, 1, 1, 2)), put("", None, (1, 1, 1, 3))
+    )
     append_clear(log, clear((1, 1, 1, 4), 1, 3), clear((1, 1, 1, 5), 2, 3))
     log.rotate()
     archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
     (archive,) = log.manifests.read()[1].archives
     found = [row for batch in batches(memory, archive.path) for row in to_rows(batch)]
-    assert [(row[1], is_clear(row)) for row in found] == [(b"", False), (b"a", False), (b"", False), (None, True), (None, True)]
+    assert [(row[1], is_clear(row)) for row in found] == [
+        (b"", False),
+        (b"a", False),
+        (b"", False),
+        (None, True),
+        (None, True),
+    ]
     assert [(row[7], row[8]) for row in found[3:]] == [(3, 1), (3, 2)]
     assert archive.tombstones == 3
 
@@ -224,7 +302,11 @@ def test_a_clear_is_read_in_its_place_from_segments_and_archives(memory: MemoryS
 
     def read() -> list[tuple[Position, bool]]:
         found = cluster(memory).changes(positions=True)
-        return [(place, is_clear(row)) for changes in found for row, place in zip(changes.rows, changes.positions or (), strict=True)]
+        return [
+            (place, is_clear(row))
+            for changes in found
+            for row, place in zip(changes.rows, changes.positions or (), strict=True)
+        ]
 
     before = read()
     assert [is_a_clear for _, is_a_clear in before] == [False, True, False]
@@ -247,7 +329,9 @@ def test_a_rewrite_drops_a_clear_with_what_it_hides(memory: MemoryStore) -> None
     assert values(view(memory)) == {"b": "2"}
 
 
-def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     logs = cluster(memory)
@@ -261,7 +345,11 @@ def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(m
     monkeypatch.setattr(logs, "ends", ends)
     rewrite(logs, ENGINE)
     snapshot = cluster(memory).manifest().snapshots["orders"]
-    assert (snapshot.live, snapshot.tombstones, [is_clear(row) for row in rows_of(memory)]) == (0, 1, [True])
+    assert (snapshot.live, snapshot.tombstones, [is_clear(row) for row in rows_of(memory)]) == (
+        0,
+        1,
+        [True],
+    )
     assert values(view(memory)) == {}
     log.close()
     prune(cluster(memory))
@@ -270,7 +358,9 @@ def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(m
     assert values(view(memory)) == {}
 
 
-def test_a_clear_is_kept_while_another_embedded_store_may_append_something_older(memory: MemoryStore) -> None:
+def test_a_clear_is_kept_while_another_embedded_store_may_append_something_older(
+    memory: MemoryStore,
+) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 0, 1, 1)))
     append_clear(second, clear((2, 0, 1, 1)))
@@ -288,7 +378,10 @@ def test_of_two_clears_of_a_partition_a_snapshot_keeps_the_newer(memory: MemoryS
     append_clear(first, clear((1, 0, 1, 1)), clear((1, 0, 1, 2), 1, 2))
     append_clear(second, clear((2, 0, 1, 1)))
     rewrite(cluster(memory), ENGINE)
-    assert [(row[7], row[8], row[9]) for row in rows_of(memory)] == [(1, 0, (2, 0, 1, 1)), (2, 1, (1, 0, 1, 2))]
+    assert [(row[7], row[8], row[9]) for row in rows_of(memory)] == [
+        (1, 0, (2, 0, 1, 1)),
+        (2, 1, (1, 0, 1, 2)),
+    ]
 
 
 # ---- the embedded map ----
@@ -315,7 +408,10 @@ def test_clear_of_a_shared_store_keeps_what_it_does_not_know(memory: MemoryStore
     import imap_wal
 
     options = {"storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True}
-    with imap_wal.open(memory.url, node="n1", **options) as one, imap_wal.open(memory.url, node="n2", **options) as two:
+    with (
+        imap_wal.open(memory.url, node="n1", **options) as one,
+        imap_wal.open(memory.url, node="n2", **options) as two,
+    ):
         two.map("m")["cleared"] = 1
         one.map("m")["before"] = 1
         two.map("m").clear()

@@ -29,12 +29,16 @@ def rows_of(random_: random.Random, count: int) -> list[tuple[str, Row]]:
         value = None if random_.random() < 0.2 else random_.randbytes(random_.randrange(40)).hex()
         name = random_.choice(("a", "b"))
         key = "" if random_.random() < 0.02 else f"k{random_.randrange(200)}"
-        found.append(("n1" if version % 2 else "n2", put(key, value, (1, version, 1, request), name)))
+        found.append(
+            ("n1" if version % 2 else "n2", put(key, value, (1, version, 1, request), name))
+        )
     return found
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
-def test_it_equals_a_dict_whether_or_not_memory_suffices(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+def test_it_equals_a_dict_whether_or_not_memory_suffices(
+    memory_bytes: int, seed: int, tmp_path: Path
+) -> None:
     random_ = random.Random(seed)
     history = rows_of(random_, 3000)
     index = NewestIndex(memory_bytes, tmp_path)
@@ -54,7 +58,11 @@ def test_it_equals_a_dict_whether_or_not_memory_suffices(memory_bytes: int, seed
         mine = {key: found for (of, key), found in expected.items() if of == name}
         assert index.count(name) == len(mine)
         for rows_max in (1, 7, 10_000):
-            found = [item for rows, nodes in index.batches_with_nodes(name, rows_max, ordered=True) for item in zip(nodes, rows, strict=True)]
+            found = [
+                item
+                for rows, nodes in index.batches_with_nodes(name, rows_max, ordered=True)
+                for item in zip(nodes, rows, strict=True)
+            ]
             assert found == [mine[key] for key in sorted(mine)]
         keys = [*mine, b"absent"]
         random_.shuffle(keys)
@@ -70,7 +78,13 @@ def test_memory_stays_within_its_bound(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         for start in range(0, 60_000, 1000):
-            index.add("n1", [put(f"key-{number}", "v" * 1000, (1, 1, 1, number)) for number in range(start, start + 1000)])
+            index.add(
+                "n1",
+                [
+                    put(f"key-{number}", "v" * 1000, (1, 1, 1, number))
+                    for number in range(start, start + 1000)
+                ],
+            )
         assert tracemalloc.get_traced_memory()[1] < 26_000_000
     finally:
         tracemalloc.stop()
@@ -80,7 +94,11 @@ def test_memory_stays_within_its_bound(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
 def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_path: Path) -> None:
-    for arriving in ([("n1", 1), ("n2", 1), ("n3", 2)], [("n3", 2), ("n1", 1), ("n2", 1)], [("n1", 1), ("n3", 2), ("n2", 1)]):
+    for arriving in (
+        [("n1", 1), ("n2", 1), ("n3", 2)],
+        [("n3", 2), ("n1", 1), ("n2", 1)],
+        [("n1", 1), ("n3", 2), ("n2", 1)],
+    ):
         index = NewestIndex(memory_bytes, tmp_path)
         for request, (node, version) in enumerate(arriving):
             index.add(node, [put("k", node, (1, version, 1, request))])
@@ -89,12 +107,18 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
         index.add("n4", [put("k", "n4", (1, 2, 1, 0))])
         assert [row and row[3] for row in index.get("orders", [b"k"])] == [b"n3"]
         (found,) = index.conflicts()
-        assert (found.map, found.key, [node for _, node in found.claims]) == ("orders", b"k", ["n3", "n4"])
+        assert (found.map, found.key, [node for _, node in found.claims]) == (
+            "orders",
+            b"k",
+            ["n3", "n4"],
+        )
         index.close()
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
-def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(
+    memory_bytes: int, seed: int, tmp_path: Path
+) -> None:
     """Against the definition: of all rows of a key those with the greatest (incarnation, partition
     version) count, of each node the newest."""
     random_ = random.Random(seed)
@@ -103,8 +127,18 @@ def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(
         index = NewestIndex(memory_bytes, tmp_path)
         for request in range(random_.randrange(1, 400)):
             node = f"n{random_.randrange(4)}"
-            order = (random_.randrange(1, 3), random_.randrange(1, 30 if random_.random() < 0.9 else 3), 1, request)
-            row = put(f"k{random_.randrange(25)}", None if random_.random() < 0.2 else request, order, expires_at_ms=request)
+            order = (
+                random_.randrange(1, 3),
+                random_.randrange(1, 30 if random_.random() < 0.9 else 3),
+                1,
+                request,
+            )
+            row = put(
+                f"k{random_.randrange(25)}",
+                None if random_.random() < 0.2 else request,
+                order,
+                expires_at_ms=request,
+            )
             history.setdefault(row[1], []).append((node, row))
             index.add(node, [row])
         expected: dict[bytes, tuple[str, Row]] = {}
@@ -117,12 +151,22 @@ def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(
                 conflicts[key] = set(newest)
         for key in history:
             assert index.get("orders", [key, b"absent"]) == [expected[key][1], None]
-            assert [{node for _, node in each.claims} for each in index.conflicts()] == ([conflicts[key]] if key in conflicts else [])
-        every = [(row[1], node) for rows, nodes in index.every("orders") for row, node in zip(rows, nodes, strict=True)]
+            assert [{node for _, node in each.claims} for each in index.conflicts()] == (
+                [conflicts[key]] if key in conflicts else []
+            )
+        every = [
+            (row[1], node)
+            for rows, nodes in index.every("orders")
+            for row, node in zip(rows, nodes, strict=True)
+        ]
         for key, nodes in conflicts.items():  # enough for a merge elsewhere to see the same
             assert {node for of, node in every if of == key} == nodes
         assert index.count("orders") == len(history)
-        found = {row[1]: (node, row) for rows, nodes in index.batches_with_nodes("orders", 3) for row, node in zip(rows, nodes, strict=True)}
+        found = {
+            row[1]: (node, row)
+            for rows, nodes in index.batches_with_nodes("orders", 3)
+            for row, node in zip(rows, nodes, strict=True)
+        }
         assert found == expected
         states = [state for states in index.keys("orders", 3) for state in states]
         assert sorted(states) == sorted((key, row[5], row[7]) for key, (_, row) in expected.items())
@@ -140,7 +184,9 @@ def on_disk(folder: Path) -> int:
     return found
 
 
-def test_disk_grows_with_the_newest_rows_and_not_with_how_often_they_were_written(tmp_path: Path) -> None:
+def test_disk_grows_with_the_newest_rows_and_not_with_how_often_they_were_written(
+    tmp_path: Path,
+) -> None:
     most = {}
     for keys, rounds in ((4_000, 1), (8_000, 1), (16_000, 1), (4_000, 12)):
         index = NewestIndex(1_000_000, tmp_path)
@@ -148,12 +194,20 @@ def test_disk_grows_with_the_newest_rows_and_not_with_how_often_they_were_writte
         for round_ in range(rounds):
             for start in range(0, keys, 200):
                 numbers = range(start, start + 200)
-                index.add("n1", [put(f"key-{number * 7919 % keys}", "v" * 500, (1, round_, 1, number)) for number in numbers])
+                index.add(
+                    "n1",
+                    [
+                        put(f"key-{number * 7919 % keys}", "v" * 500, (1, round_, 1, number))
+                        for number in numbers
+                    ],
+                )
             taken = max(taken, on_disk(tmp_path))
         assert index.count("orders") == keys
         assert sum(map(len, index.batches("orders"))) == keys
         most[keys, rounds] = taken
-        assert list(tmp_path.iterdir()) == [], "the files have no name: nothing is left after a kill"
+        assert list(tmp_path.iterdir()) == [], (
+            "the files have no name: nothing is left after a kill"
+        )
         index.close()
         assert on_disk(tmp_path) == 0
     assert most[8_000, 1] < 2.5 * most[4_000, 1] and most[16_000, 1] < 2.5 * most[8_000, 1], most
@@ -174,7 +228,16 @@ def test_a_page_of_large_values_is_bounded_by_bytes(memory_bytes: int, tmp_path:
             assert len(rows) == 1 or sum(len(row[3] or b"") for row in rows) <= index.page_bytes
         assert count == 40 and index.page_bytes <= max(memory_bytes // 16, 65536)
         assert sum(map(len, index.keys("orders"))) == 40
-        assert len(index.get("orders", [b"key-%02d" % number for number in range(40)], bytes_max=7 * size // 2)) == 3, "at most that many bytes"
+        assert (
+            len(
+                index.get(
+                    "orders",
+                    [b"key-%02d" % number for number in range(40)],
+                    bytes_max=7 * size // 2,
+                )
+            )
+            == 3
+        ), "at most that many bytes"
         if memory_bytes < 1 << 30:
             assert index.overflowed and tracemalloc.get_traced_memory()[1] < 2 * memory_bytes
     finally:
@@ -185,20 +248,26 @@ def test_a_page_of_large_values_is_bounded_by_bytes(memory_bytes: int, tmp_path:
 def test_a_listing_of_keys_reads_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = NewestIndex(1, tmp_path)
     for number in range(50):
-        index.add(f"n{number % 3}", [put(f"key-{number}", "v", (1, 1, 1, number), expires_at_ms=number)])
+        index.add(
+            f"n{number % 3}", [put(f"key-{number}", "v", (1, 1, 1, number), expires_at_ms=number)]
+        )
 
     def refuse(*_: object) -> bytes:
         raise AssertionError("a value was read")
 
     monkeypatch.setattr(Run, "value", refuse)
-    assert sorted(key for states in index.keys("orders", 7) for key, _, _ in states) == sorted(b"key-%d" % number for number in range(50))
+    assert sorted(key for states in index.keys("orders", 7) for key, _, _ in states) == sorted(
+        b"key-%d" % number for number in range(50)
+    )
     assert index.count("orders") == 50
     with pytest.raises(AssertionError, match="a value was read"):
         list(index.batches("orders"))
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 60_000, 1])
-def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(
+    memory_bytes: int, seed: int, tmp_path: Path
+) -> None:
     random_ = random.Random(seed)
     rows = [put(f"key-{number:03d}", number, (1, 1, 1, number)) for number in range(300)]
     index = NewestIndex(memory_bytes, tmp_path)
@@ -209,7 +278,13 @@ def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(memory_
             found += [each[0] if isinstance(each[0], bytes) else each[1] for each in page]
             match random_.randrange(4):
                 case 0:
-                    index.add("n2", [put(f"key-{number:03d}", "new", (1, 2, 1, random_.randrange(10**6))) for number in range(0, 300, 9)])
+                    index.add(
+                        "n2",
+                        [
+                            put(f"key-{number:03d}", "new", (1, 2, 1, random_.randrange(10**6)))
+                            for number in range(0, 300, 9)
+                        ],
+                    )
                 case 1:
                     index.remove("orders")
                     index.add("n1", rows)
@@ -222,7 +297,9 @@ def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(memory_
     index.close()
 
 
-def test_a_full_scratch_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_scratch_is_said_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     index = NewestIndex(20_000, tmp_path)
     finish = RunWriter.finish
 
@@ -237,9 +314,13 @@ def test_a_full_scratch_is_said_and_loses_nothing(tmp_path: Path, monkeypatch: p
     assert known > 10
     monkeypatch.setattr(RunWriter, "finish", finish)
     index.add("n1", [put(f"key-{number}", number, (1, 1, 1, number)) for number in range(100)])
-    assert index.overflowed and index.count("orders") == 100 == sum(map(len, index.batches("orders")))
+    assert index.overflowed and index.count("orders") == 100 == sum(
+        map(len, index.batches("orders"))
+    )
     monkeypatch.setattr(RunWriter, "finish", full)
-    assert None not in index.get("orders", [b"key-%d" % number for number in range(100)]), "lookups do without a merge"
+    assert None not in index.get("orders", [b"key-%d" % number for number in range(100)]), (
+        "lookups do without a merge"
+    )
     index.close()
 
 
@@ -266,9 +347,14 @@ def test_reading_costs_the_same_whether_one_node_wrote_or_a_hundred(tmp_path: Pa
     assert calls[100] < 2 * calls[1], calls
 
 
-def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_pages(tmp_path: Path) -> None:
+def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_pages(
+    tmp_path: Path,
+) -> None:
     def rows(name: str, count: int, size: int) -> list[Row]:
-        return [(name, b"%03d" % each, "k", bytes(size), "v", False, 1, 0, 0, (1, 0, 1, each + 1)) for each in range(count)]
+        return [
+            (name, b"%03d" % each, "k", bytes(size), "v", False, 1, 0, 0, (1, 0, 1, each + 1))
+            for each in range(count)
+        ]
 
     index = NewestIndex(200_000, tmp_path)
     index.add("n1", rows("m", 4, 30_000))
@@ -277,7 +363,11 @@ def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_
     index.add("n2", rows("other", 20, 30_000))
     index.add("n2", rows("m", 1, 10))
     assert index.overflowed and len(first) < 4
-    found = [(row[1], node) for page, owners in [(first, nodes), *listing] for row, node in zip(page, owners, strict=True)]
+    found = [
+        (row[1], node)
+        for page, owners in [(first, nodes), *listing]
+        for row, node in zip(page, owners, strict=True)
+    ]
     assert found == [(b"%03d" % each, "n1") for each in range(4)]
 
 
@@ -286,7 +376,9 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
-def test_the_keys_of_some_partitions_are_listed_while_keys_are_added(memory_bytes: int, seed: int, tmp_path: Path) -> None:
+def test_the_keys_of_some_partitions_are_listed_while_keys_are_added(
+    memory_bytes: int, seed: int, tmp_path: Path
+) -> None:
     random_ = random.Random(seed)
     index = NewestIndex(memory_bytes, tmp_path)
     there: set[bytes] = set()
@@ -295,13 +387,17 @@ def test_the_keys_of_some_partitions_are_listed_while_keys_are_added(memory_byte
             index.add(node, [row])
             if row[0] == "a":
                 there.add(row[1])
-        wanted = Partitions(frozenset(random_.sample(range(count), random_.randrange(count + 1))), count)
+        wanted = Partitions(
+            frozenset(random_.sample(range(count), random_.randrange(count + 1))), count
+        )
         found = keys_in(index, "a", wanted)
         assert len(found) == len(set(found))
         assert set(found) == {key for key in there if partition_id(key, count) in wanted.wanted}
 
 
-def test_a_key_is_hashed_once_however_often_partitions_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_hashed_once_however_often_partitions_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     hashed: list[bytes] = []
     partition_ids = hashing.partition_ids
 
@@ -324,7 +420,11 @@ def test_the_keys_of_some_partitions_are_listed_after_a_clear(tmp_path: Path) ->
     everything = Partitions(frozenset(range(10)), 11)
     index.add("n1", [put(f"k{number}", "v", (1, 1, 1, number)) for number in range(100)])
     before = keys_in(index, "orders", everything)
-    index.add("n1", [clear_of("orders", partition, 11, 1000, (1, 1, 2, partition)) for partition in range(10)], clears=True)
+    index.add(
+        "n1",
+        [clear_of("orders", partition, 11, 1000, (1, 1, 2, partition)) for partition in range(10)],
+        clears=True,
+    )
     after = [put(f"l{number}", "v", (1, 1, 3, number)) for number in range(100)]
     index.add("n1", after)
     found = keys_in(index, "orders", everything)

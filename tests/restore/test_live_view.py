@@ -31,10 +31,20 @@ from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, node_log, overwrite, segments
 
 
-def test_the_greater_order_wins_whatever_the_clocks_and_the_reading_order_say(memory: MemoryStore) -> None:
+def test_the_greater_order_wins_whatever_the_clocks_and_the_reading_order_say(
+    memory: MemoryStore,
+) -> None:
     first, second = node(memory), node(memory, "n2")
-    append(second, put("a", "old", (1, 1, 1, 1), timestamp_ms=9_000_000), put("b", "new", (1, 2, 1, 2), timestamp_ms=1))
-    append(first, put("a", "new", (1, 2, 1, 1), timestamp_ms=1), put("b", "old", (1, 1, 1, 2), timestamp_ms=9_000_000))
+    append(
+        second,
+        put("a", "old", (1, 1, 1, 1), timestamp_ms=9_000_000),
+        put("b", "new", (1, 2, 1, 2), timestamp_ms=1),
+    )
+    append(
+        first,
+        put("a", "new", (1, 2, 1, 1), timestamp_ms=1),
+        put("b", "old", (1, 1, 1, 2), timestamp_ms=9_000_000),
+    )
     assert values(view(memory)) == {"a": "new", "b": "new"}
 
 
@@ -43,7 +53,11 @@ def test_a_tombstone_and_an_expired_value_hide_what_is_older(memory: MemoryStore
     log = node(memory)
     soon = clock.now_ms() + 1000
     append(
-        log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)), put("a", None, (1, 1, 1, 3)), put("b", "2", (1, 1, 1, 4), expires_at_ms=soon)
+        log,
+        put("a", "1", (1, 1, 1, 1)),
+        put("b", "1", (1, 1, 1, 2)),
+        put("a", None, (1, 1, 1, 3)),
+        put("b", "2", (1, 1, 1, 4), expires_at_ms=soon),
     )
     assert values(view(memory, clock)) == {"b": "2"}
     clock.advance(0.999)
@@ -78,7 +92,9 @@ def test_damage_in_a_sealed_segment_is_located(memory: MemoryStore) -> None:
     assert caught.value.file == path and caught.value.offset > 0
 
 
-def test_damage_before_synced_frames_of_the_newest_segment_is_no_torn_tail(memory: MemoryStore) -> None:
+def test_damage_before_synced_frames_of_the_newest_segment_is_no_torn_tail(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     for number in range(3):
         append(log, put("a", number, (1, 1, 1, number)))
@@ -128,7 +144,9 @@ def test_a_sealed_segment_that_was_cut_between_two_frames_is_short(memory: Memor
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(memory: MemoryStore, which: int) -> None:
+def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(
+    memory: MemoryStore, which: int
+) -> None:
     log = node(memory)
     for request in range(1, 4):
         append(log, put("a", str(request), (1, 1, 1, request)))
@@ -140,7 +158,9 @@ def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(memory
     assert caught.value.file == path
 
 
-def test_a_sealed_segment_in_which_nothing_was_ever_written_is_no_damage(memory: MemoryStore) -> None:
+def test_a_sealed_segment_in_which_nothing_was_ever_written_is_no_damage(
+    memory: MemoryStore,
+) -> None:
     """A failed commit was taken back before the rotation."""
     log = node(memory)
     for request in range(1, 4):
@@ -154,7 +174,9 @@ def test_a_sealed_segment_in_which_nothing_was_ever_written_is_no_damage(memory:
     read = [list(SegmentReader(memory, path).frames()) for path in segments(memory)]
     assert [len(frames) for frames in read] == [0, 0, 1, 0, 1]
     said = [SegmentReader(memory, path).header.previous_checksum for path in segments(memory)]
-    assert said == [0, 1, 1, read[2][0].checksum, read[2][0].checksum], "carried on over a segment without frames"
+    assert said == [0, 1, 1, read[2][0].checksum, read[2][0].checksum], (
+        "carried on over a segment without frames"
+    )
     view(memory)
     for mode in ("absolute", "torn-tail", "point-in-time"):
         assert node_log(copy_files(memory), recovery_mode=mode).recovery.lost is None
@@ -209,7 +231,9 @@ def test_another_disk_under_an_old_node_name_is_a_missing_node(memory: MemorySto
         view(memory)
 
 
-def test_two_nodes_that_claim_one_partition_version_do_not_stop_a_restore(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_nodes_that_claim_one_partition_version_do_not_stop_a_restore(
+    memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
@@ -222,26 +246,36 @@ def test_two_nodes_that_claim_one_partition_version_do_not_stop_a_restore(memory
     assert made.statistics.conflicts == 1
     append(second, put("a", "3", (1, 3, 1, 3)))
     made.catch_up()
-    assert values(made) == {"a": "3", "b": "2"} and made.statistics.conflicts == 0, "something newer settles it"
+    assert values(made) == {"a": "3", "b": "2"} and made.statistics.conflicts == 0, (
+        "something newer settles it"
+    )
 
 
 def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
     store = Hooked(memory)
     log = node(memory, settings=Settings(preallocate=True, segment_bytes=1 << 20))
-    append(log, *(put(f"k{number}", "x" * 1000, (1, 1, 1, number + 1)) for number in range(500)), frames=50)
+    append(
+        log,
+        *(put(f"k{number}", "x" * 1000, (1, 1, 1, number + 1)) for number in range(500)),
+        frames=50,
+    )
     made = view(store)
     made.catch_up()  # knows the nodes now
     store.bytes_read = 0
     for _ in range(20):
         made.catch_up()
-    assert store.bytes_read < 20 * 100, "nothing changed: nothing but the place of the next frame is read"
+    assert store.bytes_read < 20 * 100, (
+        "nothing changed: nothing but the place of the next frame is read"
+    )
     append(log, put("k1", "new", (1, 1, 1, 1000)))
     made.catch_up()
     assert values(made)["k1"] == "new" and store.bytes_read < 100_000
     assert made.ends() == {"n1": log.end}
 
 
-def test_a_commit_during_a_look_does_not_make_it_search_the_preallocated_rest(memory: MemoryStore) -> None:
+def test_a_commit_during_a_look_does_not_make_it_search_the_preallocated_rest(
+    memory: MemoryStore,
+) -> None:
     store = Hooked(memory)
     log = node(memory, settings=Settings(preallocate=True, segment_bytes=16 << 20))
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -302,35 +336,63 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
 
 
 @pytest.mark.parametrize("pruned", [False, True])
-def test_a_restore_begins_with_the_snapshot_and_replays_of_the_log_only_what_follows_it(memory: MemoryStore, pruned: bool) -> None:
+def test_a_restore_begins_with_the_snapshot_and_replays_of_the_log_only_what_follows_it(
+    memory: MemoryStore, pruned: bool
+) -> None:
     log = node(memory)
     for number in range(30):
         append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
     append(log, put("deleted later", "1", (1, 1, 1, 31)))
     log.rotate()
     archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
-    append(log, put("k1", "covered, and in the segment that is being written", (1, 1, 1, 32)), put("not rewritten", "1", (1, 1, 1, 33), "other"))
+    append(
+        log,
+        put("k1", "covered, and in the segment that is being written", (1, 1, 1, 32)),
+        put("not rewritten", "1", (1, 1, 1, 33), "other"),
+    )
     rewrite(cluster(memory), LocalEngine(SMALL), maps=["orders"])
-    append(log, put("k2", "after", (1, 1, 1, 34)), put("deleted later", None, (1, 1, 1, 35)), put("k3", "after", (1, 1, 1, 36)))
+    append(
+        log,
+        put("k2", "after", (1, 1, 1, 34)),
+        put("deleted later", None, (1, 1, 1, 35)),
+        put("k3", "after", (1, 1, 1, 36)),
+    )
     if pruned:
         prune(cluster(memory))
     old = [file.path for file in memory.list("") if "/archive/" in file.path]
     assert len(old) == (0 if pruned else 1)
     watched = FaultyStore(memory)
-    replayed = [row[9][3] for changes in cluster(watched).changes() for row in changes.rows if row[0] == "orders"]
-    assert sorted(replayed[:6]) == [26, 28, 29, 30, 31, 32], "the newest of every key, from the snapshot"
+    replayed = [
+        row[9][3]
+        for changes in cluster(watched).changes()
+        for row in changes.rows
+        if row[0] == "orders"
+    ]
+    assert sorted(replayed[:6]) == [26, 28, 29, 30, 31, 32], (
+        "the newest of every key, from the snapshot"
+    )
     assert replayed[6:] == [34, 35, 36]
     made = view(watched)
     assert values(made) == {
-        "k0": "old 25", "k1": "covered, and in the segment that is being written", "k2": "after", "k3": "after", "k4": "old 29",
-    }  # fmt: skip
+        "k0": "old 25",
+        "k1": "covered, and in the segment that is being written",
+        "k2": "after",
+        "k3": "after",
+        "k4": "old 29",
+    }
     assert values(made, "other") == {"not rewritten": "1"}
-    touched = {operation.path for operation in watched.operations if operation.kind in ("read", "open_input", "size")}
+    touched = {
+        operation.path
+        for operation in watched.operations
+        if operation.kind in ("read", "open_input", "size")
+    }
     assert not touched & set(old), "what the snapshot covers is not opened again"
     assert any("/snapshot/orders/" in path for path in touched)
 
 
-def test_a_dropped_map_is_forgotten_by_a_view_that_had_merged_it_even_if_a_rewrite_followed(memory: MemoryStore) -> None:
+def test_a_dropped_map_is_forgotten_by_a_view_that_had_merged_it_even_if_a_rewrite_followed(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     made = view(memory)
@@ -360,7 +422,9 @@ def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemorySto
     assert values(early) == {"a": "before", "b": "new"}
 
 
-def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back(memory: MemoryStore) -> None:
+def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.close()
@@ -378,7 +442,9 @@ def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back
 def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemoryStore) -> None:
     log = node(memory)
     for number in range(4):
-        append(log, put("a", number, (1, 1, 1, number)), put(f"k{number}", "x", (1, 1, 1, 10 + number)))
+        append(
+            log, put("a", number, (1, 1, 1, number)), put(f"k{number}", "x", (1, 1, 1, 10 + number))
+        )
         log.rotate()
     append(log, put("b", "1", (1, 1, 1, 20)))
     store = Hooked(memory)
@@ -386,7 +452,9 @@ def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemorySto
     def vanish(path: str, data: bytes, offset: int) -> bytes:
         if path.endswith("-00000002.wal"):
             store.on_read = None
-            archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+            archive_sealed(
+                memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+            )
             rewrite(cluster(memory), LocalEngine(SMALL))
             prune(cluster(memory))
         return data
@@ -399,7 +467,9 @@ def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemorySto
         assert {row[1].decode() for changes in reading for row in changes.rows} == set(expected)
 
 
-def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment(memory: MemoryStore) -> None:
+def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     made = view(memory)
     for value in ("1", "2"):
@@ -411,7 +481,9 @@ def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment
         assert values(made) == {"a": value}
 
 
-def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(memory: MemoryStore) -> None:
+def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]
     for row in rows:
@@ -423,7 +495,9 @@ def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(memo
         found += changes.rows
         places += changes.positions or []
         if len(found) == 2:
-            archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
+            archive_sealed(
+                memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+            )
     assert found == rows and places == sorted(places) and len(set(places)) == 6
     since = list(cluster(memory).changes({"n1": places[3]}))
     assert [row for changes in since for row in changes.rows] == rows[4:]
@@ -438,7 +512,9 @@ def test_metadata_of_all_nodes_comes_once_also_from_archives(memory: MemoryStore
     expected = {("schema", -5, b"\x00\xff"), ("member", "id", "n1"), ("member", "id", "n2")}
     assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
     first.rotate()
-    archive_sealed(memory, first.identity.node_folder, "n1", first.manifests, writing=first.unsealed)
+    archive_sealed(
+        memory, first.identity.node_folder, "n1", first.manifests, writing=first.unsealed
+    )
     assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
 
 
@@ -490,8 +566,13 @@ def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the_one_that_moved(memory: MemoryStore) -> None:
-    logs = [node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16)) for number in range(50)]
+def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the_one_that_moved(
+    memory: MemoryStore,
+) -> None:
+    logs = [
+        node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16))
+        for number in range(50)
+    ]
     for number, log in enumerate(logs):
         append(log, put(f"k{number}", "old", (1, 1, 1, 1)))
     store = FaultyStore(memory)
@@ -512,7 +593,9 @@ def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the
     assert calls() <= 2 * 50 + 20 and values(made)["k8"] == "new"
 
 
-def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(memory: MemoryStore) -> None:
+def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(
+    memory: MemoryStore,
+) -> None:
     """Each of the ways in which an acknowledged change can come to be where the view did not look
     last time."""
     names = ("n1", "n2", "n3")
@@ -529,7 +612,13 @@ def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(mem
 
     def archive(name: str) -> None:
         logs[name].rotate()
-        archive_sealed(memory, logs[name].identity.node_folder, name, logs[name].manifests, writing=logs[name].unsealed)
+        archive_sealed(
+            memory,
+            logs[name].identity.node_folder,
+            name,
+            logs[name].manifests,
+            writing=logs[name].unsealed,
+        )
 
     def reopen(name: str, clean: bool) -> None:
         logs[name].close(clean=clean)
@@ -554,7 +643,9 @@ def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(mem
                 assert values(made) == expected == values(view(memory))
 
 
-def test_a_listing_of_keys_under_way_is_whole_when_a_new_lifetime_makes_the_view_begin_anew(memory: MemoryStore) -> None:
+def test_a_listing_of_keys_under_way_is_whole_when_a_new_lifetime_makes_the_view_begin_anew(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
     cuts = pin_cuts(cluster(memory))
@@ -562,7 +653,9 @@ def test_a_listing_of_keys_under_way_is_whole_when_a_new_lifetime_makes_the_view
     made = view(memory)
     listing = made.keys("orders", 7)
     found = next(listing)
-    cluster(memory).manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    cluster(memory).manifests.update(
+        lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),))
+    )
     made.catch_up()
     found += [key for keys in listing for key in keys]
     assert sorted(found) == [b"k%02d" % number for number in range(30)]

@@ -78,7 +78,9 @@ def remove(url: str, path: str) -> str:
 
 
 @pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
-def test_a_missing_archive_is_named_with_the_entries_that_are_missing(url: str, read: Callable[[str], Any]) -> None:
+def test_a_missing_archive_is_named_with_the_entries_that_are_missing(
+    url: str, read: Callable[[str], Any]
+) -> None:
     archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
     path = remove(url, archive.path)
     with pytest.raises(ShortLog) as raised:
@@ -89,14 +91,19 @@ def test_a_missing_archive_is_named_with_the_entries_that_are_missing(url: str, 
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_a_missing_file_of_a_snapshot_is_named_with_what_is_missing(url: str, read: Callable[[str], Any]) -> None:
+def test_a_missing_file_of_a_snapshot_is_named_with_what_is_missing(
+    url: str, read: Callable[[str], Any]
+) -> None:
     manifest = log_of(url).manifest()
     snapshot = manifest.snapshots["a"]
     path = remove(url, snapshot.files[0])
     with pytest.raises(ShortLog) as raised:
         read(url)
     assert raised.value.file == path
-    assert f"1 keys of map 'a' as of the entries from the beginning to {snapshot.marks['n1'].position} of node 'n1'" in str(raised.value)
+    assert (
+        "1 keys of map 'a' as of the entries from the beginning to "
+        f"{snapshot.marks['n1'].position} of node 'n1'" in str(raised.value)
+    )
     assert "imap-wal repair" in str(raised.value)
 
 

@@ -27,39 +27,68 @@ from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, view
-from tests.kit.rivals import NODES, SPILLED, as_rows, changes, check_readers, expected, names, reported
+from tests.kit.rivals import (
+    NODES,
+    SPILLED,
+    as_rows,
+    changes,
+    check_readers,
+    expected,
+    names,
+    reported,
+)
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
 @settings(deadline=None, max_examples=60)
 @given(history=st.lists(changes, max_size=30), order=st.randoms(use_true_random=False))
 def test_an_index_has_the_same_winners_and_conflicts_in_any_order(
-    memory_bytes: int, history: list[tuple[str, str, int, int, int, str | None, int]], order: random.Random
+    memory_bytes: int,
+    history: list[tuple[str, str, int, int, int, str | None, int]],
+    order: random.Random,
 ) -> None:
     claims = as_rows(history)
     winners, rivals = expected(claims)
     for _ in range(3):
         order.shuffle(claims)
         index, table = NewestIndex(memory_bytes), Table()
-        for row, writer in [*claims, *claims[:3]]:  # some come twice, as from an archive and a segment
+        for row, writer in [
+            *claims,
+            *claims[:3],
+        ]:  # some come twice, as from an archive and a segment
             index.add(writer, [row])
             table.offer(row[1], (*row, writer))
-        found = {row[1]: (row, writer) for rows, nodes in index.batches_with_nodes("orders", 2) for row, writer in zip(rows, nodes, strict=True)}
+        found = {
+            row[1]: (row, writer)
+            for rows, nodes in index.batches_with_nodes("orders", 2)
+            for row, writer in zip(rows, nodes, strict=True)
+        }
         assert found == winners
         assert reported(list(index.conflicts())) == rivals
-        assert list(index.get("orders", sorted(winners))) == [winners[key][0] for key in sorted(winners)]
+        assert list(index.get("orders", sorted(winners))) == [
+            winners[key][0] for key in sorted(winners)
+        ]
         assert reported(list(index.conflicts())) == rivals
-        assert {state[0]: state[1] for states in index.keys("orders") for state in states} == {key: row[5] for key, (row, _) in winners.items()}
+        assert {state[0]: state[1] for states in index.keys("orders") for state in states} == {
+            key: row[5] for key, (row, _) in winners.items()
+        }
         assert reported(list(index.conflicts())) == rivals
         pages = list(index.batches_with_rivals("orders"))
         assert reported([each for *_, here in pages for each in here.values()]) == rivals
         assert {key: table.claim(row) for key, row in table.rows.items()} == winners
-        assert reported([each for key in table.rivals if (each := table.conflict("orders", key))]) == rivals
+        assert (
+            reported([each for key in table.rivals if (each := table.conflict("orders", key))])
+            == rivals
+        )
         elsewhere = NewestIndex(1 << 30)  # a merge of merges
         for rows, nodes in index.every("orders"):
             for row, writer in zip(rows, nodes, strict=True):
                 elsewhere.add(writer, [row])
-        again = {row[1]: (row, writer) for rows, nodes in elsewhere.batches_with_nodes("orders") for row, writer in zip(rows, nodes, strict=True)}
+        again = {
+            row[1]: (row, writer)
+            for rows, nodes in elsewhere.batches_with_nodes("orders")
+            for row, writer in zip(rows, nodes, strict=True)
+        }
         assert again == winners
         assert reported(list(elsewhere.conflicts())) == rivals
         assert index.count("orders") == len(winners)
@@ -81,7 +110,9 @@ def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
                 append(log, *mine, frames=2 if len(mine) > 1 else 1)
             log.rotate()
             if order.random() < 0.3:
-                archive_sealed(store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed)
+                archive_sealed(
+                    store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed
+                )
             log.close()
         yield store
     finally:
@@ -108,11 +139,23 @@ def test_every_reader_of_a_log_agrees_before_and_after_a_rewrite(
 
 def test_a_value_is_taken_before_a_tombstone_and_then_the_first_name(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
-    append(first, put("a", None, (1, 1, 9, 9)), put("b", "1", (1, 1, 1, 1), timestamp_ms=1), put("c", None, (1, 1, 1, 2)))
-    append(second, put("a", "2", (1, 1, 1, 1)), put("b", "2", (1, 1, 9, 9), timestamp_ms=9), put("c", None, (1, 1, 9, 9)))
+    append(
+        first,
+        put("a", None, (1, 1, 9, 9)),
+        put("b", "1", (1, 1, 1, 1), timestamp_ms=1),
+        put("c", None, (1, 1, 1, 2)),
+    )
+    append(
+        second,
+        put("a", "2", (1, 1, 1, 1)),
+        put("b", "2", (1, 1, 9, 9), timestamp_ms=9),
+        put("c", None, (1, 1, 9, 9)),
+    )
     found = {row[1]: row[3] for rows in view(memory).rows("orders") for row in rows}
     assert found == {b"a": b"2", b"b": b"1"}
-    assert [each.key for each in conflicts.find(cluster(memory))] == [b"a", b"b"], "two tombstones say the same"
+    assert [each.key for each in conflicts.find(cluster(memory))] == [b"a", b"b"], (
+        "two tombstones say the same"
+    )
 
 
 def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> None:
@@ -122,16 +165,24 @@ def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> No
     assert view(memory).statistics.conflicts == 0
 
 
-def test_a_reader_names_each_key_once_and_not_more_than_a_hundred(memory: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reader_names_each_key_once_and_not_more_than_a_hundred(
+    memory: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = node(memory), node(memory, "n2")
     for log, value in ((first, "1"), (second, "2")):
-        append(log, *(put(f"k{number}", value, (1, 1, 1, number)) for number in range(NAMED_MAX + 20)))
+        append(
+            log, *(put(f"k{number}", value, (1, 1, 1, number)) for number in range(NAMED_MAX + 20))
+        )
     made = view(memory)
     for _ in range(2):
         assert sum(len(rows) for rows in made.rows("orders")) == NAMED_MAX + 20
     said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == NAMED_MAX + 1 == len(set(said))
-    assert "map 'orders', key b'k0': node 'n1'" in said[0] and "and node 'n2'" in said[0] and "imap-wal verify" in said[0]
+    assert (
+        "map 'orders', key b'k0': node 'n1'" in said[0]
+        and "and node 'n2'" in said[0]
+        and "imap-wal verify" in said[0]
+    )
     assert said[-1].startswith(f"more than {NAMED_MAX} keys")
     assert made.statistics.conflicts == NAMED_MAX + 20, "all are counted"
 

@@ -1,4 +1,5 @@
-"""Whatever happens to a cluster and to its logs, a restore gives the newest of every key, and nothing that was deleted."""
+"""Whatever happens to a cluster and to its logs, a restore gives the newest of every key, and
+nothing that was deleted."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ from tests.histories import Cluster, steps
 _numbers = itertools.count()
 
 
-@settings(max_examples=200, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=200, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
 @given(history=steps)
-def test_restore_equals_the_reference_over_random_histories(history: list[tuple[str, int, int, int]]) -> None:
+def test_restore_equals_the_reference_over_random_histories(
+    history: list[tuple[str, int, int, int]],
+) -> None:
     name = f"histories-{next(_numbers)}"
     cluster = Cluster(MemoryStore(name))
     try:

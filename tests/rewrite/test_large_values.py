@@ -62,7 +62,13 @@ print(count, peak() - base)
 def run(what: str, folder: Path) -> tuple[int, int]:
     """Entries, and the memory that a process of its own took for it."""
     environment = {**os.environ, "PYTHONPATH": str(Path(imap_wal.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", WORK, what, folder.as_uri()], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", WORK, what, folder.as_uri()],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     count, taken = done.stdout.split()
     return int(count), int(taken)
@@ -75,14 +81,20 @@ def test_restore_and_rewrite_of_large_values_keep_to_a_small_bound(tmp_path: Pat
         for number in range(VALUES):
             items[b"key-%04d" % number] = b"%04d" % number + filler
     took: dict[str, int] = {}
-    for step, what in (("from segments", "restore"), ("rewrite", "rewrite"), ("from the snapshot", "restore")):
+    for step, what in (
+        ("from segments", "restore"),
+        ("rewrite", "rewrite"),
+        ("from the snapshot", "restore"),
+    ):
         count, took[step] = run(what, tmp_path)
         assert count == VALUES
     # 160 MiB of values; a page of 10,000 rows would be all of them, several times.
     assert took["from segments"] < 4 * BOUND, took
     assert took["rewrite"] < 8 * BOUND, took
     assert took["from the snapshot"] < 8 * BOUND, took
-    with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os", restore_memory_bytes=BOUND) as store:
+    with imap_wal.open(
+        tmp_path.as_uri(), node="n1", durability="os", restore_memory_bytes=BOUND
+    ) as store:
         items = store.map("big", raw=True)
         assert len(items) == VALUES and items[b"key-0007"][:4] == b"0007"
 
@@ -91,7 +103,10 @@ def test_restore_and_rewrite_of_large_values_keep_to_a_small_bound(tmp_path: Pat
 def test_an_export_holds_few_large_values_at_a_time(tmp_path: Path, form: str) -> None:
     def entries() -> Any:
         for number in range(VALUES):
-            yield dict.fromkeys(export.COLUMNS, "") | {"key": str(number), "value": "v" * VALUE_BYTES}
+            yield dict.fromkeys(export.COLUMNS, "") | {
+                "key": str(number),
+                "value": "v" * VALUE_BYTES,
+            }
 
     tracemalloc.start()
     try:
@@ -113,7 +128,10 @@ def test_a_dump_sorts_a_large_snapshot_in_bounded_memory(monkeypatch: pytest.Mon
 
     tracemalloc.start()
     try:
-        found = [(line.timestamp_ms, line.row[1], line.node, line.decoder is decoder) for line in dump.by_time(lines())]
+        found = [
+            (line.timestamp_ms, line.row[1], line.node, line.decoder is decoder)
+            for line in dump.by_time(lines())
+        ]
         assert tracemalloc.get_traced_memory()[1] < 48 * MIB
     finally:
         tracemalloc.stop()

@@ -70,23 +70,44 @@ def archive(store: MemoryStore, log: NodeLog, writing: int | None = None) -> Non
 
 
 def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
-    return [row for changes in cluster(store).changes(maps=[name], until={}) for row in changes.rows]
+    return [
+        row for changes in cluster(store).changes(maps=[name], until={}) for row in changes.rows
+    ]
 
 
-def test_the_snapshot_holds_the_newest_of_every_key_and_the_service_is_untouched(memory: MemoryStore) -> None:
+def test_the_snapshot_holds_the_newest_of_every_key_and_the_service_is_untouched(
+    memory: MemoryStore,
+) -> None:
     log = node(memory)
     append(log, *(put(f"k{number % 10}", number, (1, 1, 1, number + 1)) for number in range(100)))
     append(log, put("k0", None, (1, 1, 1, 101)), put("x", "1", (1, 1, 1, 102), "other"))
     before = {file.path: memory.read(file.path) for file in memory.list(log.identity.node_folder)}
     report = run(memory)
-    assert {file.path: memory.read(file.path) for file in memory.list(log.identity.node_folder)} == before
+    assert {
+        file.path: memory.read(file.path) for file in memory.list(log.identity.node_folder)
+    } == before
     orders, other = report.maps
-    assert (orders.map, orders.records_read, orders.live, orders.tombstones, orders.dropped) == ("orders", 101, 9, 0, 92)
-    assert (other.map, other.live) == ("other", 1) and report.records_read == 102 and report.covered == {"n1": log.end}
+    assert (orders.map, orders.records_read, orders.live, orders.tombstones, orders.dropped) == (
+        "orders",
+        101,
+        9,
+        0,
+        92,
+    )
+    assert (
+        (other.map, other.live) == ("other", 1)
+        and report.records_read == 102
+        and report.covered == {"n1": log.end}
+    )
     assert orders.bytes_before > orders.bytes_after > 0
-    assert [row[1] for row in rows_of(memory)] == sorted(f"k{number}".encode() for number in range(1, 10))
+    assert [row[1] for row in rows_of(memory)] == sorted(
+        f"k{number}".encode() for number in range(1, 10)
+    )
     append(log, put("k1", "after", (1, 1, 1, 200)))
-    assert values(view(memory)) == {**{f"k{number}": str(90 + number) for number in range(2, 10)}, "k1": "after"}
+    assert values(view(memory)) == {
+        **{f"k{number}": str(90 + number) for number in range(2, 10)},
+        "k1": "after",
+    }
 
 
 def test_a_dry_run_says_the_same_and_publishes_nothing(memory: MemoryStore) -> None:
@@ -96,7 +117,9 @@ def test_a_dry_run_says_the_same_and_publishes_nothing(memory: MemoryStore) -> N
     dry = run(memory, dry_run=True)
     assert [(file.path, file.size) for file in memory.list("")] == before
     real = run(memory)
-    assert [replace(item, generation=0, files=()) for item in dry.maps] == [replace(item, generation=0, files=()) for item in real.maps]
+    assert [replace(item, generation=0, files=()) for item in dry.maps] == [
+        replace(item, generation=0, files=()) for item in real.maps
+    ]
     assert dry.dry_run and not real.dry_run
 
 
@@ -106,7 +129,10 @@ def test_a_map_that_did_not_change_is_not_written_again(memory: MemoryStore) -> 
     run(memory)
     append(log, put("a", "2", (1, 1, 1, 3), "other"))
     report = run(memory)
-    assert [(item.map, item.unchanged) for item in report.maps] == [("orders", True), ("other", False)]
+    assert [(item.map, item.unchanged) for item in report.maps] == [
+        ("orders", True),
+        ("other", False),
+    ]
     assert snapshot(memory).marks["n1"].position == log.end, "but its mark moves on"
     assert values(view(memory)) == {"a": "1"} and values(view(memory), "other") == {"a": "2"}
 
@@ -126,7 +152,9 @@ def test_of_two_rewriters_one_publishes_and_the_other_loses_the_race(memory: Mem
         rewrite(cluster(memory), Slow(SMALL))
     assert gate.is_set()
     published = snapshot(memory).files
-    assert [file.path for file in memory.list("ns/c/snapshot")] == list(published), "the loser leaves nothing behind"
+    assert [file.path for file in memory.list("ns/c/snapshot")] == list(published), (
+        "the loser leaves nothing behind"
+    )
 
 
 @pytest.mark.parametrize("meanwhile", ["lifetime", "node", "drop"])
@@ -138,7 +166,9 @@ def test_what_no_longer_fits_is_not_published(memory: MemoryStore, meanwhile: st
             merged = super().run(job, log)
             if meanwhile == "lifetime":
                 cuts = pin_cuts(log)
-                log.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+                log.manifests.update(
+                    lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),))
+                )
             elif meanwhile == "node":
                 node(memory, "n2")
             else:
@@ -175,7 +205,9 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
-def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(memory: MemoryStore, history: str) -> None:
+def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(
+    memory: MemoryStore, history: str
+) -> None:
     """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
     It is never acknowledged, and must not come back: whatever the clocks say, however long it
@@ -229,7 +261,9 @@ def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_old
     assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
 
 
-def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts(memory: MemoryStore) -> None:
+def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts(
+    memory: MemoryStore,
+) -> None:
     """The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
     transaction, after a rewrite that has read n1's later turn (2) of another key."""
     first, second = node(memory), node(memory, "n2")
@@ -247,7 +281,9 @@ def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts
 
 
 @pytest.mark.parametrize("kept_because", ["a node is missing", "as of a time", "it came late"])
-def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older(memory: MemoryStore, kept_because: str) -> None:
+def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older(
+    memory: MemoryStore, kept_because: str
+) -> None:
     """The second rewrite finds the tombstone in the first one's snapshot and in no log. It
     must learn the partition version from there."""
     first, second, clock = node(memory), node(memory, "n2"), FakeClock()
@@ -282,7 +318,9 @@ def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_i
 
 
 @pytest.mark.parametrize("found_in", ["a log", "an archive", "a snapshot"])
-def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(memory: MemoryStore, found_in: str) -> None:
+def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(
+    memory: MemoryStore, found_in: str
+) -> None:
     """A drop covers the entry that hid that change, so it must keep the partition version."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -382,7 +420,9 @@ def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> Non
     assert values(view(memory)) == {}
 
 
-def test_tombstones_stay_when_a_node_is_missing_and_what_it_covered_stays_covered(memory: MemoryStore) -> None:
+def test_tombstones_stay_when_a_node_is_missing_and_what_it_covered_stays_covered(
+    memory: MemoryStore,
+) -> None:
     first, second = node(memory), node(memory, "n2")
     append(second, put("b", "1", (1, 1, 1, 1)))
     run(memory)
@@ -417,7 +457,9 @@ def test_a_map_that_nobody_writes_goes_when_all_of_it_has_expired(memory: Memory
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1), expires_at_ms=soon), put("b", "1", (1, 1, 1, 2), "kept"))
+    append(
+        log, put("a", "1", (1, 1, 1, 1), expires_at_ms=soon), put("b", "1", (1, 1, 1, 2), "kept")
+    )
     append(log, put("c", "1", (1, 1, 1, 3), "kept", expires_at_ms=soon))
     run(memory, clock)
     assert [item.unchanged for item in run(memory, clock).maps] == [True, True]
@@ -452,7 +494,11 @@ def node_again(store: MemoryStore) -> NodeLog:
     from imap_wal.layout import Identity
     from imap_wal.write.opening import open_node_log
 
-    return open_node_log(LogContext(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77)), what="the test", takeover=True)
+    return open_node_log(
+        LogContext(store, Identity("ns", "c", "n1"), SMALL, FakeClock(), SeededRandomness(77)),
+        what="the test",
+        takeover=True,
+    )
 
 
 def test_as_of_covers_what_was_written_until_then_and_leaves_the_rest(memory: MemoryStore) -> None:
@@ -479,7 +525,11 @@ def test_as_of_covers_what_was_written_until_then_and_leaves_the_rest(memory: Me
 def test_prune_removes_what_is_covered_and_nothing_else(memory: MemoryStore) -> None:
     log = node(memory)
     for number in range(3):
-        append(log, put("a", number, (1, 1, 5, number + 1)), put("a", number, (1, 1, 5, 10 + number), "other"))
+        append(
+            log,
+            put("a", number, (1, 1, 5, number + 1)),
+            put("a", number, (1, 1, 5, 10 + number), "other"),
+        )
         log.rotate()
     archive(memory, log)
     append(log, put("b", "1", (1, 1, 5, 20)))
@@ -492,10 +542,19 @@ def test_prune_removes_what_is_covered_and_nothing_else(memory: MemoryStore) -> 
     files = {file.path for file in memory.list("")}
     report = prune(cluster(memory))
     left = {file.path for file in memory.list("")}
-    assert replace(dry, dry_run=False) == report and len(report.archives) == 1 and len(report.segments) == 2
-    assert {path for path in files - left if "manifest" not in path} == {*report.archives, *report.segments}
+    assert (
+        replace(dry, dry_run=False) == report
+        and len(report.archives) == 1
+        and len(report.segments) == 2
+    )
+    assert {path for path in files - left if "manifest" not in path} == {
+        *report.archives,
+        *report.segments,
+    }
     assert len(segments(memory)) == 1, "the newest segment is its owner's"
-    assert values(view(memory)) == {"a": "2", "b": "3"} and values(view(memory), "other") == {"a": "2"}
+    assert values(view(memory)) == {"a": "2", "b": "3"} and values(view(memory), "other") == {
+        "a": "2"
+    }
     log.close(clean=False)
     again = node_again(memory)
     assert again.requests[5] == 22
@@ -508,7 +567,11 @@ def test_prune_removes_what_is_covered_and_nothing_else(memory: MemoryStore) -> 
 def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> None:
     log = node(memory)
     for number in range(3):
-        append(log, put("a", number, (1, 1, 1, number + 1)), *([put("x", "1", (1, 1, 1, 9), "other")] if number == 1 else []))
+        append(
+            log,
+            put("a", number, (1, 1, 1, number + 1)),
+            *([put("x", "1", (1, 1, 1, 9), "other")] if number == 1 else []),
+        )
         log.rotate()
     append(log, put("a", "3", (1, 1, 1, 4)))
     run(memory, maps=["orders"])
@@ -517,11 +580,15 @@ def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> No
 
 
 def goes_now(store: MemoryStore) -> set[str]:
-    """What may go, told from the bytes of the files and the marks alone: an archive at or below its map's mark; a sealed segment of which every map is covered, if
-    none before it stays."""
+    """What may go, told from the bytes of the files and the marks alone: an archive at or below its
+    map's mark; a sealed segment of which every map is covered, if none before it stays."""
     state = cluster(store).state()
     node_state, marks = state.nodes["n1"], state.covered("n1")
-    found = {archive.path for archive in node_state.manifest.archives if archive.last <= marks.get(archive.map, START)}
+    found = {
+        archive.path
+        for archive in node_state.manifest.archives
+        if archive.last <= marks.get(archive.map, START)
+    }
     for segment in node_state.segments[:-1]:
         lasts: dict[str, Position] = {}
         for frame in SegmentReader(store, segment.path).frames():
@@ -534,8 +601,11 @@ def goes_now(store: MemoryStore) -> set[str]:
 
 
 @pytest.mark.parametrize("history", range(12))
-def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_before(memory: MemoryStore, history: int, seed: int) -> None:
-    """Low-water marks are a map's: one that is rewritten often does not take the others' entries along, one that never is keeps its segments."""
+def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_before(
+    memory: MemoryStore, history: int, seed: int
+) -> None:
+    """Low-water marks are a map's: one that is rewritten often does not take the others' entries
+    along, one that never is keeps its segments."""
     chance = random.Random(seed + history)
     log, request = node(memory), 0
     expected: dict[str, dict[str, str]] = {name: {} for name in "abc"}
@@ -559,8 +629,20 @@ def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_bef
             log = node(memory)
         if chance.random() < 0.25 or step == 24:
             known = {row[0] for changes in cluster(memory).changes() for row in changes.rows}
-            run(memory, maps=sorted(known) if step == 24 else chance.sample(sorted(known), chance.randrange(1, len(known) + 1)))
-            before, due = {file.path for file in memory.list("ns/c/nodes/n1") if file.path.endswith((".wal", ".parquet"))}, goes_now(memory)
+            run(
+                memory,
+                maps=sorted(known)
+                if step == 24
+                else chance.sample(sorted(known), chance.randrange(1, len(known) + 1)),
+            )
+            before, due = (
+                {
+                    file.path
+                    for file in memory.list("ns/c/nodes/n1")
+                    if file.path.endswith((".wal", ".parquet"))
+                },
+                goes_now(memory),
+            )
             prune(cluster(memory))
             assert before - {file.path for file in memory.list("")} == due, f"step {step}"
             pruned += len(due)
@@ -639,7 +721,9 @@ def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
-def test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing(memory: MemoryStore, damage: str) -> None:
+def test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing(
+    memory: MemoryStore, damage: str
+) -> None:
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
 
     class Losing(LocalEngine):
@@ -666,7 +750,9 @@ def spoil(store: SegmentStore, path: str, damage: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
-def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole(memory: MemoryStore, damage: str) -> None:
+def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole(
+    memory: MemoryStore, damage: str
+) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
     archive(memory, log)
@@ -843,7 +929,9 @@ def test_drop_forgets_a_map_and_only_that(memory: MemoryStore) -> None:
     assert values(view(memory)) == {"b": "1"} and values(view(memory), "other") == {"a": "1"}
 
 
-def test_many_parts_are_one_snapshot_in_key_order(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_many_parts_are_one_snapshot_in_key_order(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
     monkeypatch.setattr(local_engine, "PART_ROWS_MAX", 100)
     random_ = random.Random(seed)
     keys = [f"k{number:05d}" for number in range(25_000)]
@@ -855,7 +943,11 @@ def test_many_parts_are_one_snapshot_in_key_order(memory: MemoryStore, monkeypat
 
 
 def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) -> None:
-    append(node(memory), *(put(f"k{number}", "v" * 100, (1, 1, 1, number)) for number in range(5000)), frames=50)
+    append(
+        node(memory),
+        *(put(f"k{number}", "v" * 100, (1, 1, 1, number)) for number in range(5000)),
+        frames=50,
+    )
     tight = LocalEngine(Settings(restore_memory_bytes=500_000, scratch=tmp_path))
     rewrite(cluster(memory), tight)
     assert len(values(view(memory))) == 5000 and list(tmp_path.iterdir()) == []
@@ -863,8 +955,11 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
-def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_restores(kind: str, when: Any) -> None:
-    """Whether the manifest names the new files is not known then: they must stay, or a published snapshot would name files that are gone."""
+def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_restores(
+    kind: str, when: Any
+) -> None:
+    """Whether the manifest names the new files is not known then: they must stay, or a published
+    snapshot would name files that are gone."""
     at = 0
     while True:
         at += 1
@@ -878,7 +973,10 @@ def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_res
             rewrite(cluster_of(memory), LocalEngine(Settings()))
         with embedded(memory) as store:
             store.map("m")["c"] = 3
-        faulty = FaultyStore(memory, Plan((Fault("error", at=at, kind=kind, path="default/embedded/manifest*", when=when),)))
+        faulty = FaultyStore(
+            memory,
+            Plan((Fault("error", at=at, kind=kind, path="default/embedded/manifest*", when=when),)),
+        )
         try:
             rewrite(cluster_of(faulty), LocalEngine(Settings()))
             failed = False

@@ -46,7 +46,8 @@ def main() -> int:
     spent = time.monotonic() - start
     print(
         f"{tally.schedules:,} schedules, {tally.steps:,} calls to the storage, "
-        f"{tally.acknowledged:,} acknowledged changes, in {spent:.0f} s; faults: {dict(tally.faults)}"
+        f"{tally.acknowledged:,} acknowledged changes, in {spent:.0f} s; faults: "
+        f"{dict(tally.faults)}"
     )
     for failure in tally.failures[1:]:
         print(f"{failure.scenario} --seed {failure.seed}: {failure.text[:300]}")

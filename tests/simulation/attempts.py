@@ -1,8 +1,8 @@
 """A rewrite engine that runs its last step twice at once, as Spark does with a task that is slow.
 
-The merge is that of `LocalEngine`; the rows then go through `pyspark_imap_wal.rewrite_engine._write`, the real
-task, in two tasks of one partition. The result of the first that ends counts; the other keeps
-running.
+The merge is that of `LocalEngine`; the rows then go through
+`pyspark_imap_wal.rewrite_engine._write`, the real task, in two tasks of one partition. The result
+of the first that ends counts; the other keeps running.
 """
 
 from __future__ import annotations

@@ -25,8 +25,13 @@ _KEEPER = _spec("keeper", _REWRITE, _PRUNE)
 
 DRILLS: dict[str, Plan] = {
     "a clear beside an archive and a rewrite": Plan(
-        APPEND, "archived",
-        (_spec("A", _OPEN, ("clear",), ("put", 1), timer=(_ARCHIVE, _ARCHIVE)), _KEEPER, _spec("reader", _LIST)),
+        APPEND,
+        "archived",
+        (
+            _spec("A", _OPEN, ("clear",), ("put", 1), timer=(_ARCHIVE, _ARCHIVE)),
+            _KEEPER,
+            _spec("reader", _LIST),
+        ),
     ),
     "a reader beside a rewrite and a prune": Plan(
         APPEND, "archived", (_spec("reader", _LIST, _LIST), _KEEPER)
@@ -35,27 +40,32 @@ DRILLS: dict[str, Plan] = {
         OBJECTS, "archived", (_spec("A", _OPEN, ("put", 0)), _KEEPER)
     ),
     "an archive of a writer that is replaced": Plan(
-        APPEND, "some", (_spec("A", _OPEN, ("put", 0), _ARCHIVE), _spec("B", _TAKE, ("put", 1), _ARCHIVE))
+        APPEND,
+        "some",
+        (_spec("A", _OPEN, ("put", 0), _ARCHIVE), _spec("B", _TAKE, ("put", 1), _ARCHIVE)),
     ),
     "a timer of a writer that is replaced": Plan(
-        OBJECTS, "some",
+        OBJECTS,
+        "some",
         (_spec("A", _OPEN, timer=(_ARCHIVE,)), _spec("B", _TAKE, ("put", 1), _ARCHIVE)),
     ),
     "a takeover beside an archive": Plan(
-        APPEND, "some", (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("B", _TAKE, ("put", 2)))
+        APPEND,
+        "some",
+        (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("B", _TAKE, ("put", 2))),
     ),
     "a takeover of objects beside an archive": Plan(
-        OBJECTS, "empty",
+        OBJECTS,
+        "empty",
         (
             Spec("A", ((_OPEN, ("put", 0)), (_ARCHIVE,), (("put", 1), ("put", 0)))),
             _spec("B", _TAKE, ("put", 2)),
         ),
     ),
-    "a takeover of objects": Plan(
-        OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
-    ),
+    "a takeover of objects": Plan(OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))),
     "an open that comes after two others": Plan(
-        APPEND, "some",
+        APPEND,
+        "some",
         (
             _spec("late", _TAKE),
             Spec("A", ((_TAKE, ("put", 0)), (("put", 2),))),
@@ -63,21 +73,25 @@ DRILLS: dict[str, Plan] = {
         ),
     ),
     "the newest manifest of a node is removed": Plan(
-        OBJECTS, "some", (_spec("A", _OPEN, _ARCHIVE, ("put", 3), ("put", 1), _ARCHIVE),),
+        OBJECTS,
+        "some",
+        (_spec("A", _OPEN, _ARCHIVE, ("put", 3), ("put", 1), _ARCHIVE),),
         after=(("remove newest", f"{NODE}manifest/"),),
     ),
     "a drop beside a writer": Plan(
         APPEND, "archived", (_spec("operator", ("drop",)), _spec("A", _OPEN, ("put", 0)))
     ),
     "a node is forgotten beside its writer": Plan(
-        APPEND, "two nodes",
+        APPEND,
+        "two nodes",
         (
             _spec("operator", _REWRITE, ("forget", "n2")),
             _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
         ),
     ),
     "a node on objects is forgotten beside its writer": Plan(
-        OBJECTS, "two nodes",
+        OBJECTS,
+        "two nodes",
         (
             _spec("operator", _REWRITE, ("forget", "n2")),
             _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
@@ -87,18 +101,29 @@ DRILLS: dict[str, Plan] = {
         APPEND, "snapshot", (_spec("A", _OPEN, ("put", 0)),), after=(("repair", "torn-tail"),)
     ),
     "a crash of a store that does not sync": Plan(
-        APPEND, "some", (_spec("A", _OPEN, ("put", 0), ("put", 1), settings=(("durability", "os"),)),)
+        APPEND,
+        "some",
+        (_spec("A", _OPEN, ("put", 0), ("put", 1), settings=(("durability", "os"),)),),
     ),
     "a power loss after a sync": Plan(
-        APPEND, "some",
+        APPEND,
+        "some",
         (
-            _spec("A", _OPEN, ("put", 0), ("sync",), ("put", 1), settings=(("durability", "interval"),)),
+            _spec(
+                "A",
+                _OPEN,
+                ("put", 0),
+                ("sync",),
+                ("put", 1),
+                settings=(("durability", "interval"),),
+            ),
             _spec("B", _LIST),
         ),
         faults={("B", 1): "power"},
     ),
     "a takeover over NFS": Plan(
-        NFS, "some",
+        NFS,
+        "some",
         (
             Spec("A", ((_OPEN, ("put", 0)), (("put", 1),))),
             _spec("reader", *(_LIST,) * 12),  # until its cache has the files of A
@@ -109,8 +134,10 @@ DRILLS: dict[str, Plan] = {
         HDFS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
     ),
     "a prune beside a long rewrite": Plan(
-        APPEND, "archived",
-        (_spec("keeper", _REWRITE), _spec("pruner", ("wait", 30), _PRUNE)), after=(_PRUNE,),
+        APPEND,
+        "archived",
+        (_spec("keeper", _REWRITE), _spec("pruner", ("wait", 30), _PRUNE)),
+        after=(_PRUNE,),
     ),
     "two host names": Plan(
         OBJECTS, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
@@ -122,19 +149,26 @@ DRILLS: dict[str, Plan] = {
         SPLIT, "some", (_WRITER, _spec("elsewhere", _LIST, _REWRITE, _PRUNE, machine="b"))
     ),
     "manifests of a node put back": Plan(
-        APPEND, "archived", (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)),),
+        APPEND,
+        "archived",
+        (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)),),
         after=(("put back", f"{NODE}manifest/", False),),
     ),
     "manifests of the cluster put back": Plan(
-        APPEND, "archived", (_WRITER, _KEEPER),
+        APPEND,
+        "archived",
+        (_WRITER, _KEEPER),
         after=(("put back", "default/embedded/manifest/", False),),
     ),
     "a node's folder put back": Plan(
-        APPEND, "archived", (_spec("A", _OPEN, ("put", 0)), _spec("keeper", _REWRITE)),
+        APPEND,
+        "archived",
+        (_spec("A", _OPEN, ("put", 0)), _spec("keeper", _REWRITE)),
         after=(("put back", NODE, True),),
     ),
     "a copy of a live root": Plan(
-        APPEND, "archived",
+        APPEND,
+        "archived",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("copier", ("copy", "sorted"))),
     ),
     "a task that runs twice": Plan(
@@ -160,13 +194,14 @@ DRILLS: dict[str, Plan] = {
         ),
     ),
     "a listing through an agent": Plan(
-        APPEND, "members",
+        APPEND,
+        "members",
         (
             Spec("agent", ((("serve",),),), role="agent", drops=(3, 6)),
             Spec("member", ((("put", 0),), (_LIST,)), role="member"),
         ),
     ),
-}  # fmt: skip
+}
 
 _MOVED = "a change that comes after its partition has moved"
 ORDERS: dict[str, tuple[Order, ...]] = {

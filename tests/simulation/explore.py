@@ -47,10 +47,19 @@ def chooser_of(seed: int, plan: Plan) -> Chooser:
 
 
 _CALLS = {
-    "open": (45, 7), "put": (4, 1), "delete": (4, 1), "archive": (24, 6), "close": (10, 5),
-    "list": (20, 1), "rewrite": (45, 4), "rewrite_twice": (45, 4), "prune": (25, 5), "copy": (20, 1),
-    "drop": (16, 1), "forget": (60, 20),
-}  # fmt: skip
+    "open": (45, 7),
+    "put": (4, 1),
+    "delete": (4, 1),
+    "archive": (24, 6),
+    "close": (10, 5),
+    "list": (20, 1),
+    "rewrite": (45, 4),
+    "rewrite_twice": (45, 4),
+    "prune": (25, 5),
+    "copy": (20, 1),
+    "drop": (16, 1),
+    "forget": (60, 20),
+}
 """Operation → about so many calls it makes, and so many that change something."""
 
 

@@ -233,9 +233,17 @@ def endpoint_of(node: str) -> str:
 
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:
     return AgentConfig(
-        url="sim://", namespace=NAMESPACE, cluster=CLUSTER, node=node, endpoint=endpoint_of(node),
-        restore_at_start=False, takeover=takeover, lifetime_timeout_s=0, start_policy=StartPolicy.PARTIAL, log=Settings(**{**SETTINGS, **settings}),
-    )  # fmt: skip
+        url="sim://",
+        namespace=NAMESPACE,
+        cluster=CLUSTER,
+        node=node,
+        endpoint=endpoint_of(node),
+        restore_at_start=False,
+        takeover=takeover,
+        lifetime_timeout_s=0,
+        start_policy=StartPolicy.PARTIAL,
+        log=Settings(**{**SETTINGS, **settings}),
+    )
 
 
 class AgentActor(Actor):
@@ -309,10 +317,15 @@ class MemberActor(Actor):
             if connection is None:
                 continue
             about = {
-                "protocol": 1, "cluster_id": self.spec.cluster_id, "member_uuid": self.spec.name,
-                "plugin_uuid": f"plugin of {self.spec.name}", "plugin_version": "0",
-                "partition_count": 271, "purpose": purpose, "view": self._incarnation,
-            }  # fmt: skip
+                "protocol": 1,
+                "cluster_id": self.spec.cluster_id,
+                "member_uuid": self.spec.name,
+                "plugin_uuid": f"plugin of {self.spec.name}",
+                "plugin_version": "0",
+                "partition_count": 271,
+                "purpose": purpose,
+                "view": self._incarnation,
+            }
             answer = connection.ask("hello", about)
             if answer is None:
                 continue
@@ -403,9 +416,11 @@ class MemberActor(Actor):
         tasks = (task.process.memory["actor"].spec for task in self.world.tasks)
         members = sorted({each.name for each in tasks if each.role == "member"} - gone)
         about = {
-            "cluster_id": self.spec.cluster_id, "member_uuid": self.spec.name, "members": members,
+            "cluster_id": self.spec.cluster_id,
+            "member_uuid": self.spec.name,
+            "members": members,
             "lost": list(names),
-        }  # fmt: skip
+        }
         for _ in range(TRIES):
             if self._connection is None and not self.hello():
                 raise Stop
@@ -564,10 +579,14 @@ class Alone:
 
     def hello(self) -> None:
         about = {
-            "protocol": 1, "cluster_id": self._cluster_id, "member_uuid": "alone",
-            "plugin_uuid": f"alone at {self.agent.config.node}", "plugin_version": "0",
-            "partition_count": 271, "purpose": "write",
-        }  # fmt: skip
+            "protocol": 1,
+            "cluster_id": self._cluster_id,
+            "member_uuid": "alone",
+            "plugin_uuid": f"alone at {self.agent.config.node}",
+            "plugin_version": "0",
+            "partition_count": 271,
+            "purpose": "write",
+        }
         welcome = self.ask("hello", about)[2]
         self._session, self._incarnation = welcome["session"], welcome["incarnation"]
         self._request = welcome["last_request"]

@@ -180,9 +180,15 @@ class Thread:
     actor of its own, which comes when the scheduler likes and not when a clock does."""
 
     def __init__(
-        self, group: None = None, target: Callable[..., Any] | None = None, name: str = "",
-        args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *, daemon: bool | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        group: None = None,
+        target: Callable[..., Any] | None = None,
+        name: str = "",
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        daemon: bool | None = None,
+    ) -> None:
         self._target, self.name, self._args, self._kwargs = target, name, args, kwargs or {}
         self.daemon = daemon
         self._task: Task | None = None

@@ -12,6 +12,12 @@ import pytest
 def spark() -> Iterator[Any]:
     from pyspark_imap_wal.data_source import session
 
-    made = session(**{"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"})
+    made = session(
+        **{
+            "spark.master": "local[2]",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.default.parallelism": "2",
+        }
+    )
     yield made
     made.stop()

@@ -31,7 +31,9 @@ def place(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("mode", ["raw", "latest"])
-def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: str, mode: str) -> None:
+def test_the_data_source_reads_with_the_keys(
+    spark: Any, tmp_path: Path, place: str, mode: str
+) -> None:
     def read(**options: str) -> int:
         reader = spark.read.format("imap_wal").option("mode", mode)
         for name, value in options.items():
@@ -39,12 +41,17 @@ def test_the_data_source_reads_with_the_keys(spark: Any, tmp_path: Path, place: 
         return int(reader.load(place).count())
 
     assert read(encryption_keys=key_file(tmp_path, "a")) == (60 if mode == "raw" else 50)
-    for options, said in (({}, "no keys are given"), ({"encryption_keys": key_file(tmp_path, "b")}, "the keys given are b")):
+    for options, said in (
+        ({}, "no keys are given"),
+        ({"encryption_keys": key_file(tmp_path, "b")}, "the keys given are b"),
+    ):
         with pytest.raises(Exception, match=said):
             read(**options)
 
 
-def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_come_from_the_variable_of_the_worker_too(
+    spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A source that was named for the root wins over it."""
     from pyspark_imap_wal.data_source import known
 
@@ -53,15 +60,21 @@ def test_the_keys_come_from_the_variable_of_the_worker_too(spark: Any, tmp_path:
     assert known(located(place).with_keys("env:L")).encryption_keys == "env:L"
 
 
-def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(spark: Any, tmp_path: Path, place: str) -> None:
+def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(
+    spark: Any, tmp_path: Path, place: str
+) -> None:
     both = key_file(tmp_path, "b", "a")
     from imap_wal.encryption import with_keys
 
     store = with_keys(open_store(place), both)
-    report = rewrite(ClusterLog(store, "default", "embedded"), SparkEngine(spark), skew_ms_max=2**60)
+    report = rewrite(
+        ClusterLog(store, "default", "embedded"), SparkEngine(spark), skew_ms_max=2**60
+    )
     assert report.maps
     parts = [path for path in content(place) if "/snapshot/" in path]
-    assert parts and not any(written_otherwise(keyed(open_store(place), "b", "a"), path) for path in parts)
+    assert parts and not any(
+        written_otherwise(keyed(open_store(place), "b", "a"), path) for path in parts
+    )
     assert not any(SECRET.encode() in data for data in content(place).values())
     assert entries(place, both) == 50
 

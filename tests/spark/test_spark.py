@@ -45,11 +45,17 @@ def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
     max_examples=6,
     deadline=None,
     print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a second for each example: what fails is shown as it was found
+    phases=[
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ],  # a second for each example: what fails is shown as it was found
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(history=steps)
-def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history: list[tuple[str, int, int, int]]) -> None:
+def test_both_engines_give_the_same_snapshot(
+    spark: Any, tmp_path: Path, history: list[tuple[str, int, int, int]]
+) -> None:
     number = len(list(tmp_path.iterdir()))
     history_cluster = Cluster(open_store(str(tmp_path / f"log-{number}")), skew_ms_max=2**60)
     try:
@@ -60,7 +66,10 @@ def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history
             job = prepare(log)
             result = engine.run(job, log)
             merged = {item.map: item for item in result.maps}
-            rows = {name: [parquet_rows(log.store, part.path) for part in item.parts] for name, item in merged.items()}
+            rows = {
+                name: [parquet_rows(log.store, part.path) for part in item.parts]
+                for name, item in merged.items()
+            }
             counts = {name: (item.records, item.unchanged) for name, item in merged.items()}
             flat = {name: [row for part in parts for row in part] for name, parts in rows.items()}
             found.append((flat, counts, dict(result.pairs)))
@@ -76,18 +85,36 @@ def test_both_engines_give_the_same_snapshot(spark: Any, tmp_path: Path, history
 def parquet_rows(store: Any, path: str) -> list[Any]:
     from imap_wal.parquet.file import batches, nodes_of, to_rows
 
-    return [item for batch in batches(store, path) for item in zip(to_rows(batch), nodes_of(batch), strict=True)]
+    return [
+        item
+        for batch in batches(store, path)
+        for item in zip(to_rows(batch), nodes_of(batch), strict=True)
+    ]
 
 
 def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = node(store)
-    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)), put("x", "1", (1, 1, 1, 3), "other"))
+    append(
+        log,
+        put("a", "1", (1, 1, 1, 1)),
+        put("b", "1", (1, 1, 1, 2)),
+        put("x", "1", (1, 1, 1, 3), "other"),
+    )
     log.rotate()
     append(log, put("a", "2", (1, 1, 1, 4)), put("b", None, (1, 1, 1, 5)))
     raw = spark.read.format("imap_wal").load(str(tmp_path))
     rows = raw.orderBy("epoch", "segment", "frame", "index").collect()
-    assert [(row["map"], bytes(row["key"]), row["value"] and bytes(row["value"]), row["deleted"], row["request"]) for row in rows] == [
+    assert [
+        (
+            row["map"],
+            bytes(row["key"]),
+            row["value"] and bytes(row["value"]),
+            row["deleted"],
+            row["request"],
+        )
+        for row in rows
+    ] == [
         ("orders", b"a", b"1", False, 1),
         ("orders", b"b", b"1", False, 2),
         ("other", b"x", b"1", False, 3),
@@ -98,18 +125,34 @@ def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Pa
     assert raw.rdd.getNumPartitions() == 2, "a task a file"
 
     for buckets in ("1", "3"):
-        latest = spark.read.format("imap_wal").option("mode", "latest").option("buckets", buckets).load(str(tmp_path))
-        assert sorted((row["map"], bytes(row["key"]), bytes(row["value"])) for row in latest.collect()) == [
+        latest = (
+            spark.read.format("imap_wal")
+            .option("mode", "latest")
+            .option("buckets", buckets)
+            .load(str(tmp_path))
+        )
+        assert sorted(
+            (row["map"], bytes(row["key"]), bytes(row["value"])) for row in latest.collect()
+        ) == [
             ("orders", b"a", b"2"),
             ("other", b"x", b"1"),
         ]
-    only = spark.read.format("imap_wal").option("map", "other").option("namespace", "ns").load(str(tmp_path))
+    only = (
+        spark.read.format("imap_wal")
+        .option("map", "other")
+        .option("namespace", "ns")
+        .load(str(tmp_path))
+    )
     assert [row["map"] for row in only.collect()] == ["other"]
 
     run(cluster(store), SparkEngine(spark))
     append(log, put("c", "1", (1, 1, 1, 6)))
     raw = spark.read.format("imap_wal").load(str(tmp_path))
-    assert sorted((bytes(row["key"]), row["epoch"]) for row in raw.collect()) == [(b"a", None), (b"c", 1), (b"x", None)]
+    assert sorted((bytes(row["key"]), row["epoch"]) for row in raw.collect()) == [
+        (b"a", None),
+        (b"c", 1),
+        (b"x", None),
+    ]
 
 
 def test_keys_and_values_as_text(spark: Any, tmp_path: Path) -> None:
@@ -154,19 +197,31 @@ def test_spark_takes_the_same_claims_as_every_other_reader_and_keeps_the_same_on
         job = prepare(log)
         result = engine.run(job, log)
         parts = [part for item in result.maps for part in item.parts]
-        counts = [sum(getattr(part, name) for part in parts) for name in ("live", "tombstones", "conflicts")]
+        counts = [
+            sum(getattr(part, name) for part in parts)
+            for name in ("live", "tombstones", "conflicts")
+        ]
         found.append(([row for part in parts for row in parquet_rows(store, part.path)], counts))
         discard(log, job)
     assert found[0] == found[1]
     assert found[0][1][2] == len(in_conflict)
     run(log, SparkEngine(spark))
     rivals.check_readers(log, winners, in_conflict)
-    living = {(key, row[3]) for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
-    latest = spark.read.format("imap_wal").option("mode", "latest").option("buckets", "2").load(str(root))
+    living = {
+        (key, row[3]) for key, (row, _) in winners.items() if row[3] is not None and not row[7]
+    }
+    latest = (
+        spark.read.format("imap_wal")
+        .option("mode", "latest")
+        .option("buckets", "2")
+        .load(str(root))
+    )
     assert {(bytes(row["key"]), bytes(row["value"])) for row in latest.collect()} == living
 
 
-def test_keys_that_two_nodes_claim_stop_no_spark_job_and_are_decided_by_resolve(spark: Any, tmp_path: Path) -> None:
+def test_keys_that_two_nodes_claim_stop_no_spark_job_and_are_decided_by_resolve(
+    spark: Any, tmp_path: Path
+) -> None:
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
@@ -208,7 +263,9 @@ def test_a_snapshot_with_a_damaged_part_is_not_rewritten(spark: Any, tmp_path: P
     assert cluster(store).manifest().snapshots["orders"] == before
 
 
-def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(spark: Any, tmp_path: Path) -> None:
+def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(
+    spark: Any, tmp_path: Path
+) -> None:
     store = open_store(str(tmp_path))
     first, second = node(store), node(store, "n2")
     born = Lifetime("id", 1, pin_cuts(cluster(store)))
@@ -234,7 +291,9 @@ def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Pa
     assert (lost[0][3], lost[1]) == (b"2", "n2") and report.maps[0].conflicts == 1
 
 
-def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_runs_twice_takes_nothing_away(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Speculation, or a stage that is tried again: two attempts at one range write at the same
     time; Spark takes the answer of one. Here the other one runs to its end after it, and before."""
     from pyspark_imap_wal import rewrite_engine
@@ -261,7 +320,9 @@ def test_a_task_that_runs_twice_takes_nothing_away(spark: Any, tmp_path: Path, m
     assert len(store.list("ns/c/snapshot")) > sum(len(each.files) for each in report.maps)
     left = prune(cluster(store)).snapshot_files
     assert left, "what the other attempts wrote"
-    assert {file.path for file in store.list("ns/c/snapshot")} == {path for each in report.maps for path in each.files}
+    assert {file.path for file in store.list("ns/c/snapshot")} == {
+        path for each in report.maps for path in each.files
+    }
     assert len(values(view(store))) == 20 and values(view(store), "other") == {"x": "1"}
 
 
@@ -278,7 +339,9 @@ def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
         taken([line(1, "x")])
 
 
-def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two ranges, of some 1,300 keys each."""
     from imap_wal.rewrite import local_engine
     from pyspark_imap_wal import rewrite_engine
@@ -310,12 +373,16 @@ def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(spark: 
     assert len(report.maps[0].files) == 2600 == report.maps[0].live
     ranges = Counter(path.split("part-")[1].split("-")[0] for path in report.maps[0].files)
     assert len(ranges) == 2 and min(ranges.values()) > 1000
-    found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
+    found = [
+        row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
+    ]
     assert found == keys and local_engine.PART_ROWS_MAX > 1
     assert len(values(view(store))) == 2600
 
 
-def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_log_is_written_in_ranges_of_keys(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark_imap_wal import rewrite_engine
 
     monkeypatch.setattr(rewrite_engine, "ROWS_A_RANGE", 1000)
@@ -325,7 +392,9 @@ def test_a_large_log_is_written_in_ranges_of_keys(spark: Any, tmp_path: Path, mo
     append(log, *(put(key, key, (1, 1, 1, number)) for number, key in enumerate(keys)), frames=10)
     report = run(cluster(store), SparkEngine(spark))
     assert len(report.maps[0].files) > 1 and report.maps[0].live == 3000
-    found = [row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)]
+    found = [
+        row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
+    ]
     assert found == sorted(keys)
     assert len(values(view(store))) == 3000
 

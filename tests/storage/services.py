@@ -1,5 +1,5 @@
-"""Real services for the tests of stores: found or installed, started on a free port, stopped again. Nothing is skipped: what is
-missing fails the test that asked for it, and says what to install."""
+"""Real services for the tests of stores: found or installed, started on a free port, stopped again.
+Nothing is skipped: what is missing fails the test that asked for it, and says what to install."""
 
 from __future__ import annotations
 
@@ -26,15 +26,30 @@ def need(program: str, why: str) -> str:
 
 
 def go_program(name: str, module: str) -> str:
-    """A program written in Go, installed into build/services when it is not there yet (a minute or two)."""
+    """A program written in Go, installed into build/services when it is not there yet (a minute or
+    two)."""
     found = shutil.which(name) or shutil.which(name, path=str(BUILD))
     if found is None:
         go = need("go", f"the storage tests build {name} with `go install {module}`")
-        in_gopath = Path(subprocess.run([go, "env", "GOPATH"], check=True, capture_output=True, text=True).stdout.strip()) / "bin" / name
+        in_gopath = (
+            Path(
+                subprocess.run(
+                    [go, "env", "GOPATH"], check=True, capture_output=True, text=True
+                ).stdout.strip()
+            )
+            / "bin"
+            / name
+        )
         if in_gopath.exists():
             return str(in_gopath)
         BUILD.mkdir(parents=True, exist_ok=True)
-        built = subprocess.run([go, "install", module], env={**os.environ, "GOBIN": str(BUILD)}, capture_output=True, text=True, check=False)
+        built = subprocess.run(
+            [go, "install", module],
+            env={**os.environ, "GOBIN": str(BUILD)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         if built.returncode:
             pytest.fail(f"go install {module}: {built.stderr[-2000:]}", pytrace=False)
         found = str(BUILD / name)
@@ -57,16 +72,25 @@ def running(
     seconds: float = 60,
     ready: Path | None = None,
 ) -> Iterator[None]:
-    """The service `command`, answering on `port`, and with the file `ready` written; its output is in `log`."""
+    """The service `command`, answering on `port`, and with the file `ready` written; its output is
+    in `log`."""
     everything = {**os.environ, **(environment or {})}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=everything, cwd=log.parent)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=everything, cwd=log.parent
+        )
     try:
         deadline = time.monotonic() + seconds
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}", pytrace=False)
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                pytest.fail(
+                    f"{command[0]} did not start: {log.read_text(errors='replace')[-2000:]}",
+                    pytrace=False,
+                )
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), timeout=1),
+            ):
                 if ready is None or ready.exists():
                     break
             time.sleep(0.05)

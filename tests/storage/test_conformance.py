@@ -1,4 +1,5 @@
-"""Every store that needs no service keeps the promises of the interface. Stores behind services: test_s3.py, test_hdfs.py."""
+"""Every store that needs no service keeps the promises of the interface. Stores behind services:
+test_s3.py, test_hdfs.py."""
 
 from __future__ import annotations
 
@@ -62,8 +63,14 @@ class _ForgetsItsLock(LocalStore):
 
 @pytest.mark.parametrize(
     ("broken", "promise"),
-    [(_LooksThenWrites, "a second create"), (_ListsWhatItListedBefore, "list sees"), (_ForgetsItsLock, "a lock is exclusive")],
+    [
+        (_LooksThenWrites, "a second create"),
+        (_ListsWhatItListedBefore, "list sees"),
+        (_ForgetsItsLock, "a lock is exclusive"),
+    ],
 )
-def test_conformance_names_the_broken_promise(broken: type[LocalStore], promise: str, tmp_path: Path) -> None:
+def test_conformance_names_the_broken_promise(
+    broken: type[LocalStore], promise: str, tmp_path: Path
+) -> None:
     with pytest.raises(AssertionError, match=promise):
         check_segment_store(broken(str(tmp_path)))

@@ -16,7 +16,9 @@ from storage_backends.memory import MemoryStore, forget
 from storage_backends.objects import LocalObjects, ObjectStore
 
 
-def test_paths_and_file_urls_are_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_file_urls_are_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for url, root in (
         ("/var/lib/maps", "/var/lib/maps"),
@@ -72,8 +74,12 @@ def test_bad_url_says_what_is_wrong(url: str, text: str) -> None:
         open_store(url).list("")
 
 
-@pytest.mark.parametrize(("url", "extra"), [("s3://b/c", "s3"), ("gs://b/c", "gcs"), ("abfs://c@a/b", "azure")])
-def test_missing_driver_says_what_to_install(url: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("url", "extra"), [("s3://b/c", "s3"), ("gs://b/c", "gcs"), ("abfs://c@a/b", "azure")]
+)
+def test_missing_driver_says_what_to_install(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def without_drivers(name: str, *rest: object, **more: object) -> object:
@@ -81,10 +87,14 @@ def test_missing_driver_says_what_to_install(url: str, extra: str, monkeypatch: 
             raise ImportError(name)
         return real(name, *rest, **more)  # type: ignore[arg-type]
 
-    for module in [name for name in sys.modules if name.partition(".")[0] in ("s3fs", "gcsfs", "adlfs")]:
+    for module in [
+        name for name in sys.modules if name.partition(".")[0] in ("s3fs", "gcsfs", "adlfs")
+    ]:
         monkeypatch.delitem(sys.modules, module)
     for protocol in ("s3", "gs", "abfs"):
-        monkeypatch.delitem(importlib.import_module("fsspec.registry")._registry, protocol, raising=False)
+        monkeypatch.delitem(
+            importlib.import_module("fsspec.registry")._registry, protocol, raising=False
+        )
     monkeypatch.setattr(builtins, "__import__", without_drivers)
     with pytest.raises(StorageError, match=rf"pip install 'imap-wal\[{extra}\]'"):
         open_store(url)
@@ -104,6 +114,15 @@ def test_driver_without_an_atomic_create_says_so_and_reads(tmp_path: Path) -> No
 
 
 def test_local_use_imports_neither_fsspec_nor_its_drivers(tmp_path: Path) -> None:
-    code = f"import sys, storage_backends; storage_backends.open_store({str(tmp_path)!r}).list(''); print('fsspec' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    code = (
+        f"import sys, storage_backends; storage_backends.open_store({str(tmp_path)!r}).list(''); "
+        "print('fsspec' in sys.modules)"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     assert found.stdout.strip() == "False"

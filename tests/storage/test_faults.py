@@ -38,7 +38,13 @@ def test_operations_are_counted_and_told(inner: SegmentStore) -> None:
 
 
 def test_error_before_has_not_been_done_and_after_has(inner: SegmentStore) -> None:
-    store = FaultyStore(inner, plan(Fault("error", kind="create"), Fault("error", kind="create", at=2, when="after", error=AlreadyExists)))
+    store = FaultyStore(
+        inner,
+        plan(
+            Fault("error", kind="create"),
+            Fault("error", kind="create", at=2, when="after", error=AlreadyExists),
+        ),
+    )
     with pytest.raises(Unavailable, match=r"before create \(operation 1\).*seed=0"):
         store.create("a", b"")
     assert not inner.exists("a")
@@ -50,7 +56,9 @@ def test_error_before_has_not_been_done_and_after_has(inner: SegmentStore) -> No
 
 
 def test_fault_counts_only_what_its_globs_match(inner: SegmentStore) -> None:
-    store = FaultyStore(inner, plan(Fault("error", at=2, kind="create|delete", path="nodes/*/manifest/*", times=2)))
+    store = FaultyStore(
+        inner, plan(Fault("error", at=2, kind="create|delete", path="nodes/*/manifest/*", times=2))
+    )
     store.create("nodes/a/wal/1", b"")
     store.create("nodes/a/manifest/1", b"")
     store.read("nodes/a/manifest/1")
@@ -69,7 +77,9 @@ def test_fault_without_an_end(inner: SegmentStore) -> None:
             appender.sync()
 
 
-def test_short_write_leaves_bytes_beyond_size_and_the_next_append_goes_over_them(inner: SegmentStore) -> None:
+def test_short_write_leaves_bytes_beyond_size_and_the_next_append_goes_over_them(
+    inner: SegmentStore,
+) -> None:
     store = FaultyStore(inner, plan(Fault("short-write", at=2), seed=3))
     appender = store.open_append("1")
     appender.append(b"good")
@@ -98,7 +108,12 @@ def test_killed_process_stays_dead_and_lets_go_of_its_lock(inner: SegmentStore) 
     appender.append(b"written")
     with pytest.raises(Killed, match=r"before sync"):
         appender.sync()
-    for operation in (lambda: store.list(""), lambda: store.create("2", b""), lambda: appender.append(b"x"), appender.sync):
+    for operation in (
+        lambda: store.list(""),
+        lambda: store.create("2", b""),
+        lambda: appender.append(b"x"),
+        appender.sync,
+    ):
         with pytest.raises(Killed):
             operation()
     lock.release()
@@ -115,11 +130,15 @@ def test_killed_is_not_caught_as_an_error() -> None:
 
 @pytest.mark.parametrize("preallocate", [0, 8192])
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
-def test_power_loss_keeps_what_was_synced_and_of_the_rest_what_the_seed_says(inner: SegmentStore, tear: str, preallocate: int) -> None:
+def test_power_loss_keeps_what_was_synced_and_of_the_rest_what_the_seed_says(
+    inner: SegmentStore, tear: str, preallocate: int
+) -> None:
     rest = bytes(range(1, 256)) * 20
     seen = set()
     for seed in range(30):
-        store = FaultyStore(inner, plan(Fault("power-loss", kind="sync", at=2), seed=seed, tear=tear))
+        store = FaultyStore(
+            inner, plan(Fault("power-loss", kind="sync", at=2), seed=seed, tear=tear)
+        )
         appender = store.open_append("1", preallocate)
         appender.append(b"synced" * 100)
         appender.sync()

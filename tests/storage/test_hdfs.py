@@ -26,17 +26,45 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     jars = BUILD / "hdfs"
     if not list(jars.glob("hadoop-client-minicluster*.jar")):
         maven = need("mvn", "the storage tests fetch HDFS through Maven")
-        command = [maven, "-q", "-B", "-f", str(Path(__file__).parent / "hdfs" / "pom.xml"), "dependency:copy-dependencies"]
-        fetched = subprocess.run([*command, f"-DoutputDirectory={jars}"], capture_output=True, text=True, check=False)
+        command = [
+            maven,
+            "-q",
+            "-B",
+            "-f",
+            str(Path(__file__).parent / "hdfs" / "pom.xml"),
+            "dependency:copy-dependencies",
+        ]
+        fetched = subprocess.run(
+            [*command, f"-DoutputDirectory={jars}"], capture_output=True, text=True, check=False
+        )
         if fetched.returncode:
-            pytest.fail(f"fetching HDFS: {fetched.stdout[-2000:]}{fetched.stderr[-2000:]}", pytrace=False)
+            pytest.fail(
+                f"fetching HDFS: {fetched.stdout[-2000:]}{fetched.stderr[-2000:]}", pytrace=False
+            )
     folder = tmp_path_factory.mktemp("hdfs")
     port = free_port()
-    manager = [java, "-Xmx512m", "-cp", f"{jars}/*", f"-Dtest.build.data={folder}/data", "org.apache.hadoop.test.MiniDFSClusterManager"]
-    options = ["-format", "-datanodes", "1", "-nnport", str(free_port()), "-httpport", str(port), "-writeDetails", f"{folder}/ready"]
+    manager = [
+        java,
+        "-Xmx512m",
+        "-cp",
+        f"{jars}/*",
+        f"-Dtest.build.data={folder}/data",
+        "org.apache.hadoop.test.MiniDFSClusterManager",
+    ]
+    options = [
+        "-format",
+        "-datanodes",
+        "1",
+        "-nnport",
+        str(free_port()),
+        "-httpport",
+        str(port),
+        "-writeDetails",
+        f"{folder}/ready",
+    ]
     with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
         # Whoever started the cluster owns its root: only that user may make the folder of another.
-        yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"
+        yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"  # noqa: E501
 
 
 def test_hdfs_keeps_every_promise(url: str) -> None:
@@ -73,7 +101,9 @@ def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
 
 
 def test_user_without_rights_is_told(url: str) -> None:
-    store = open_store(url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all"))
+    store = open_store(
+        url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all")
+    )
     with pytest.raises(Unavailable, match=r"refused.*check the user"):
         store.create("forbidden", b"")
 
@@ -89,7 +119,9 @@ def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
 
 
 @pytest.mark.parametrize("tail", ["whole", "torn"])
-def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(url: str, tail: str) -> None:
+def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(
+    url: str, tail: str
+) -> None:
     """C8: the append reached the recovered copy, which had the name that the old writer appends to.
     The next open then failed with ShortLog."""
     root = f"{url}-{tail}?sync_on_close=true"

@@ -1,4 +1,5 @@
-"""The lock of storage without locks runs out, is renewed, is taken over, and is never held twice by its own count."""
+"""The lock of storage without locks runs out, is renewed, is taken over, and is never held twice by
+its own count."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def test_renewed_lease_is_held_for_another_term(store: LocalObjects, clock: Cloc
         lease.renew()
 
 
-def test_resumed_holder_overwrites_nothing_of_its_successor(store: LocalObjects, clock: Clock) -> None:
+def test_resumed_holder_overwrites_nothing_of_its_successor(
+    store: LocalObjects, clock: Clock
+) -> None:
     stopped = lock(store, "stopped")
     clock.now_ms += 5000
     successor = lock(store, "successor")
@@ -87,7 +90,8 @@ def test_objects_that_nobody_can_still_take_for_the_newest_are_removed(store: Lo
 
 
 class _ListsAsIfItRacedWithASuccessor(LocalObjects):
-    """A directory is read while other processes create and delete in it: what came and what went may both be missing."""
+    """A directory is read while other processes create and delete in it: what came and what went
+    may both be missing."""
 
     def list(self, folder: str):  # type: ignore[no-untyped-def]
         before = super().list(folder)
@@ -96,13 +100,17 @@ class _ListsAsIfItRacedWithASuccessor(LocalObjects):
         return [file for file in before if self.exists(file.path)]
 
 
-def test_listing_that_misses_a_successor_gives_no_second_lease(tmp_path: Path, clock: Clock) -> None:
+def test_listing_that_misses_a_successor_gives_no_second_lease(
+    tmp_path: Path, clock: Clock
+) -> None:
     with pytest.raises(Unavailable, match="changes hands without end"):
         lock(_ListsAsIfItRacedWithASuccessor(str(tmp_path), clock_ms=clock), "slow", take=True)
 
 
 @pytest.mark.parametrize("again", range(10))
-def test_of_many_takers_of_a_lease_that_ran_out_one_wins(store: LocalObjects, clock: Clock, again: int) -> None:
+def test_of_many_takers_of_a_lease_that_ran_out_one_wins(
+    store: LocalObjects, clock: Clock, again: int
+) -> None:
     lock(store, "gone")
     clock.now_ms += 5000
     start, winners, losers, errors = threading.Barrier(8), [], [], []
@@ -128,7 +136,9 @@ def test_of_many_takers_of_a_lease_that_ran_out_one_wins(store: LocalObjects, cl
 
 def test_own_create_whose_answer_was_lost_is_recognised(clock: Clock) -> None:
     inner = MemoryStore("lease")
-    store = FaultyStore(inner, Plan((Fault("error", kind="create", when="after", error=AlreadyExists),)))
+    store = FaultyStore(
+        inner, Plan((Fault("error", kind="create", when="after", error=AlreadyExists),))
+    )
     lease = acquire(store, "writer.lock", "me", clock_ms=clock)
     assert lease.number == 1
     with pytest.raises(Locked, match="held by me"):

@@ -1,4 +1,5 @@
-"""What only a local directory does: processes that die, locks of the kernel, full disks, stale temporary files."""
+"""What only a local directory does: processes that die, locks of the kernel, full disks, stale
+temporary files."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from typing import Any
 
 import pytest
 
-from storage_backends import AlreadyExists, Locked, NoSpace, NotFound, StorageError, Unavailable, descriptors
+from storage_backends import (
+    AlreadyExists,
+    Locked,
+    NoSpace,
+    NotFound,
+    StorageError,
+    Unavailable,
+    descriptors,
+)
 from storage_backends.descriptors import ZERO_AHEAD_BYTES
 from storage_backends.local import TEMPORARY_PREFIX, LocalStore
 
@@ -30,7 +39,12 @@ ROOT = Path(__file__).parents[2]
 def python(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
     """Another process running `code`; it has said something on its output when this goes on."""
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}", *map(str, arguments)],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}",
+            *map(str, arguments),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -54,7 +68,9 @@ sys.stdin.readline()
 """
 
 
-def test_second_process_sees_who_holds_the_lock_and_gets_it_when_that_one_is_killed(tmp_path: Path) -> None:
+def test_second_process_sees_who_holds_the_lock_and_gets_it_when_that_one_is_killed(
+    tmp_path: Path,
+) -> None:
     store = LocalStore(str(tmp_path))
     with python(LOCKS, tmp_path) as process:
         with pytest.raises(Locked, match="agent pid 4711 on host b") as caught:
@@ -107,7 +123,7 @@ if os.fork() == 0:
     time.sleep(60)
     os._exit(0)
 sys.stdin.readline()
-"""
+"""  # noqa: E501
 
 
 def test_forked_child_neither_keeps_nor_frees_the_lock_of_its_parent(tmp_path: Path) -> None:
@@ -144,7 +160,9 @@ def _race_for_lock(root: str, start: Any, results: Any) -> None:
             lock = store.lock("writer.lock", f"pid {os.getpid()}")
         except Locked:
             continue
-        marker = os.open(os.path.join(root, "inside"), os.O_CREAT | os.O_EXCL)  # a second holder at this moment would fail here
+        marker = os.open(
+            os.path.join(root, "inside"), os.O_CREAT | os.O_EXCL
+        )  # a second holder at this moment would fail here
         os.close(marker)
         os.unlink(os.path.join(root, "inside"))
         lock.release()
@@ -154,7 +172,10 @@ def _race_for_lock(root: str, start: Any, results: Any) -> None:
 def test_processes_racing_for_a_lock_hold_it_one_at_a_time(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(4), context.SimpleQueue()
-    processes = [context.Process(target=_race_for_lock, args=(str(tmp_path), start, results)) for _ in range(4)]
+    processes = [
+        context.Process(target=_race_for_lock, args=(str(tmp_path), start, results))
+        for _ in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -163,7 +184,9 @@ def test_processes_racing_for_a_lock_hold_it_one_at_a_time(tmp_path: Path) -> No
     assert not results.empty()
 
 
-def test_lock_file_exchanged_between_open_and_flock_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_file_exchanged_between_open_and_flock_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = LocalStore(str(tmp_path))
     real, taken = fcntl.flock, list[Any]()
 
@@ -198,7 +221,9 @@ local.LocalStore(sys.argv[1]).create("manifest/1.json", b"half")
 
 
 @pytest.mark.parametrize("at", ["fsync", "link"])
-def test_process_killed_in_a_create_shows_nothing_and_its_leavings_are_swept(tmp_path: Path, at: str) -> None:
+def test_process_killed_in_a_create_shows_nothing_and_its_leavings_are_swept(
+    tmp_path: Path, at: str
+) -> None:
     store = LocalStore(str(tmp_path))
     with python(CREATES, tmp_path, at) as process:
         assert len(_temporaries(tmp_path)) == 1
@@ -213,7 +238,9 @@ def test_process_killed_in_a_create_shows_nothing_and_its_leavings_are_swept(tmp
     assert _temporaries(tmp_path) == []
 
 
-def test_failed_create_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_create_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = LocalStore(str(tmp_path))
 
     def fsync(fd: int) -> None:
@@ -228,7 +255,9 @@ def test_failed_create_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pyt
     store.create("a/1", b"x")
 
 
-def test_every_new_folder_and_every_name_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_new_folder_and_every_name_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -247,7 +276,9 @@ def test_every_new_folder_and_every_name_is_synced(tmp_path: Path, monkeypatch: 
     assert synced == [f"{root}/a/b/2", f"{root}/a/b"], "a folder that is known costs one sync"
     synced.clear()
     LocalStore(root).replace("a/b/1", b"y")
-    assert {f"{root}/a", f"{root}/a/b", root} <= set(synced), "another process does not rely on the syncs of the first"
+    assert {f"{root}/a", f"{root}/a/b", root} <= set(synced), (
+        "another process does not rely on the syncs of the first"
+    )
     synced.clear()
     store.delete("a/b/2")
     assert synced == [f"{root}/a/b"]
@@ -303,10 +334,14 @@ def test_file_where_a_folder_should_be(tmp_path: Path) -> None:
 # appending
 
 
-def test_append_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_goes_on_after_a_short_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, real_vector = os.pwrite, os.pwritev
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: real(fd, bytes(data)[:3], offset))
-    monkeypatch.setattr(os, "pwritev", lambda fd, chunks, offset: real_vector(fd, [b"".join(chunks)[:2]], offset))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, chunks, offset: real_vector(fd, [b"".join(chunks)[:2]], offset)
+    )
     appender = LocalStore(str(tmp_path)).open_append("1.wal", 64)
     appender.append(b"0123456789")
     appender.append(b"abc", b"", b"defgh", b"i")
@@ -315,7 +350,9 @@ def test_append_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "1.wal").read_bytes()[:20] == b"0123456789abcdefghi\0"
 
 
-def test_full_disk_while_appending_leaves_size_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_appending_leaves_size_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     appender = LocalStore(str(tmp_path)).open_append("1.wal")
     appender.append(b"good")
     real = os.pwritev
@@ -323,7 +360,9 @@ def test_full_disk_while_appending_leaves_size_as_it_was(tmp_path: Path, monkeyp
     def full(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwritev", lambda fd, chunks, offset: real(fd, [b"".join(chunks)[:5]], offset))
+    monkeypatch.setattr(
+        os, "pwritev", lambda fd, chunks, offset: real(fd, [b"".join(chunks)[:5]], offset)
+    )
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(NoSpace, match="No space left"):
         appender.append(b"0123456789")
@@ -335,7 +374,9 @@ def test_full_disk_while_appending_leaves_size_as_it_was(tmp_path: Path, monkeyp
     assert (tmp_path / "1.wal").read_bytes() == b"good!"
 
 
-def test_failed_sync_cannot_be_followed_by_one_that_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sync_cannot_be_followed_by_one_that_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     appender = LocalStore(str(tmp_path)).open_append("1.wal")
     appender.append(b"lost")
 
@@ -352,7 +393,9 @@ def test_failed_sync_cannot_be_followed_by_one_that_succeeds(tmp_path: Path, mon
     appender.close()
 
 
-def test_file_system_without_preallocation_works_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_preallocation_works_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
@@ -366,10 +409,15 @@ def test_file_system_without_preallocation_works_without(tmp_path: Path, monkeyp
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB, or a stand-in where mounting is not allowed (then `NoSpace` is checked through /dev/full)."""
+    """A file system of 1 MB, or a stand-in where mounting is not allowed (then `NoSpace` is checked
+    through /dev/full)."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode:
         (folder / "full").symlink_to("/dev/full")
     try:
@@ -381,7 +429,10 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> None:
     if (full_disk / "full").exists():
-        with open(full_disk / "full", "r+b", buffering=0) as device, pytest.raises(NoSpace, match="ENOSPC"):
+        with (
+            open(full_disk / "full", "r+b", buffering=0) as device,
+            pytest.raises(NoSpace, match="ENOSPC"),
+        ):
             try:
                 os.write(device.fileno(), b"x")
             except OSError as error:
@@ -409,7 +460,9 @@ def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved here")
-def test_a_segment_reserves_half_of_what_is_free_at_most_and_the_rest_can_be_written(full_disk: Path) -> None:
+def test_a_segment_reserves_half_of_what_is_free_at_most_and_the_rest_can_be_written(
+    full_disk: Path,
+) -> None:
     if (full_disk / "full").exists():
         pytest.skip("mount needs root")
     store = LocalStore(str(full_disk))
@@ -429,7 +482,9 @@ def test_where_the_reserve_does_not_fit_its_space_is_given_back_and_the_segment_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def half_way(fd: int, offset: int, length: int) -> None:
-        os.pwrite(fd, bytes(length // 2), offset)  # as a file system without `fallocate` is helped by the C library
+        os.pwrite(
+            fd, bytes(length // 2), offset
+        )  # as a file system without `fallocate` is helped by the C library
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", half_way, raising=False)
@@ -474,7 +529,9 @@ def test_errors_of_the_operating_system_become_ours() -> None:
         assert error.path == "a/b"
 
 
-def test_reserved_space_is_zeroed_ahead_of_small_appends_and_never_beyond_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reserved_space_is_zeroed_ahead_of_small_appends_and_never_beyond_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[tuple[int, int]] = []
     real = os.pwritev
 
@@ -493,5 +550,7 @@ def test_reserved_space_is_zeroed_ahead_of_small_appends_and_never_beyond_it(tmp
     sizes = [100 + ZERO_AHEAD_BYTES, 100, ZERO_AHEAD_BYTES, 800, 600]
     offsets = [0, 100, 200, 200 + ZERO_AHEAD_BYTES, 700 + ZERO_AHEAD_BYTES]
     assert written == list(zip(offsets, sizes, strict=True))
-    assert (tmp_path / "1.wal").read_bytes() == b"a" * 100 + b"b" * 100 + b"c" * ZERO_AHEAD_BYTES + b"d" * 500 + b"e" * 600
+    assert (
+        tmp_path / "1.wal"
+    ).read_bytes() == b"a" * 100 + b"b" * 100 + b"c" * ZERO_AHEAD_BYTES + b"d" * 500 + b"e" * 600
     appender.close()

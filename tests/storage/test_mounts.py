@@ -32,14 +32,18 @@ TABLE = r"""21 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
         ("/mnt/bucket/maps", True),
     ],
 )
-def test_the_longest_mount_point_says_which_file_system_it_is(tmp_path: Path, folder: str, network: bool) -> None:
+def test_the_longest_mount_point_says_which_file_system_it_is(
+    tmp_path: Path, folder: str, network: bool
+) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(TABLE)
     assert is_network(folder, table) is network
     assert is_network(folder, tmp_path / "no-table") is False
 
 
-def test_on_a_network_file_system_presence_is_asked_by_an_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_network_file_system_presence_is_asked_by_an_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local, "is_network", lambda folder: True)
     store = LocalStore(str(tmp_path))
     store.create("there", b"")
@@ -51,6 +55,8 @@ def test_on_a_network_file_system_presence_is_asked_by_an_open(tmp_path: Path, m
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", open_)
-    monkeypatch.setattr(os, "stat", lambda *arguments: pytest.fail("a stat may be answered from a cache"))
+    monkeypatch.setattr(
+        os, "stat", lambda *arguments: pytest.fail("a stat may be answered from a cache")
+    )
     assert store.exists("there") and not store.exists("gone")
     assert opened == [str(tmp_path / "there"), str(tmp_path / "gone")]

@@ -1,4 +1,5 @@
-"""Object storage for real: s3fs against the S3 gateway versitygw, over HTTP, with its own conditional puts."""
+"""Object storage for real: s3fs against the S3 gateway versitygw, over HTTP, with its own
+conditional puts."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from services import free_port, go_program, running
 
 import imap_wal
 from imap_wal.errors import Fenced, OutcomeUnknown
-from storage_backends import AlreadyExists, Locked, SegmentStore, StorageError, Unavailable, Unsupported, open_store
+from storage_backends import (
+    AlreadyExists,
+    Locked,
+    SegmentStore,
+    StorageError,
+    Unavailable,
+    Unsupported,
+    open_store,
+)
 from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
@@ -29,7 +38,8 @@ class S3:
     options: dict[str, Any]
 
     def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
-        """The backend alone: `open_store` asks the storage already whether the log has a `wal_dir`."""
+        """The backend alone: `open_store` asks the storage already whether the log has a
+        `wal_dir`."""
         return ObjectStore(f"s3://{root}", {**self.options, **options})
 
 
@@ -45,7 +55,14 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
         folder / "log",
         environment={"ROOT_ACCESS_KEY": "access", "ROOT_SECRET_KEY": "secret-secret"},
     ):
-        yield S3(folder, {"key": "access", "secret": "secret-secret", "endpoint_url": f"http://127.0.0.1:{port}"})
+        yield S3(
+            folder,
+            {
+                "key": "access",
+                "secret": "secret-secret",
+                "endpoint_url": f"http://127.0.0.1:{port}",
+            },
+        )
 
 
 def test_s3_keeps_every_promise(s3: S3) -> None:
@@ -127,7 +144,10 @@ def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
 
 
 def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> None:
-    away = s3.open(endpoint_url=f"http://127.0.0.1:{free_port()}", config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 1}})
+    away = s3.open(
+        endpoint_url=f"http://127.0.0.1:{free_port()}",
+        config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 1}},
+    )
     away._fs.retries = 1  # type: ignore[attr-defined]
     calls: list[Callable[[], object]] = [
         lambda: away.exists("1"),
@@ -166,7 +186,9 @@ class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_service_that_ignores_the_condition_is_refused_before_it_overwrites_anything(s3: S3) -> None:
+def test_service_that_ignores_the_condition_is_refused_before_it_overwrites_anything(
+    s3: S3,
+) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _IgnoresConditions)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -189,7 +211,9 @@ def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> N
 
 def test_a_writer_replaced_on_s3_acknowledges_nothing_also_after_an_archive(s3: S3) -> None:
     def embedded(**options: Any) -> imap_wal.Store:
-        return imap_wal.open("s3://bucket/taken-over", node="n", storage=s3.open("bucket/taken-over"), **options)
+        return imap_wal.open(
+            "s3://bucket/taken-over", node="n", storage=s3.open("bucket/taken-over"), **options
+        )
 
     first = embedded()
     first.map("m")["a"] = 1

@@ -1,4 +1,5 @@
-"""`wal_dir`: segments in one place, everything else in another, and whoever opens the root finds both."""
+"""`wal_dir`: segments in one place, everything else in another, and whoever opens the root finds
+both."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ def test_segments_stand_in_wal_dir_and_all_the_rest_under_the_root(tmp_path: Pat
         store.archive()
         store.map("m")["more"] = 1
     assert [file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.parquet")] == ["root"]
-    commands = (["stat", root], ["verify", root], ["dump", root], ["rewrite", root], ["prune", root, "--yes"], ["verify", root])
+    commands = (
+        ["stat", root],
+        ["verify", root],
+        ["dump", root],
+        ["rewrite", root],
+        ["prune", root, "--yes"],
+        ["verify", root],
+    )
     for arguments in commands:
         done = CliRunner().invoke(group, arguments, catch_exceptions=False)
         assert done.exit_code == 0, f"{arguments}: {done.output}"

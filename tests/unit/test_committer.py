@@ -1,4 +1,5 @@
-"""Group commit: many callers share a frame and a sync; nothing is acknowledged that is not safe; after a failure nothing is, ever."""
+"""Group commit: many callers share a frame and a sync; nothing is acknowledged that is not safe;
+after a failure nothing is, ever."""
 
 from __future__ import annotations
 
@@ -31,9 +32,16 @@ def committer(store: SegmentStore, slots: int = 64, **settings: Any) -> Committe
     return Committer(RingBuffer(slots, log.settings.ring_bytes), log)
 
 
-def batch(request: int, count: int = 1, apply: Any = None, kind: int = format.ENTRIES, session: int = 1) -> CommitRequest:
+def batch(
+    request: int, count: int = 1, apply: Any = None, kind: int = format.ENTRIES, session: int = 1
+) -> CommitRequest:
     return CommitRequest(
-        [row(f"k{request}.{index}", "v", request + index) for index in range(count)], count, apply, kind, session, request + count - 1
+        [row(f"k{request}.{index}", "v", request + index) for index in range(count)],
+        count,
+        apply,
+        kind,
+        session,
+        request + count - 1,
     )
 
 
@@ -43,7 +51,12 @@ def commit(target: Committer, each: CommitRequest) -> None:
 
 
 def frames(store: SegmentStore) -> list[Frame]:
-    return [frame for path in segments(store) for frame in SegmentReader(store, path).frames() if frame.kind != format.CLEAN_SHUTDOWN]
+    return [
+        frame
+        for path in segments(store)
+        for frame in SegmentReader(store, path).frames()
+        if frame.kind != format.CLEAN_SHUTDOWN
+    ]
 
 
 def test_callers_that_come_during_a_sync_share_the_next_commit(memory: MemoryStore) -> None:
@@ -54,7 +67,9 @@ def test_callers_that_come_during_a_sync_share_the_next_commit(memory: MemorySto
     gate.waiting.clear()
     leader = Threads(lambda: commit(target, batch(2)))
     assert gate.waiting.wait(30)
-    others = Threads(*[lambda request=request: commit(target, batch(request)) for request in range(3, 23)])
+    others = Threads(
+        *[lambda request=request: commit(target, batch(request)) for request in range(3, 23)]
+    )
     eventually(lambda: target.ring.statistics.published == 22, "all are in the ring")
     gate.open.set()
     leader.join()
@@ -78,8 +93,12 @@ def test_sixteen_threads_lose_no_wake_up_and_no_change(memory: MemoryStore, slot
             assert request in applied, "applied before it was acknowledged"
 
     Threads(*[lambda thread=thread: work(thread) for thread in range(16)]).join(120)
-    logged = [item[entry.ORDER][3] for frame in frames(memory) for item in entry.rows(frame.payload)]
-    assert sorted(logged) == sorted(thread * 1000 + number + 1 for thread in range(16) for number in range(150))
+    logged = [
+        item[entry.ORDER][3] for frame in frames(memory) for item in entry.rows(frame.payload)
+    ]
+    assert sorted(logged) == sorted(
+        thread * 1000 + number + 1 for thread in range(16) for number in range(150)
+    )
     assert applied == logged, "memory is changed in log order"
     assert target.ring.statistics.waiting == 0
 
@@ -91,7 +110,11 @@ def test_the_position_of_each_batch_is_where_its_first_entry_stands(memory: Memo
         target.submit(each)
     target.commit_ready()
     (frame,) = frames(memory)
-    assert [each.result()[2:] for each in batches] == [(frame.offset, 0), (frame.offset, 3), (frame.offset, 5)]
+    assert [each.result()[2:] for each in batches] == [
+        (frame.offset, 0),
+        (frame.offset, 3),
+        (frame.offset, 5),
+    ]
 
 
 def test_a_commit_takes_at_least_one_batch_and_else_as_many_as_fit(memory: MemoryStore) -> None:
@@ -103,14 +126,22 @@ def test_a_commit_takes_at_least_one_batch_and_else_as_many_as_fit(memory: Memor
     assert [frame.count for frame in frames(memory)] == [2, 2, 1, 9]
 
 
-def test_kinds_do_not_mix_in_a_frame_and_always_never_leaves_two_frames_unsynced(memory: MemoryStore) -> None:
+def test_kinds_do_not_mix_in_a_frame_and_always_never_leaves_two_frames_unsynced(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory)
     target = committer(faulty)
     for kind in (format.ENTRIES, format.METADATA, format.ENTRIES):
         target.submit(batch(1, kind=kind))
     target.commit_ready()
-    assert [frame.kind for frame in frames(memory)] == [format.ENTRIES, format.METADATA, format.ENTRIES]
-    done = [operation.kind for operation in faulty.operations if operation.kind in ("append", "sync")]
+    assert [frame.kind for frame in frames(memory)] == [
+        format.ENTRIES,
+        format.METADATA,
+        format.ENTRIES,
+    ]
+    done = [
+        operation.kind for operation in faulty.operations if operation.kind in ("append", "sync")
+    ]
     assert done == ["append", "sync"] * 4, "the header, and each frame"
 
 
@@ -120,13 +151,20 @@ def test_segments_rotate_by_size_and_say_how_the_one_before_ended(memory: Memory
         commit(target, batch(request))
     paths = segments(memory)
     assert len(paths) > 3
-    assert target.statistics.rotations == len(paths) - 1 or target.statistics.rotations == len(paths)
+    assert target.statistics.rotations == len(paths) - 1 or target.statistics.rotations == len(
+        paths
+    )
     for before, after in pairwise(paths):
         assert memory.size(before) >= 600
-        assert SegmentReader(memory, after).header.previous_checksum == list(SegmentReader(memory, before).frames())[-1].checksum
+        assert (
+            SegmentReader(memory, after).header.previous_checksum
+            == list(SegmentReader(memory, before).frames())[-1].checksum
+        )
 
 
-def test_a_write_that_fails_for_lack_of_space_appends_nothing_and_nothing_more_is_acknowledged(memory: MemoryStore, seed: int) -> None:
+def test_a_write_that_fails_for_lack_of_space_appends_nothing_and_nothing_more_is_acknowledged(
+    memory: MemoryStore, seed: int
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     target = committer(faulty)
     applied: list[str] = []
@@ -147,8 +185,12 @@ def test_a_write_that_fails_for_lack_of_space_appends_nothing_and_nothing_more_i
     assert with_new_epoch.requests == {1: 1}
 
 
-def test_a_write_that_fails_and_cannot_be_cut_back_is_an_unknown_outcome(memory: MemoryStore) -> None:
-    faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL), Fault("error", kind="truncate"))))
+def test_a_write_that_fails_and_cannot_be_cut_back_is_an_unknown_outcome(
+    memory: MemoryStore,
+) -> None:
+    faulty = FaultyStore(
+        memory, Plan((Fault("short-write", at=3, path=WAL), Fault("error", kind="truncate")))
+    )
     target = committer(faulty)
     commit(target, batch(1))
     failed = batch(2)
@@ -157,8 +199,12 @@ def test_a_write_that_fails_and_cannot_be_cut_back_is_an_unknown_outcome(memory:
         failed.result()
 
 
-def test_a_commit_of_two_frames_of_which_the_second_fails_is_an_unknown_outcome(memory: MemoryStore) -> None:
-    faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="append", path=WAL, error=NoSpace),)))
+def test_a_commit_of_two_frames_of_which_the_second_fails_is_an_unknown_outcome(
+    memory: MemoryStore,
+) -> None:
+    faulty = FaultyStore(
+        memory, Plan((Fault("error", at=3, kind="append", path=WAL, error=NoSpace),))
+    )
     target = committer(faulty)
     batches = [batch(1, kind=format.METADATA), batch(2)]
     for each in batches:
@@ -211,7 +257,9 @@ def test_all_callers_of_a_commit_whose_sync_fails_are_told(memory: MemoryStore) 
     assert [type(each.error) for each in batches] == [OutcomeUnknown] * 5
 
 
-def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(memory: MemoryStore) -> None:
+def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL, times=0),)))
     target = committer(faulty, durability="interval", sync_interval_ms=1000)
     clock: FakeClock = target._clock  # type: ignore[assignment]
@@ -237,7 +285,9 @@ def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(memor
         late.result()
 
 
-def test_the_background_sync_of_interval_empties_what_waits_and_its_failure_stops_acknowledgements(memory: MemoryStore) -> None:
+def test_the_background_sync_of_interval_empties_what_waits_and_its_failure_stops_acknowledgements(
+    memory: MemoryStore,
+) -> None:
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL, times=0),)))
     target = committer(faulty, durability="interval", sync_interval_ms=1000)
     clock: FakeClock = target._clock  # type: ignore[assignment]
@@ -281,7 +331,9 @@ def test_close_answers_late_comers_instead_of_leaving_them_asleep(memory: Memory
         late.result()
 
 
-def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others_asleep(memory: MemoryStore) -> None:
+def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others_asleep(
+    memory: MemoryStore,
+) -> None:
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -300,7 +352,9 @@ def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others
 
 
 @pytest.mark.usefixtures("sigint")
-def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_asleep(memory: MemoryStore) -> None:
+def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_asleep(
+    memory: MemoryStore,
+) -> None:
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -329,7 +383,9 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_as
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_acknowledged_is_there(seed: int, preallocate: bool) -> None:
+def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_acknowledged_is_there(
+    seed: int, preallocate: bool
+) -> None:
     def run(store: SegmentStore) -> list[int]:
         acked: list[int] = []
         chance = Random(seed)
@@ -357,14 +413,20 @@ def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_ac
                 plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)  # type: ignore[arg-type]
                 acked = run(FaultyStore(inner, plan))
                 reopened = node_log(inner)
-                logged = [item[entry.ORDER][3] for frame in frames(inner) for item in entry.rows(frame.payload)]
+                logged = [
+                    item[entry.ORDER][3]
+                    for frame in frames(inner)
+                    for item in entry.rows(frame.payload)
+                ]
                 assert logged[: len(acked)] == acked, f"lost after {plan}"
                 assert len(logged) <= len(acked) + 1, f"{plan}"
                 assert reopened.requests.get(1, 0) == len(logged), f"{plan}"
                 assert reopened.identity == IDENTITY
 
 
-def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_next_commit_goes_on(memory: MemoryStore) -> None:
+def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_next_commit_goes_on(
+    memory: MemoryStore,
+) -> None:
     target = committer(memory)
     answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
 
@@ -383,7 +445,9 @@ def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_
     assert answers == []
 
 
-def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = len(row("k1.0", "v"))
     monkeypatch.setattr("imap_wal.write.committer.PAYLOAD_BYTES_MAX", 2 * size)
     target = committer(memory)

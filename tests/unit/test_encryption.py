@@ -77,7 +77,10 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
 
 def test_a_missing_key_a_wrong_key_and_no_keys_are_told_apart(store: KeyedStore) -> None:
     written(store, "value")
-    for keys, said in ((("b",), "'a', and the keys given are b"), ((other("a"),), "is not the one it was written with")):
+    for keys, said in (
+        (("b",), "'a', and the keys given are b"),
+        ((other("a"),), "is not the one it was written with"),
+    ):
         with pytest.raises(EncryptionError, match=said) as raised:
             payloads(keyed(store.inner, *keys))
         assert (raised.value.file, raised.value.key_id) == (PATH, "a")
@@ -85,9 +88,13 @@ def test_a_missing_key_a_wrong_key_and_no_keys_are_told_apart(store: KeyedStore)
         payloads(store.inner)
 
 
-def test_a_segment_that_is_not_encrypted_is_read_only_where_that_is_allowed(store: KeyedStore) -> None:
+def test_a_segment_that_is_not_encrypted_is_read_only_where_that_is_allowed(
+    store: KeyedStore,
+) -> None:
     written(store.inner, "value")  # type: ignore[arg-type]
-    with pytest.raises(EncryptionError, match="it is not encrypted, and the keys demand that it is"):
+    with pytest.raises(
+        EncryptionError, match="it is not encrypted, and the keys demand that it is"
+    ):
         payloads(store)
     assert len(payloads(keyed(store.inner, "a", "plain"))) == 1
 
@@ -105,7 +112,11 @@ def test_frames_are_whole_also_without_a_key(store: KeyedStore) -> None:
     assert reader.tail().status == "torn-tail"
 
 
-@pytest.mark.parametrize("at", [20, 31, 32, 40, -1], ids=["nonce", "end of nonce", "ciphertext", "more ciphertext", "tag"])
+@pytest.mark.parametrize(
+    "at",
+    [20, 31, 32, 40, -1],
+    ids=["nonce", "end of nonce", "ciphertext", "more ciphertext", "tag"],
+)
 def test_a_changed_frame_with_the_right_checksum_is_forged(store: KeyedStore, at: int) -> None:
     head = written(store, "first", "second")
     frames = list(SegmentReader(store, PATH).frames())
@@ -122,7 +133,9 @@ def test_a_changed_frame_with_the_right_checksum_is_forged(store: KeyedStore, at
 
 
 @pytest.mark.parametrize(("at", "what"), [(8, "type"), (9, "count"), (12, "last synced offset")])
-def test_a_frame_whose_clear_fields_were_changed_is_forged(store: KeyedStore, at: int, what: str) -> None:
+def test_a_frame_whose_clear_fields_were_changed_is_forged(
+    store: KeyedStore, at: int, what: str
+) -> None:
     head = written(store, "first")
     data = bytearray(store.read(PATH))
     start = SegmentReader(store, PATH).first
@@ -136,7 +149,9 @@ def test_a_frame_that_was_moved_inside_of_its_segment_is_forged(store: KeyedStor
     head = written(store, "aaaa", "bbbb")
     first, second = SegmentReader(store, PATH).frames()
     data = store.read(PATH)
-    swapped = data[: first.offset] + data[second.offset : second.end] + data[first.offset : first.end]
+    swapped = (
+        data[: first.offset] + data[second.offset : second.end] + data[first.offset : first.end]
+    )
     assert len(swapped) == len(data)
     for offset in (first.offset, second.offset):
         swapped = with_right_crc(swapped, head.checksum_seed, offset)
@@ -155,7 +170,9 @@ def test_a_frame_of_another_segment_is_forged(store: KeyedStore) -> None:
         payloads(store)
 
 
-@pytest.mark.parametrize("changes", [{"number": 2}, {"node": "n2"}, {"previous_checksum": 7}, {"key_id": "b"}])
+@pytest.mark.parametrize(
+    "changes", [{"number": 2}, {"node": "n2"}, {"previous_checksum": 7}, {"key_id": "b"}]
+)
 def test_a_changed_header_does_not_open(store: KeyedStore, changes: dict[str, object]) -> None:
     head = written(store, "value")
     frames = store.read(PATH)[len(head.encode()) :]
@@ -170,7 +187,9 @@ def test_a_header_of_version_1_has_no_key_and_one_of_version_2_has() -> None:
     assert format.decode_header(sealed, "f")[0].key_id == "a"
     for data, version in ((head, 2), (sealed, 1)):
         with pytest.raises(CorruptLog, match="not those of its version"):
-            format.decode_header(format.with_crc(data[:8] + struct.pack("<H", version) + data[10:-4]), "f")
+            format.decode_header(
+                format.with_crc(data[:8] + struct.pack("<H", version) + data[10:-4]), "f"
+            )
     for wrong in ({"key_id": "x" * 65, "key_check": bytes(16)}, {"key_id": "a", "key_check": b""}):
         with pytest.raises(CorruptLog, match="not those of its version"):
             format.decode_header(header(**wrong).encode(), "f")
@@ -208,7 +227,10 @@ def test_the_golden_encrypted_segment_is_read_and_written_again_byte_for_byte() 
     golden = (GOLDEN / "segment-v2.wal").read_bytes()
     store = keyed(MemoryStore("golden-encrypted-read"), "a")
     store.replace("segment", golden)
-    found = [(frame.kind, frame.count, frame.payload) for frame in SegmentReader(store, "segment").frames()]
+    found = [
+        (frame.kind, frame.count, frame.payload)
+        for frame in SegmentReader(store, "segment").frames()
+    ]
     assert found == [(kind, len(payload), b"".join(payload)) for kind, payload in FRAMES]
     assert encrypted_segment() == golden
 

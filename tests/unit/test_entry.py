@@ -13,9 +13,22 @@ from imap_wal.parquet.file import to_batch, to_rows
 def test_packed_upserts_are_the_entries_that_pack_gives(lengths: list[int], request_: int) -> None:
     keys = [b"%d" % number + b"k" * length for number, length in enumerate(lengths)]
     values = [b"%d" % number * length for number, length in enumerate(lengths)]
-    data = b"".join(entry.pack_upserts("grüße", "raw", keys, values, 1_700_000_000_000, 300, 70_000, request_))
+    data = b"".join(
+        entry.pack_upserts("grüße", "raw", keys, values, 1_700_000_000_000, 300, 70_000, request_)
+    )
     expected = [
-        ("grüße", key, "raw", value, "raw", False, 1_700_000_000_000, 0, 0, (300, 0, 70_000, request_ + number))
+        (
+            "grüße",
+            key,
+            "raw",
+            value,
+            "raw",
+            False,
+            1_700_000_000_000,
+            0,
+            0,
+            (300, 0, 70_000, request_ + number),
+        )
         for number, (key, value) in enumerate(zip(keys, values, strict=True))
     ]
     assert entry.values(data) == entry.values(b"".join(map(entry.pack, expected))) == expected
@@ -24,7 +37,11 @@ def test_packed_upserts_are_the_entries_that_pack_gives(lengths: list[int], requ
 @pytest.mark.parametrize("value", [-(2**63) - 1, -(2**63), 2**63 - 1, 2**63])
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
 def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: int) -> None:
-    row = tuple(entry.DataEntry("m", b"k", "", b"v", "", False, 1, 2, 3, (1, 1, 1, 1))._replace(**{field: value}))
+    row = tuple(
+        entry.DataEntry("m", b"k", "", b"v", "", False, 1, 2, 3, (1, 1, 1, 1))._replace(
+            **{field: value}
+        )
+    )
     if -(2**63) <= value < 2**63:
         entry.check(row)
         assert to_rows(to_batch([row], "n1")) == [row]  # type: ignore[list-item]
@@ -51,5 +68,7 @@ def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: 
     ],
 )
 def test_an_order_that_is_none_is_refused(order: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"):
+    with pytest.raises(
+        ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"
+    ):
         entry.check(("m", b"k", "", b"v", "", False, 1, 2, 3, order))

@@ -50,7 +50,9 @@ MANIFEST = NodeManifest(
         (f"{NODE}/notes.txt", False),
     ],
 )
-def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(path: str, newer: bool) -> None:
+def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(
+    path: str, newer: bool
+) -> None:
     file = StoredFile(path, 1, 0)
     in_wal = [file] if path.endswith((".wal", ".writer")) and "/wal/" in path else []
     wal = sorted_out(in_wal, MANIFEST.archived)
@@ -72,7 +74,9 @@ def test_an_open_refuses_a_manifest_older_than_a_file_that_a_later_epoch_put_asi
     store = MemoryStore(f"evidence-{next(numbers)}")
     with embedded(store) as opened:
         opened.map("m")["k"] = 1
-    folder = next(file.path for file in store.list("") if file.path.endswith(".wal")).partition("/wal/")[0]
+    folder = next(file.path for file in store.list("") if file.path.endswith(".wal")).partition(
+        "/wal/"
+    )[0]
     store.create(layout.lost_path(folder, 9, layout.wal_path(folder, 1, 1)), b"x")
     with pytest.raises(CorruptLog, match="epoch 9"):
         embedded(store)

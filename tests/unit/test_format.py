@@ -1,4 +1,5 @@
-"""The bytes of a segment: any change of them is seen, and three kinds of damage stay three errors."""
+"""The bytes of a segment: any change of them is seen, and three kinds of damage stay three
+errors."""
 
 from __future__ import annotations
 
@@ -20,11 +21,14 @@ PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
 
 
 def small_segment() -> bytes:
-    """A header, three frames, each written after the one before was synced, and preallocated zeros."""
+    """A header, three frames, each written after the one before was synced, and preallocated
+    zeros."""
     head = header()
     data = head.encode()
     for payload in ([row("a", "1"), row("b", "2", 2)], [row("a", None, 3)], [row("c", "3", 4)]):
-        chunks, _, _ = format.encode_frame(head.checksum_seed, len(data), format.ENTRIES, len(payload), len(data), payload)
+        chunks, _, _ = format.encode_frame(
+            head.checksum_seed, len(data), format.ENTRIES, len(payload), len(data), payload
+        )
         data += b"".join(chunks)
     return data + bytes(24)
 
@@ -51,7 +55,9 @@ def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> N
         assert status != "clean", f"bit {at}: unseen"
 
 
-def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_not_a_torn_tail(memory: MemoryStore) -> None:
+def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_not_a_torn_tail(
+    memory: MemoryStore,
+) -> None:
     whole = small_segment()
     expected, _ = frames(memory, whole)
     for at in range(expected[0].offset * 8, expected[2].offset * 8):
@@ -62,14 +68,18 @@ def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_
 
 def test_a_frame_copied_to_another_place_of_its_segment_does_not_verify() -> None:
     head = header()
-    chunks, length, _ = format.encode_frame(head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")])
+    chunks, length, _ = format.encode_frame(
+        head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")]
+    )
     data = b"".join(chunks)
     assert isinstance(format.decode_frame(head.checksum_seed, data, 0, 200), Frame)
     assert format.decode_frame(head.checksum_seed, data, 0, 200 + length) == NoFrame("bad")
 
 
 def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
-    chunks, _, _ = format.encode_frame(header().checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")])
+    chunks, _, _ = format.encode_frame(
+        header().checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")]
+    )
     other = header(segment_id=b"\xff" * 16)
     assert format.decode_frame(other.checksum_seed, b"".join(chunks), 0, 200) == NoFrame("bad")
 
@@ -85,10 +95,16 @@ def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
 def test_a_whole_frame_is_accepted_in_its_segment_and_at_its_place_and_nowhere_else(
     ours: bytes, theirs: bytes, offset: int, elsewhere: int, kind: int, payload: bytes
 ) -> None:
-    """Whatever stood there before, in a segment that was recycled, copied, or moved by some bytes."""
+    """Whatever stood there before, in a segment that was recycled, copied, or moved by some
+    bytes."""
     seed, foreign = header(segment_id=ours).checksum_seed, header(segment_id=theirs).checksum_seed
     data = b"".join(format.encode_frame(seed, offset, kind, 1, 0, [payload])[0])
-    for its_seed, place in ((seed, offset), (seed, elsewhere), (foreign, offset), (foreign, elsewhere)):
+    for its_seed, place in (
+        (seed, offset),
+        (seed, elsewhere),
+        (foreign, offset),
+        (foreign, elsewhere),
+    ):
         found = format.decode_frame(its_seed, data, 0, place)
         if (its_seed, place) == (seed, offset):
             assert isinstance(found, Frame)
@@ -114,9 +130,13 @@ def test_where_no_frame_stands_the_reason_is_told(data: bytes, reason: str, need
 
 
 def test_a_frame_counts_its_entries_and_tells_what_was_synced_before_it() -> None:
-    chunks, length, checksum = format.encode_frame(7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"])
+    chunks, length, checksum = format.encode_frame(
+        7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"]
+    )
     data = b"x" * 9 + b"".join(chunks)
-    assert format.decode_frame(7, data, 9, 500) == Frame(500, 500 + length, format.METADATA, format.COUNT_MAX, 480, checksum, b"abcde")
+    assert format.decode_frame(7, data, 9, 500) == Frame(
+        500, 500 + length, format.METADATA, format.COUNT_MAX, 480, checksum, b"abcde"
+    )
 
 
 def test_a_header_comes_back_as_it_was_written() -> None:
@@ -140,19 +160,28 @@ def test_a_foreign_file_is_corrupt_and_says_so() -> None:
         format.decode_header(b"PAR1" + bytes(range(1, 200)), "f")
 
 
-def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a_newer_one() -> None:
+def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a_newer_one() -> (
+    None
+):
     data = bytearray(header().encode())
     data[8:10] = struct.pack("<H", 3)
     with pytest.raises(CorruptLog, match="checksum"):
         format.decode_header(bytes(data), "f")
     data[-4:] = struct.pack("<I", google_crc32c.value(bytes(data[:-4])))
-    with pytest.raises(UnsupportedVersion, match=r"version 3; this imap-wal reads versions 1 and 2.*upgrade") as raised:
+    with pytest.raises(
+        UnsupportedVersion, match=r"version 3; this imap-wal reads versions 1 and 2.*upgrade"
+    ) as raised:
         format.decode_header(bytes(data), "f")
     assert raised.value.file == "f"
 
 
-# Of every number of digits, up to more than letters count; and side by side where the digits get one more.
-_number = st.integers(0, 45).flatmap(lambda digits: st.integers(0, 10**digits) | st.integers(-2, 2).map(lambda near: max(10**digits + near, 0)))
+# Of every number of digits, up to more than letters count; and side by side where the digits get
+# one more.
+_number = st.integers(0, 45).flatmap(
+    lambda digits: (
+        st.integers(0, 10**digits) | st.integers(-2, 2).map(lambda near: max(10**digits + near, 0))
+    )
+)
 _position = st.builds(Position, _number, _number, _number, _number)
 
 
@@ -163,28 +192,41 @@ def test_positions_order_alike_as_tuples_and_as_text(first: Position, second: Po
 
 
 @given(_position, st.integers(0, 3), _number)
-def test_positions_that_differ_in_one_field_order_alike_as_tuples_and_as_text(first: Position, field: int, other: int) -> None:
+def test_positions_that_differ_in_one_field_order_alike_as_tuples_and_as_text(
+    first: Position, field: int, other: int
+) -> None:
     second = Position(*first[:field], other, *first[field + 1 :])
-    assert (first < second, first == second) == (str(first) < str(second), str(first) == str(second))
+    assert (first < second, first == second) == (
+        str(first) < str(second),
+        str(first) == str(second),
+    )
 
 
 def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
     assert (
-        str(Position(1, 99_999_999, 0, 0)) < str(Position(1, 100_000_000, 0, 0)) < str(Position(1, 1_000_000_000, 0, 0)) < str(Position(2, 1, 0, 0))
+        str(Position(1, 99_999_999, 0, 0))
+        < str(Position(1, 100_000_000, 0, 0))
+        < str(Position(1, 1_000_000_000, 0, 0))
+        < str(Position(2, 1, 0, 0))
     )
 
 
 @given(_position)
 def test_a_position_comes_back_from_its_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
-    assert Position.parse(".".join(map(str, position))) == position, "without zeros in front, and without letters"
+    assert Position.parse(".".join(map(str, position))) == position, (
+        "without zeros in front, and without letters"
+    )
 
 
 @pytest.mark.parametrize(
     ("position", "text"),
     [
         (Position(2, 7, 4096, 3), "00000002.00000007.000000004096.00000003"),
-        (Position(99_999_999, 99_999_999, 999_999_999_999, 99_999_999), "99999999.99999999.999999999999.99999999"),
+        (
+            Position(99_999_999, 99_999_999, 999_999_999_999, 99_999_999),
+            "99999999.99999999.999999999999.99999999",
+        ),
         (Position(1, 100_000_000, 0, 0), "00000001.a100000000.000000000000.00000000"),
         (Position(1, 9_999_999_999, 10**12, 0), "00000001.b9999999999.a1000000000000.00000000"),
         (Position(10**33, 10**34, 10**38, 10**60), f"z{10**33}.za{10**34}.za{10**38}.zza{10**60}"),
@@ -197,10 +239,21 @@ def test_the_text_of_a_position(position: Position, text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1.2.3", "1.2.3.4.5", "a.b.c.d", "1.2..4", "1.a.3.4", "1.a2.3.4", "1.a00000002.3.4", "1.b100000000.3.4", "1.A100000000.3.4", "1.100000000a.3.4",
-        "1.2.a100000000.4", "a100000000.2.3",
+        "",
+        "1.2.3",
+        "1.2.3.4.5",
+        "a.b.c.d",
+        "1.2..4",
+        "1.a.3.4",
+        "1.a2.3.4",
+        "1.a00000002.3.4",
+        "1.b100000000.3.4",
+        "1.A100000000.3.4",
+        "1.100000000a.3.4",
+        "1.2.a100000000.4",
+        "a100000000.2.3",
     ],
-)  # fmt: skip
+)
 def test_a_text_that_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         Position.parse(text)

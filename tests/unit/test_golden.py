@@ -1,4 +1,5 @@
-"""Bytes written once and read for ever. A test that fails here says that the format changed: then it needs a new version number, not new golden files."""
+"""Bytes written once and read for ever. A test that fails here says that the format changed: then
+it needs a new version number, not new golden files."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import ClusterManifest, Lifetime, LowWaterMark, Snapshot, cluster_manifests
+from imap_wal.manifest.cluster import (
+    ClusterManifest,
+    Lifetime,
+    LowWaterMark,
+    Snapshot,
+    cluster_manifests,
+)
 from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.reader import SegmentReader
@@ -27,15 +34,40 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 NODE = NodeManifest(
-    directory=DIRECTORY, epoch=3, session=3, plugins={"p-1/2": 3}, requests={3: 2**33}, checkpoint=Position(3, 7, 400, 1), clean=True, archived=(2, 6),
-    archives=(Archive("../ä b", "a/b.parquet", Position(1, 1, 150, 0), Position(2, 6, 4096, 9), 10, 1, 999),),
+    directory=DIRECTORY,
+    epoch=3,
+    session=3,
+    plugins={"p-1/2": 3},
+    requests={3: 2**33},
+    checkpoint=Position(3, 7, 400, 1),
+    clean=True,
+    archived=(2, 6),
+    archives=(
+        Archive(
+            "../ä b", "a/b.parquet", Position(1, 1, 150, 0), Position(2, 6, 4096, 9), 10, 1, 999
+        ),
+    ),
     metadata=(("schema", -(2**62), "0102"),),
-)  # fmt: skip
+)
 
 CLUSTER = ClusterManifest(
-    incarnation=2, claims={"c-1": 2}, lifetimes=(Lifetime("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),), nodes={"n1": DIRECTORY},
-    snapshots={"orders": Snapshot(1, ("s/p.parquet",), {"n1": LowWaterMark(DIRECTORY, Position(1, 2, 3, 4))}, 5, 1, 777, 1_763_720_000_000)}, generation=1,
-)  # fmt: skip
+    incarnation=2,
+    claims={"c-1": 2},
+    lifetimes=(Lifetime("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),),
+    nodes={"n1": DIRECTORY},
+    snapshots={
+        "orders": Snapshot(
+            1,
+            ("s/p.parquet",),
+            {"n1": LowWaterMark(DIRECTORY, Position(1, 2, 3, 4))},
+            5,
+            1,
+            777,
+            1_763_720_000_000,
+        )
+    },
+    generation=1,
+)
 
 
 def segment_bytes() -> bytes:
@@ -73,8 +105,16 @@ def test_the_golden_segment_is_read_and_written_again_byte_for_byte() -> None:
     reader = SegmentReader(store, "segment-v1.wal")
     frames = list(reader.frames())
     assert reader.header == HEADER
-    assert [(frame.kind, frame.count, frame.payload) for frame in frames] == [(kind, len(payload), b"".join(payload)) for kind, payload in FRAMES]
-    assert [frame.synced for frame in frames] == [reader.first, frames[0].end, frames[0].end, frames[2].end, frames[3].end]
+    assert [(frame.kind, frame.count, frame.payload) for frame in frames] == [
+        (kind, len(payload), b"".join(payload)) for kind, payload in FRAMES
+    ]
+    assert [frame.synced for frame in frames] == [
+        reader.first,
+        frames[0].end,
+        frames[0].end,
+        frames[2].end,
+        frames[3].end,
+    ]
     assert reader.tail().status == "clean"
     assert segment_bytes() == golden
 
@@ -97,7 +137,7 @@ def test_golden_manifests_are_read_and_written_again_byte_for_byte(kind: str) ->
     assert manifest_bytes(kind) == golden
 
 
-# ---- the wire: written by the plug-in's tests, read by both sides --------------------------------------------------
+# ---- the wire: written by the plug-in's tests, read by both sides --------------------------------
 
 WIRE = sorted(path.stem for path in GOLDEN.glob("wire-*.json"))
 
@@ -114,13 +154,20 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WIRE)
-def test_a_golden_message_of_the_wire_reads_as_it_is_described_and_is_written_again_byte_for_byte(name: str) -> None:
+def test_a_golden_message_of_the_wire_reads_as_it_is_described_and_is_written_again_byte_for_byte(
+    name: str,
+) -> None:
     described = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
-    header, payload = (bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text().split("\n")[:2])
+    header, payload = (
+        bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text().split("\n")[:2]
+    )
     assert plain(entry.values(header)) == [described["header"]]
     assert plain(entry.values(payload)) == described["payload"]
     for data in (header, payload):
-        assert b"".join(msgpack.packb(value, use_bin_type=True) for value in entry.values(data)) == data
+        assert (
+            b"".join(msgpack.packb(value, use_bin_type=True) for value in entry.values(data))
+            == data
+        )
 
 
 def test_the_wire_has_golden_messages() -> None:

@@ -30,7 +30,12 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 CONTENTS: dict[str, dict[str, dict[Any, Any]]] = {}
 CONTENTS["log-v1"] = {
-    "orders": {"1": {"state": "paid"}, "3": {"state": "new"}, "ü/%": {"state": "odd", "lines": [1, 2.5, None, b"\x00"]}, 7: "a number for a key"},
+    "orders": {
+        "1": {"state": "paid"},
+        "3": {"state": "new"},
+        "ü/%": {"state": "odd", "lines": [1, 2.5, None, b"\x00"]},
+        7: "a number for a key",
+    },
     "../a b": {b"\x00\xff": b"raw"},
     "after": {number: number * number for number in range(50)},
 }
@@ -43,7 +48,12 @@ CONTENTS["log-clears"] = {
 
 def make(name: str, folder: Path) -> None:
     """Write a log, of which the last writer was killed."""
-    fixed = {"node": "n1", "clock": FakeClock(), "randomness": SeededRandomness(7), "segment_bytes": 1000}
+    fixed = {
+        "node": "n1",
+        "clock": FakeClock(),
+        "randomness": SeededRandomness(7),
+        "segment_bytes": 1000,
+    }
     store = {"log-v1": every_kind_of_file, "log-clears": clears}[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
     shutil.copytree(folder, copy / "log")  # as a kill leaves it
@@ -51,7 +61,9 @@ def make(name: str, folder: Path) -> None:
     with zipfile.ZipFile(GOLDEN / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted((copy / "log").rglob("*")):
             if path.is_file() and path.name != "writer.lock":
-                archive.writestr(zipfile.ZipInfo(str(path.relative_to(copy / "log"))), path.read_bytes())
+                archive.writestr(
+                    zipfile.ZipInfo(str(path.relative_to(copy / "log"))), path.read_bytes()
+                )
     shutil.rmtree(copy)
 
 
@@ -101,7 +113,10 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
     assert {".wal", ".parquet", ".json"} <= kinds
     checked = CliRunner().invoke(group, ["verify", url, "-o", "json"])
     assert checked.exit_code == 0, checked.output
-    assert {file["status"] for file in json.loads(checked.stdout)["files"]} <= {"clean", "torn-tail"}
+    assert {file["status"] for file in json.loads(checked.stdout)["files"]} <= {
+        "clean",
+        "torn-tail",
+    }
     for _ in range(2):  # as it was left, and after this version has written to it
         with imap_wal.open(url, node="n1") as store:
             assert not store.statistics.recovery.torn_bytes

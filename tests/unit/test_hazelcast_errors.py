@@ -16,8 +16,12 @@ def of_member(name: str, text: str) -> UndefinedErrorCodeError:
 
 
 @pytest.mark.parametrize("kind", [NotAppended, OutcomeUnknown, LogUnavailable])
-def test_a_members_error_is_the_class_of_its_name_with_the_members_text(kind: type[ImapWalError]) -> None:
-    raised = of_member(f"io.imapwal.hazelcast.{kind.__name__}", 'map "orders": not appended by tcp://a:1')
+def test_a_members_error_is_the_class_of_its_name_with_the_members_text(
+    kind: type[ImapWalError],
+) -> None:
+    raised = of_member(
+        f"io.imapwal.hazelcast.{kind.__name__}", 'map "orders": not appended by tcp://a:1'
+    )
     found = error_of(raised)
     assert type(found) is kind
     assert str(found) == 'map "orders": not appended by tcp://a:1'
@@ -26,7 +30,9 @@ def test_a_members_error_is_the_class_of_its_name_with_the_members_text(kind: ty
 
 def test_it_is_found_inside_of_another_error() -> None:
     cause = of_member("io.imapwal.hazelcast.OutcomeUnknown", "no acknowledgement")
-    assert isinstance(error_of(IllegalStateError("Exception from server: ...", cause)), OutcomeUnknown)
+    assert isinstance(
+        error_of(IllegalStateError("Exception from server: ...", cause)), OutcomeUnknown
+    )
     outer = RuntimeError("the order was not stored")
     outer.__cause__ = cause
     assert isinstance(error_of(outer), OutcomeUnknown)

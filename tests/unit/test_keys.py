@@ -55,7 +55,9 @@ def test_neither_a_ring_nor_the_settings_show_a_key(monkeypatch: pytest.MonkeyPa
     assert SECRET not in str(raised.value)
 
 
-def test_keys_come_from_a_file_a_variable_or_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_a_file_a_variable_or_a_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("K", key("a"))
     command = f"{sys.executable} -c 'print(\"{key('a')}\")'"
     for source in (key_file(tmp_path, "a"), "env:K", f"command:{command}"):
@@ -102,7 +104,9 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
 def test_an_id_that_is_not_known_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", key("a"))
     keys = Keys("env:K")
-    with pytest.raises(EncryptionError, match="'b', and the keys given are a; add the key") as raised:
+    with pytest.raises(
+        EncryptionError, match="'b', and the keys given are a; add the key"
+    ) as raised:
         keys.find("some/file", "b")
     assert (raised.value.file, raised.value.key_id) == ("some/file", "b")
     monkeypatch.setenv("K", f"{key('a')} {key('b')}")

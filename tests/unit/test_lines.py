@@ -19,7 +19,14 @@ def test_a_line_is_written_once_in_a_window_and_the_others_are_counted() -> None
         assert [line["peer"] for line in written] == ["a", "b"]
         clock.advance(WINDOW_S)
         lines.settle()
-        assert written[2:] == [{"event": "log lines left out", "lines": {"refused": 99}, "seconds": 10, "log_level": "warning"}]
+        assert written[2:] == [
+            {
+                "event": "log lines left out",
+                "lines": {"refused": 99},
+                "seconds": 10,
+                "log_level": "warning",
+            }
+        ]
         lines.warning("refused", "a", peer="a")
         assert written[3]["peer"] == "a", "the next window has it again"
 

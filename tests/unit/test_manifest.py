@@ -1,4 +1,5 @@
-"""Manifests: of writers that race one wins, nothing published is lost, and a writer that slept does not win late."""
+"""Manifests: of writers that race one wins, nothing published is lost, and a writer that slept does
+not win late."""
 
 from __future__ import annotations
 
@@ -56,19 +57,32 @@ def test_of_eight_threads_no_update_is_lost_and_none_is_made_twice(memory: Memor
 
 
 def test_of_three_processes_no_update_is_lost_and_none_is_made_twice(tmp_path: Path) -> None:
-    processes = [multiprocessing.get_context("forkserver").Process(target=count_often, args=(str(tmp_path), 40)) for _ in range(3)]
+    processes = [
+        multiprocessing.get_context("forkserver").Process(
+            target=count_often, args=(str(tmp_path), 40)
+        )
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    assert log(LocalStore(str(tmp_path))).read() == (120, replace(ClusterManifest(), incarnation=120))
+    assert log(LocalStore(str(tmp_path))).read() == (
+        120,
+        replace(ClusterManifest(), incarnation=120),
+    )
 
 
 class Meanwhile:
     """A store in which something happens just before, or just after, the first create."""
 
-    def __init__(self, inner: SegmentStore, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        inner: SegmentStore,
+        before: Callable[[], None] = lambda: None,
+        after: Callable[[], None] = lambda: None,
+    ) -> None:
         self._inner, self._before, self._after = inner, before, after
 
     def __getattr__(self, name: str) -> Any:
@@ -102,14 +116,18 @@ def test_a_writer_that_slept_until_its_number_was_cleaned_does_not_win(memory: M
     assert log(memory).read()[1].incarnation == KEEP + 12
 
 
-def test_a_writer_on_whose_manifest_another_built_at_once_has_won_and_does_not_do_it_again(memory: MemoryStore) -> None:
+def test_a_writer_on_whose_manifest_another_built_at_once_has_won_and_does_not_do_it_again(
+    memory: MemoryStore,
+) -> None:
     manifests = log(memory)
     quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
     quick.update(count)
     assert log(memory).read() == (2, replace(ClusterManifest(), incarnation=2))
 
 
-def test_a_writer_whose_create_succeeded_without_an_answer_knows_its_own_by_the_nonce(memory: MemoryStore) -> None:
+def test_a_writer_whose_create_succeeded_without_an_answer_knows_its_own_by_the_nonce(
+    memory: MemoryStore,
+) -> None:
     class Retrying(Meanwhile):
         """A driver that loses an answer and asks again."""
 
@@ -153,7 +171,9 @@ def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -
     assert manifests.read()[0] == 1
 
 
-def test_a_writer_that_slept_while_all_former_manifests_were_deleted_does_not_win(memory: MemoryStore) -> None:
+def test_a_writer_that_slept_while_all_former_manifests_were_deleted_does_not_win(
+    memory: MemoryStore,
+) -> None:
     """Also if more were published after that."""
     for more in range(3):
         manifests = log(memory)
@@ -189,7 +209,9 @@ def test_a_manifest_that_is_not_whole_is_corrupt(memory: MemoryStore, damage: by
 
 
 def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> None:
-    node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(lambda _: NodeManifest("d", 3, 2, {"p": 1}, {2: 9}))
+    node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(
+        lambda _: NodeManifest("d", 3, 2, {"p": 1}, {2: 9})
+    )
     path = "n/manifest/0000000001.json"
     whole = memory.read(path)
     expected = json.loads(whole)
@@ -206,17 +228,28 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
                 node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()
 
 
-def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(memory: MemoryStore) -> None:
+def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(
+    memory: MemoryStore,
+) -> None:
     body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
-    body["checksum"] = f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"
+    body["checksum"] = (
+        f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"  # noqa: E501
+    )
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
     with pytest.raises(UnsupportedVersion, match="format 4; this imap-wal reads 1 and 2 and 3"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 
 
-def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    archives = tuple(Archive("m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at) for at in range(1000))
+def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives = tuple(
+        Archive(
+            "m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at
+        )
+        for at in range(1000)
+    )
     wanted = NodeManifest("d", 3, archives=archives)
     node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).update(lambda _: wanted)
     document = json.loads(memory.read("n/manifest/0000000001.json"))
@@ -239,11 +272,19 @@ def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(memory: Me
     assert (document["format"], len(document["archives"])) == (1, 255)
 
 
-def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def table(maps: int) -> dict[str, Snapshot]:
         shared = {f"n{at}": LowWaterMark(f"log{at}", Position(1, at, 0, 0)) for at in range(50)}
-        own = {"n1": LowWaterMark("log1", Position(1, 7, 0, 0)), "n2": LowWaterMark("older", Position(1, 1, 0, 0))}
-        return {f"m{at}": Snapshot(at, (f"s/{at}",), own if at == 5 else shared, 1, 0, 10, 0) for at in range(maps)}
+        own = {
+            "n1": LowWaterMark("log1", Position(1, 7, 0, 0)),
+            "n2": LowWaterMark("older", Position(1, 1, 0, 0)),
+        }
+        return {
+            f"m{at}": Snapshot(at, (f"s/{at}",), own if at == 5 else shared, 1, 0, 10, 0)
+            for at in range(maps)
+        }
 
     wanted = ClusterManifest(nodes={"n1": "log1"}, snapshots=table(1000), generation=9)
     log(memory).update(lambda _: wanted)
@@ -256,7 +297,10 @@ def test_snapshots_of_many_maps_are_packed_and_copied_without_parsing(memory: Me
         log(memory).update(count)
         found = log(memory).read()[1]
         assert found.covered("n1") == (LowWaterMark("log1", Position(1, 7, 0, 0)),)
-        assert found.covered("n2") == (LowWaterMark("log2", Position(1, 2, 0, 0)), LowWaterMark("older", Position(1, 1, 0, 0)))
+        assert found.covered("n2") == (
+            LowWaterMark("log2", Position(1, 2, 0, 0)),
+            LowWaterMark("older", Position(1, 1, 0, 0)),
+        )
         assert found.covered("unknown") == ()
     assert found == replace(wanted, incarnation=1)
     assert dict(found.snapshots) == table(1000)

@@ -48,8 +48,13 @@ def test_the_options_have_the_names_and_types_of_the_settings() -> None:
 def test_the_options_passed_on_are_those_that_open_takes() -> None:
     parameters = inspect.signature(imap_wal.open).parameters.values()
     named = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
-    assert {name: str(kind) for name, kind in inspect.get_annotations(opening.OpenOptions).items() if name not in Settings.__annotations__} == {
-        name: f"ForwardRef({kind!r}, module='imap_wal.embedded.opening')" for name, kind in named.items()
+    assert {
+        name: str(kind)
+        for name, kind in inspect.get_annotations(opening.OpenOptions).items()
+        if name not in Settings.__annotations__
+    } == {
+        name: f"ForwardRef({kind!r}, module='imap_wal.embedded.opening')"
+        for name, kind in named.items()
     }
 
 
@@ -61,8 +66,13 @@ def test_mypy_finds_a_misspelt_option(tmp_path: Path) -> None:
     root = str(Path(imap_wal.__file__).parents[1])
     found = subprocess.run(
         [sys.executable, "-m", "mypy", "--no-incremental", "--follow-imports=silent", str(program)],
-        cwd=tmp_path, env={**os.environ, "MYPYPATH": root}, capture_output=True, text=True, timeout=300, check=False,
-    ).stdout.splitlines()  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    ).stdout.splitlines()
     errors = {int(line.split(":")[1]): line for line in found if "error:" in line}
     assert sorted(errors) == list(range(first, first + len(MISTAKES))), found
     for line, (_, name) in zip(sorted(errors), MISTAKES.values(), strict=True):

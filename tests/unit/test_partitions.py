@@ -21,7 +21,15 @@ def by_the_client(key: bytes, count: int) -> int:
 def some_keys(random: Random) -> list[bytes]:
     """Keys with and without a partition hash, of every length modulo 4."""
     sizes = [4, 5, 6, 7, 8, 13, 16, 22, 1025]
-    hashes = [b"\0\0\0\0", b"\0\0\0\0", b"\x80\0\0\0", b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", random.randbytes(4), b"\0\0\0\1"]
+    hashes = [
+        b"\0\0\0\0",
+        b"\0\0\0\0",
+        b"\x80\0\0\0",
+        b"\x7f\xff\xff\xff",
+        b"\xff\xff\xff\xff",
+        random.randbytes(4),
+        b"\0\0\0\1",
+    ]
     return [random.choice(hashes) + random.randbytes(random.choice(sizes)) for _ in range(3000)]
 
 

@@ -1,4 +1,5 @@
-"""What an open makes of damage, in every mode: the table of `imap_wal.write.recovery`, line by line."""
+"""What an open makes of damage, in every mode: the table of `imap_wal.write.recovery`, line by
+line."""
 
 from __future__ import annotations
 
@@ -23,14 +24,25 @@ from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import RecoveryMode
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
-from tests.support import IDENTITY, FakeClock, contents, copy_files, embedded, node_log, overwrite, row, segments
+from tests.support import (
+    IDENTITY,
+    FakeClock,
+    contents,
+    copy_files,
+    embedded,
+    node_log,
+    overwrite,
+    row,
+    segments,
+)
 
 MODES = ("absolute", "torn-tail", "point-in-time")
 FOLDER = IDENTITY.node_folder
 
 
 def history(memory: MemoryStore, *, segments_: int = 3, frames: int = 4, sync: bool = True) -> None:
-    """Segments of so many frames with one entry each (key = number of the frame, from 0), then a kill: nothing is closed."""
+    """Segments of so many frames with one entry each (key = number of the frame, from 0), then a
+    kill: nothing is closed."""
     log = node_log(memory)
     number = 0
     for segment in range(segments_):
@@ -45,7 +57,13 @@ def history(memory: MemoryStore, *, segments_: int = 3, frames: int = 4, sync: b
 
 def entries(store: MemoryStore) -> list[int]:
     """Keys of all entries in the segments, in log order."""
-    return [int(row[1]) for path in segments(store) if "/wal/" in path for frame in SegmentReader(store, path).frames() for row in _rows(frame)]
+    return [
+        int(row[1])
+        for path in segments(store)
+        if "/wal/" in path
+        for frame in SegmentReader(store, path).frames()
+        for row in _rows(frame)
+    ]
 
 
 def _rows(frame: format.Frame) -> Iterator[Any]:
@@ -75,28 +93,59 @@ def lost_files(store: MemoryStore) -> dict[str, bytes]:
     return {file.path: store.read(file.path) for file in store.list(f"{FOLDER}/lost")}
 
 
-# ---- the table -----------------------------------------------------------------------------------------------------
+# ---- the table -----------------------------------------------------------------------------------
 
 Damage = Callable[[MemoryStore], None]
 ALL = list(range(12))
 
-# name: what is done to three segments of four frames; whether it is a tail; what is left where it is cut or given up; frames lost that verify
+# name: what is done to three segments of four frames; whether it is a tail; what is left where it
+# is cut or given up; frames lost that verify
 DAMAGES: dict[str, tuple[Damage, bool, list[int], int]] = {
     "the last frame cut short": (lambda store: cut(store, 2, 3, 9), True, ALL[:11], 0),
     "a bit flipped in the last frame": (lambda store: flip(store, 2, 3), True, ALL[:11], 0),
-    "a bit flipped in a middle frame of the newest segment": (lambda store: flip(store, 2, 1), False, ALL[:9], 2),
+    "a bit flipped in a middle frame of the newest segment": (
+        lambda store: flip(store, 2, 1),
+        False,
+        ALL[:9],
+        2,
+    ),
     "a bit flipped in a sealed segment": (lambda store: flip(store, 1, 2), False, ALL[:6], 5),
-    "a bit flipped in the last frame of a sealed segment": (lambda store: flip(store, 0, 3), False, ALL[:3], 8),
-    "a bit flipped in the header of a sealed segment": (lambda store: flip_header(store, 1), False, ALL[:4], 4),
-    "a sealed segment cut in the middle of a frame": (lambda store: cut(store, 1, 2, 5), False, ALL[:6], 4),
+    "a bit flipped in the last frame of a sealed segment": (
+        lambda store: flip(store, 0, 3),
+        False,
+        ALL[:3],
+        8,
+    ),
+    "a bit flipped in the header of a sealed segment": (
+        lambda store: flip_header(store, 1),
+        False,
+        ALL[:4],
+        4,
+    ),
+    "a sealed segment cut in the middle of a frame": (
+        lambda store: cut(store, 1, 2, 5),
+        False,
+        ALL[:6],
+        4,
+    ),
     "a sealed segment cut between two frames": (lambda store: cut(store, 0, 2), False, ALL[:2], 8),
     "the first segment cut behind its header": (lambda store: cut(store, 0, 0), False, [], 8),
     "a sealed segment cut behind its header": (lambda store: cut(store, 1, 0), False, ALL[:4], 4),
     "a segment missing": (lambda store: store.delete(segments(store)[1]), False, ALL[:4], 4),
     "the first segment missing": (lambda store: store.delete(segments(store)[0]), False, [], 8),
-    "a sealed segment of random bytes": (lambda store: overwrite(store, segments(store)[1], Random(7).randbytes(500)), False, ALL[:4], 4),
-    "a sealed segment of no bytes": (lambda store: overwrite(store, segments(store)[1], b""), False, ALL[:4], 4),
-}  # fmt: skip
+    "a sealed segment of random bytes": (
+        lambda store: overwrite(store, segments(store)[1], Random(7).randbytes(500)),
+        False,
+        ALL[:4],
+        4,
+    ),
+    "a sealed segment of no bytes": (
+        lambda store: overwrite(store, segments(store)[1], b""),
+        False,
+        ALL[:4],
+        4,
+    ),
+}
 
 
 def flip_header(store: MemoryStore, segment: int) -> None:
@@ -108,7 +157,9 @@ def flip_header(store: MemoryStore, segment: int) -> None:
 
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("mode", ["absolute", "torn-tail"])
-def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed(memory: MemoryStore, mode: str, name: str) -> None:
+def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed(
+    memory: MemoryStore, mode: str, name: str
+) -> None:
     damage, tail, _, _ = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -128,7 +179,9 @@ def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_point_in_time_keeps_what_stands_before_the_damage_and_nothing_behind_it_ever_comes_back(memory: MemoryStore, name: str) -> None:
+def test_point_in_time_keeps_what_stands_before_the_damage_and_nothing_behind_it_ever_comes_back(
+    memory: MemoryStore, name: str
+) -> None:
     damage, tail, kept, frames_lost = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -146,8 +199,11 @@ def test_point_in_time_keeps_what_stands_before_the_damage_and_nothing_behind_it
         assert lost.last is not None
         assert lost.first < lost.last
         for path in lost.put_aside:
-            assert left.read(path) == damaged[f"{FOLDER}/wal/{path.rpartition('/')[2]}"], "what was put aside is as it was"
-    # What is written from here on stands behind everything that ever was, and stays; what was given up does not come back.
+            assert left.read(path) == damaged[f"{FOLDER}/wal/{path.rpartition('/')[2]}"], (
+                "what was put aside is as it was"
+            )
+    # What is written from here on stands behind everything that ever was, and stays; what was given
+    # up does not come back.
     log.write(format.ENTRIES, 1, [row("100", "v", 100)])
     log.sync()
     for mode in MODES:
@@ -175,7 +231,7 @@ def test_a_torn_tail_is_cut_off(memory: MemoryStore, mode: str, name: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
-def test_whole_frames_behind_a_torn_one_that_was_never_synced_are_cut_off_with_it_and_put_aside_and_said(
+def test_whole_frames_behind_a_torn_one_that_was_never_synced_are_cut_off_with_it_and_put_aside_and_said(  # noqa: E501
     memory: MemoryStore, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     history(memory, segments_=1, frames=6, sync=False)
@@ -205,7 +261,9 @@ def test_a_newer_version_is_refused_in_every_mode(memory: MemoryStore, mode: str
         node_log(left, recovery_mode=mode)
 
 
-def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(memory: MemoryStore) -> None:
+def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
+    memory: MemoryStore,
+) -> None:
     history(memory)
     left = copy_files(memory)
     path = segments(left)[1]
@@ -214,14 +272,18 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
     with pytest.raises(CorruptLog) as caught:
         node_log(left)
     assert (caught.value.file, caught.value.offset) == (path, at)
-    assert f"first lost position {Position(1, 2, at, 0)}, 5 whole frames with 5 entries follow it, up to {Position(1, 3, last, 0)}" in str(
-        caught.value
+    assert (
+        f"first lost position {Position(1, 2, at, 0)}, 5 whole frames with 5 entries follow "
+        f"it, up to {Position(1, 3, last, 0)}" in str(caught.value)
     )
 
 
 @pytest.mark.parametrize(
     ("seed", "said"),
-    [(1, r"continues from a later frame|names as the last good one"), (2, "and this log has the directory")],
+    [
+        (1, r"continues from a later frame|names as the last good one"),
+        (2, "and this log has the directory"),
+    ],
     ids=["copy", "other log"],
 )
 @pytest.mark.parametrize("closed", [False, True])
@@ -229,7 +291,8 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
 def test_a_segment_that_was_exchanged_for_a_whole_one_from_elsewhere_is_refused(
     memory: MemoryStore, exchanged: int, closed: bool, seed: int, said: str
 ) -> None:
-    """Of the same node, epoch and number, with whole frames. From a copy of the log that was written
+    """Of the same node, epoch and number, with whole frames. From a copy of the log that was
+    written
     to: its neighbours know that it is not theirs. From another log: its header names that log."""
     history(memory)
     left = copy_files(memory)
@@ -260,10 +323,11 @@ def test_salvage_is_not_for_an_open() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", DAMAGES)
-def test_all_that_a_start_of_maps_loads_is_checked_by_its_checksums_whether_the_stop_was_clean_or_not(
+def test_all_that_a_start_of_maps_loads_is_checked_by_its_checksums_whether_the_stop_was_clean_or_not(  # noqa: E501
     memory: MemoryStore, name: str, mode: str
 ) -> None:
-    """No setting turns that off. A clean stop makes the open quick, not the restore behind it credulous."""
+    """No setting turns that off. A clean stop makes the open quick, not the restore behind it
+    credulous."""
     history(memory)
     node_log(copied := copy_files(memory)).close()
     assert node_manifests(copied, FOLDER, FakeClock(), SeededRandomness(1)).read()[1].clean
@@ -321,13 +385,18 @@ def those(wanted: Callable[[str], bool]) -> list[tuple[Damage, list[int]]]:
     return [(damage, kept) for name, (damage, _, kept, _) in DAMAGES.items() if wanted(name)]
 
 
-# How a line of the page begins → what is done to the log, and what is left where the open does not refuse.
+# How a line of the page begins → what is done to the log, and what is left where the open does not
+# refuse.
 LINES: dict[str, list[tuple[Damage, list[int]]]] = {
     "a clean stop": [(closed, ALL)],
     "an incomplete last commit": those(lambda name: DAMAGES[name][1]),
     "damage above the last synced position": [(unsynced, [0, 1])],
-    "damage below the last synced position": those(lambda name: not DAMAGES[name][1] and ("flipped" in name or "bytes" in name)),
-    "a missing segment; a sealed segment that lost its end; a segment of another log": those(lambda name: "missing" in name or "segment cut" in name),
+    "damage below the last synced position": those(
+        lambda name: not DAMAGES[name][1] and ("flipped" in name or "bytes" in name)
+    ),
+    "a missing segment; a sealed segment that lost its end; a segment of another log": those(
+        lambda name: "missing" in name or "segment cut" in name
+    ),
     "a segment of a newer format": [(newer, [])],
 }
 
@@ -341,7 +410,10 @@ def table() -> Iterator[tuple[str, str, str]]:
     ]
     (_, *heads), _, *lines = rows
     for line, *cells in lines:
-        yield from ((line, re.findall(r"`([\w-]+)`", head)[0], cell) for head, cell in zip(heads, cells, strict=True))
+        yield from (
+            (line, re.findall(r"`([\w-]+)`", head)[0], cell)
+            for head, cell in zip(heads, cells, strict=True)
+        )
 
 
 def test_the_page_has_every_mode_of_an_open_and_a_line_for_every_kind_of_damage() -> None:
@@ -353,7 +425,9 @@ def test_the_page_has_every_mode_of_an_open_and_a_line_for_every_kind_of_damage(
 
 
 @pytest.mark.parametrize(("line", "mode", "said"), list(table()))
-def test_an_open_does_with_damage_what_the_page_says(memory: MemoryStore, line: str, mode: str, said: str) -> None:
+def test_an_open_does_with_damage_what_the_page_says(
+    memory: MemoryStore, line: str, mode: str, said: str
+) -> None:
     (cases,) = [cases for begin, cases in LINES.items() if line.startswith(begin)]
     history(memory)
     for damage, kept in cases:
@@ -376,7 +450,10 @@ def test_a_refusal_for_a_missing_segment_names_what_is_at_stake(memory: MemorySt
     history(memory)
     left = copy_files(memory)
     left.delete(segments(left)[1])
-    stakes = r"first lost position 00000001\.00000002\..* 4 whole frames with 4 entries follow it, up to 00000001\.00000003"
+    stakes = (
+        r"first lost position 00000001\.00000002\..* 4 whole frames with 4 entries follow it, up "
+        r"to 00000001\.00000003"
+    )
     with pytest.raises(ShortLog, match=stakes):
         node_log(left)
 
@@ -387,16 +464,25 @@ def test_absolute_looks_at_all_there_is_also_after_a_clean_stop(memory: MemorySt
     node_log(left).close()
     node_log(left, recovery_mode="absolute").close()
     flip(left, 0, 1)
-    node_log(copy_files(left)).close()  # who does not ask is told by a restore, or by `imap-wal verify`
+    node_log(
+        copy_files(left)
+    ).close()  # who does not ask is told by a restore, or by `imap-wal verify`
     with pytest.raises(CorruptLog, match="first lost position"):
         node_log(left, recovery_mode="absolute")
 
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("whose", [{"cluster": "other"}, {"namespace": "other"}, {"node": "other"}])
-def test_a_segment_of_another_log_is_refused_though_it_is_whole(memory: MemoryStore, tmp_path: Path, clean: bool, whose: dict[str, str]) -> None:
+def test_a_segment_of_another_log_is_refused_though_it_is_whole(
+    memory: MemoryStore, tmp_path: Path, clean: bool, whose: dict[str, str]
+) -> None:
     history(memory, segments_=1)
-    about = {"node": IDENTITY.node, "cluster": IDENTITY.cluster, "namespace": IDENTITY.namespace, **whose}
+    about = {
+        "node": IDENTITY.node,
+        "cluster": IDENTITY.cluster,
+        "namespace": IDENTITY.namespace,
+        **whose,
+    }
     with imap_wal.open(tmp_path.as_uri(), preallocate=False, **about) as other:  # type: ignore[arg-type]
         other.map("m")["theirs"] = 1
     left = copy_files(memory)
@@ -409,12 +495,17 @@ def test_a_segment_of_another_log_is_refused_though_it_is_whole(memory: MemorySt
         node_log(left)
 
 
-# ---- a recovery that dies ------------------------------------------------------------------------------------------
+# ---- a recovery that dies ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
-@pytest.mark.parametrize("name", ["a segment missing", "a bit flipped in a sealed segment", "a bit flipped in the last frame"])
-def test_a_recovery_killed_at_any_operation_ends_the_same_the_next_time(memory: MemoryStore, mode: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["a segment missing", "a bit flipped in a sealed segment", "a bit flipped in the last frame"],
+)
+def test_a_recovery_killed_at_any_operation_ends_the_same_the_next_time(
+    memory: MemoryStore, mode: str, name: str
+) -> None:
     damage, tail, kept, _ = DAMAGES[name]
     if mode == "torn-tail" and not tail:
         return
@@ -433,7 +524,7 @@ def test_a_recovery_killed_at_any_operation_ends_the_same_the_next_time(memory: 
         assert entries(again) == kept, f"killed before operation {at}"
 
 
-# ---- a clean stop is read first ------------------------------------------------------------------------------------
+# ---- a clean stop is read first ------------------------------------------------------------------
 
 
 class Counting(MemoryStore):
@@ -452,7 +543,9 @@ class Counting(MemoryStore):
 
 
 @pytest.mark.parametrize("frames", [10, 2000])
-def test_a_clean_start_reads_the_last_frame_only_however_long_the_log_is(memory: MemoryStore, frames: int) -> None:
+def test_a_clean_start_reads_the_last_frame_only_however_long_the_log_is(
+    memory: MemoryStore, frames: int
+) -> None:
     log = node_log(memory, segment_bytes=1 << 30)
     for number in range(frames):
         log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
@@ -475,7 +568,10 @@ def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) ->
     second.sync()
     store = Counting(copy_files(memory))
     third = node_log(store)
-    assert (third.recovery.frames, third.recovery.clean) == (2, False)  # the clean-shutdown frame, and what came after it
+    assert (third.recovery.frames, third.recovery.clean) == (
+        2,
+        False,
+    )  # the clean-shutdown frame, and what came after it
     assert store.bytes < 10_000
 
 
@@ -510,7 +606,7 @@ def test_requests_of_what_was_given_up_are_not_taken_for_duplicates(memory: Memo
     assert layout.parse_wal_path(segments(left)[-1]) == (1, 3)
 
 
-# ---- a recovery beside a prune ---------------------------------------------------------------------------------------
+# ---- a recovery beside a prune -------------------------------------------------------------------
 
 
 class Meanwhile:
@@ -535,7 +631,9 @@ class Meanwhile:
 
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(memory: MemoryStore, mode: str, closed: bool) -> None:
+def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(
+    memory: MemoryStore, mode: str, closed: bool
+) -> None:
     from imap_wal.read.cluster import ClusterLog
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune
@@ -559,14 +657,18 @@ def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(
         log = node_log(store, recovery_mode=mode)  # type: ignore[arg-type]
         assert log.recovery.lost is None, f"{mode}: a prune before call {at}"
         assert not lost_files(again)
-        assert contents(again).keys() == {str(key).encode() for key in range(20)}, f"{mode}: a prune before call {at}"
+        assert contents(again).keys() == {str(key).encode() for key in range(20)}, (
+            f"{mode}: a prune before call {at}"
+        )
         if store.calls < at:
             break
     assert set(pruned) == {4}
     assert len(pruned) >= (12 if closed and mode == "torn-tail" else 25)
 
 
-def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_damage(memory: MemoryStore) -> None:
+def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_damage(
+    memory: MemoryStore,
+) -> None:
     history(memory, segments_=6)
     left = copy_files(memory)
     flip(left, 1, 2)
@@ -576,10 +678,14 @@ def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_dama
     log.write(format.ENTRIES, 1, [row("100", "v", 100)])
     log.close()
     for mode in MODES:
-        assert contents(left, recovery_mode=mode).keys() == {str(key).encode() for key in [0, 1, 2, 3, 4, 5, 100]}
+        assert contents(left, recovery_mode=mode).keys() == {
+            str(key).encode() for key in [0, 1, 2, 3, 4, 5, 100]
+        }
 
 
-def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_empty(memory: MemoryStore) -> None:
+def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_empty(
+    memory: MemoryStore,
+) -> None:
     """The manifest names a frame in it: a header that was never whole is no explanation."""
     history(memory, segments_=2)
     left = copy_files(memory)
@@ -592,8 +698,12 @@ def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_em
         assert damaged.read(segments(left)[1]) == data
 
 
-@pytest.mark.parametrize("content", [b"\xc1", b"\x81\x01", b"\x05", b"\x92\x01\x02", b"\xd9\xffshort"])
-def test_a_frame_whose_checksum_is_right_and_whose_content_is_not_entries_is_damage(memory: MemoryStore, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"\xc1", b"\x81\x01", b"\x05", b"\x92\x01\x02", b"\xd9\xffshort"]
+)
+def test_a_frame_whose_checksum_is_right_and_whose_content_is_not_entries_is_damage(
+    memory: MemoryStore, content: bytes
+) -> None:
     log = node_log(memory)
     log.requests[1] = 1
     log.write(format.ENTRIES, 1, [row("k1", "v", request=1)])

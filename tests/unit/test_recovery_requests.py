@@ -73,7 +73,9 @@ def commit(log: NodeLog, requests: range) -> None:
         log.requests[1] = request
 
 
-def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(objects: SegmentStore) -> None:
+def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(
+    objects: SegmentStore,
+) -> None:
     log = node_log(objects)
     commit(log, range(1, 41))
     counted = Counted(objects)
@@ -93,14 +95,18 @@ def committer(log: NodeLog) -> Committer:
 
 def put(made: Committer, requests: range) -> None:
     for request in requests:
-        batch = CommitRequest([row(f"k{request}", "v", request=request)], 1, session=1, request=request)
+        batch = CommitRequest(
+            [row(f"k{request}", "v", request=request)], 1, session=1, request=request
+        )
         made.submit(batch)
         made.wait(batch)
         batch.result()
         made.checkpoint_if_due()  # as the keeper does
 
 
-def test_a_crash_after_many_commits_reads_the_last_objects_only(objects: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_after_many_commits_reads_the_last_objects_only(
+    objects: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert module.CHECKPOINT_COMMITS <= 1000
     monkeypatch.setattr(module, "CHECKPOINT_COMMITS", 50)
     log = node_log(objects)
@@ -113,7 +119,9 @@ def test_a_crash_after_many_commits_reads_the_last_objects_only(objects: Segment
     taken.close()
 
 
-def test_the_checkpoint_of_an_open_store_follows_its_commits(objects: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_checkpoint_of_an_open_store_follows_its_commits(
+    objects: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CHECKPOINT_S", 0.0)
     with embedded(objects) as store:
         store.map("m")["k"] = 1
@@ -121,7 +129,9 @@ def test_the_checkpoint_of_an_open_store_follows_its_commits(objects: SegmentSto
         eventually(lambda: log.manifests.read()[1].checkpoint == log.end, "the checkpoint moves")
 
 
-def test_the_checkpoint_moves_after_a_minute_if_there_is_something_new(objects: SegmentStore) -> None:
+def test_the_checkpoint_moves_after_a_minute_if_there_is_something_new(
+    objects: SegmentStore,
+) -> None:
     log = node_log(objects)
     made = committer(log)
     before = log.manifests.read()

@@ -22,12 +22,20 @@ from tests.support import header, overwrite, row
 PATH = "default/embedded/nodes/n1/wal/00000001-00000001.wal"
 
 
-def write(store: MemoryStore | LocalStore, frames: int, preallocate: int = 0, *, sync: bool = True) -> list[int]:
+def write(
+    store: MemoryStore | LocalStore, frames: int, preallocate: int = 0, *, sync: bool = True
+) -> list[int]:
     """A segment of so many frames; returns where each begins, and where the last ends."""
     writer = SegmentWriter(store, PATH, header(), preallocate)
     offsets = []
     for number in range(frames):
-        offsets.append(writer.append(format.ENTRIES, 2, [row(f"k{number}", "v", 2 * number + 1), row(f"l{number}", "w", 2 * number + 2)]))
+        offsets.append(
+            writer.append(
+                format.ENTRIES,
+                2,
+                [row(f"k{number}", "v", 2 * number + 1), row(f"l{number}", "w", 2 * number + 2)],
+            )
+        )
         if sync:
             writer.sync()
     writer.close()
@@ -54,7 +62,9 @@ def test_a_segment_cut_at_any_byte_of_its_last_frame_has_a_torn_tail(memory: Mem
     assert read(memory) == (places[:2], Tail("clean", places[2], places[2]))
 
 
-def test_a_last_frame_of_which_only_a_beginning_reached_preallocated_space_is_a_torn_tail(memory: MemoryStore) -> None:
+def test_a_last_frame_of_which_only_a_beginning_reached_preallocated_space_is_a_torn_tail(
+    memory: MemoryStore,
+) -> None:
     places = write(memory, 3, preallocate=2048)
     whole = memory.read(PATH)
     for end in range(places[2] + 1, places[3]):
@@ -76,16 +86,23 @@ def test_a_random_garbage_tail_is_cut_and_never_read(memory: MemoryStore, seed: 
 
 
 @pytest.mark.parametrize("hit", range(4))
-def test_damage_in_the_middle_is_corrupt_and_counts_the_whole_frames_after_it(memory: MemoryStore, hit: int) -> None:
+def test_damage_in_the_middle_is_corrupt_and_counts_the_whole_frames_after_it(
+    memory: MemoryStore, hit: int
+) -> None:
     places = write(memory, 5, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[hit] + 15] ^= 0x10
     overwrite(memory, PATH, bytes(data))
     after = 4 - hit
-    assert read(memory) == (places[:hit], Tail("corrupt", places[hit], 4096, after, 2 * after, places[4]))
+    assert read(memory) == (
+        places[:hit],
+        Tail("corrupt", places[hit], 4096, after, 2 * after, places[4]),
+    )
 
 
-def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_counted(memory: MemoryStore) -> None:
+def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_counted(
+    memory: MemoryStore,
+) -> None:
     places = write(memory, 4, sync=False)
     data = bytearray(memory.read(PATH))
     data[places[1]] ^= 1
@@ -93,7 +110,9 @@ def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_
     assert read(memory)[1] == Tail("torn-tail", places[1], places[-1], 2, 4, places[3])
 
 
-def test_a_hole_where_a_synced_frame_stood_is_corrupt_although_it_looks_like_unwritten_space(memory: MemoryStore) -> None:
+def test_a_hole_where_a_synced_frame_stood_is_corrupt_although_it_looks_like_unwritten_space(
+    memory: MemoryStore,
+) -> None:
     places = write(memory, 4, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[1] : places[2]] = bytes(places[2] - places[1])
@@ -114,7 +133,12 @@ def test_a_frame_of_an_unknown_type_is_an_error_and_not_skipped(memory: MemorySt
 
 
 _frames = st.lists(
-    st.tuples(st.sampled_from(sorted(format.TYPES)), st.lists(st.binary(max_size=40), min_size=1, max_size=4), st.booleans()), max_size=12
+    st.tuples(
+        st.sampled_from(sorted(format.TYPES)),
+        st.lists(st.binary(max_size=40), min_size=1, max_size=4),
+        st.booleans(),
+    ),
+    max_size=12,
 )
 
 
@@ -135,18 +159,32 @@ def test_records_of_every_type_come_back_in_order_as_what_they_are(
         (kind, len(parts), b"".join(parts)) for kind, parts, _ in written
     ]
     assert reader.tail().status == "clean"
-    assert writer.records == sum(len(parts) for kind, parts, _ in written if kind in format.OF_ENTRIES), "only entries are counted as such"
-    assert set(format.TYPES.values()) == {"entries", "metadata", "clean shutdown", "low-water mark", "entries, clears among them"}
+    assert writer.records == sum(
+        len(parts) for kind, parts, _ in written if kind in format.OF_ENTRIES
+    ), "only entries are counted as such"
+    assert set(format.TYPES.values()) == {
+        "entries",
+        "metadata",
+        "clean shutdown",
+        "low-water mark",
+        "entries, clears among them",
+    }
 
 
 def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) -> None:
     places = write(memory, 5)
     for start in places[:-1]:
-        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(start)] == [place for place in places[:-1] if place >= start]
-        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(None, start)] == [place for place in places[:-1] if place < start]
+        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(start)] == [
+            place for place in places[:-1] if place >= start
+        ]
+        assert [frame.offset for frame in SegmentReader(memory, PATH).frames(None, start)] == [
+            place for place in places[:-1] if place < start
+        ]
 
 
-def test_a_segment_that_is_being_written_is_read_to_its_last_whole_frame(memory: MemoryStore) -> None:
+def test_a_segment_that_is_being_written_is_read_to_its_last_whole_frame(
+    memory: MemoryStore,
+) -> None:
     writer = SegmentWriter(memory, PATH, header(), 4096)
     reader = SegmentReader(memory, PATH)
     assert list(reader.frames()) == []
@@ -161,7 +199,11 @@ def test_a_frame_larger_than_the_reading_window_is_read_whole(memory: MemoryStor
     giant = row("giant", "x" * 9_000_000)
     for payload in (row("a", "1"), giant, row("b", "2")):
         writer.append(format.ENTRIES, 1, [payload])
-    assert [frame.payload for frame in SegmentReader(memory, PATH).frames()] == [row("a", "1"), giant, row("b", "2")]
+    assert [frame.payload for frame in SegmentReader(memory, PATH).frames()] == [
+        row("a", "1"),
+        giant,
+        row("b", "2"),
+    ]
 
 
 def test_the_header_is_safe_before_the_first_frame_is_written(memory: MemoryStore) -> None:
@@ -176,7 +218,9 @@ def test_sealing_gives_preallocated_space_back(memory: MemoryStore) -> None:
     assert memory.size(PATH) == writer.size < 4096
 
 
-def test_a_cut_or_empty_header_is_unborn_but_not_one_that_has_frames_behind_it(memory: MemoryStore) -> None:
+def test_a_cut_or_empty_header_is_unborn_but_not_one_that_has_frames_behind_it(
+    memory: MemoryStore,
+) -> None:
     write(memory, 1)
     whole = memory.read(PATH)
     head = len(header().encode())
@@ -198,7 +242,7 @@ def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
     assert not unborn(memory, PATH)
 
 
-# ---- whole frames after damage: all are found, in linear time ---------------------------------------
+# ---- whole frames after damage: all are found, in linear time ------------------------------------
 
 
 class Counted:
@@ -228,7 +272,9 @@ HOSTILE = {
     "headers of half the size": frame_like(SIZE // 2, SIZE),
     "headers of small frames": frame_like(300, SIZE),
     "headers every nine bytes of eighteen": (bytes(8) + b"\1" * 9 + bytes(20)) * (SIZE // 37),
-    "the densest pattern": b"".join(bytes([0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]) for _ in range(SIZE // 12)),
+    "the densest pattern": b"".join(
+        bytes([0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0]) for _ in range(SIZE // 12)
+    ),
     "small numbers": struct.pack("<Q", 70_000) * (SIZE // 8),
     "numbers of four bytes": struct.pack("<I", 1) * (SIZE // 4),
     "64 KiB claimed by every second byte": (b"\1\0" * 10 + bytes(12)) * (SIZE // 32),
@@ -259,9 +305,16 @@ hostile_parts = st.one_of(
     st.binary(max_size=200),
     st.builds(bytes, st.integers(0, 300)),
     st.builds(lambda size: b"\1" * size, st.integers(0, 300)),
-    st.builds(frame_like, st.integers(0, 5000), st.integers(0, 2000), st.sampled_from(sorted(format.TYPES))),
     st.builds(
-        lambda length, synced: struct.pack("<IIIQ", length, 7, 1 | 1 << 8, synced) + b"x" * 30, st.integers(8, 2**31 - 1), st.integers(0, 2**40)
+        frame_like,
+        st.integers(0, 5000),
+        st.integers(0, 2000),
+        st.sampled_from(sorted(format.TYPES)),
+    ),
+    st.builds(
+        lambda length, synced: struct.pack("<IIIQ", length, 7, 1 | 1 << 8, synced) + b"x" * 30,
+        st.integers(8, 2**31 - 1),
+        st.integers(0, 2**40),
     ),
     st.just(b"a copy of the segment so far"),
 )
@@ -269,8 +322,22 @@ hostile_parts = st.one_of(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    payloads=st.lists(st.tuples(st.lists(hostile_parts, max_size=4), st.sampled_from(sorted(format.TYPES)), st.booleans()), min_size=1, max_size=12),
-    damaged=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7), st.integers(1, 200), st.booleans()), min_size=1, max_size=4),
+    payloads=st.lists(
+        st.tuples(
+            st.lists(hostile_parts, max_size=4),
+            st.sampled_from(sorted(format.TYPES)),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    damaged=st.lists(
+        st.tuples(
+            st.floats(0, 1, exclude_max=True), st.integers(0, 7), st.integers(1, 200), st.booleans()
+        ),
+        min_size=1,
+        max_size=4,
+    ),
 )
 def test_every_whole_frame_after_damage_is_found_whatever_values_hold(
     memory: MemoryStore,
@@ -298,7 +365,9 @@ def test_every_whole_frame_after_damage_is_found_whatever_values_hold(
     kept = [start for start, end in spans if data[start:end] == whole[start:end]]
     reader = SegmentReader(memory, PATH)
     found = [frame.offset for frame in reader.frames()]
-    found += [frame.offset for frame in FrameSearch(header().checksum_seed, bytes(data)).after(reader.end)]
+    found += [
+        frame.offset for frame in FrameSearch(header().checksum_seed, bytes(data)).after(reader.end)
+    ]
     assert found == kept
     assert reader.tail().frames_after == len([start for start in kept if start > reader.end])
 
@@ -307,5 +376,7 @@ def test_a_crc_is_shifted_as_bytes_that_follow_would_do(seed: int) -> None:
     chance = Random(seed)
     for _ in range(300):
         data, crc = chance.randbytes(chance.randrange(5000)), chance.getrandbits(32)
-        assert google_crc32c.extend(crc, data) == shifted(crc, len(data)) ^ google_crc32c.extend(0, data)
+        assert google_crc32c.extend(crc, data) == shifted(crc, len(data)) ^ google_crc32c.extend(
+            0, data
+        )
         assert shifted(shifted(crc, len(data)), -len(data)) == crc

@@ -50,7 +50,9 @@ def test_a_file_is_read_again_only_when_it_has_changed(source: Source) -> None:
     assert (watched.last, watched.look(), watched.last) == ("one", "another", "another")
 
 
-def test_a_failed_read_is_told_once_and_tried_again_although_the_file_stays_as_it_is(source: Source) -> None:
+def test_a_failed_read_is_told_once_and_tried_again_although_the_file_stays_as_it_is(
+    source: Source,
+) -> None:
     watched = source.watched()
     source.path.write_text("another")
     source.fails = True

@@ -13,7 +13,15 @@ from click.testing import CliRunner
 
 import imap_wal
 from imap_wal import format, layout
-from imap_wal.errors import CorruptLog, Fenced, InvalidSetting, MissingNode, OutcomeUnknown, ShortLog, WriterLocked
+from imap_wal.errors import (
+    CorruptLog,
+    Fenced,
+    InvalidSetting,
+    MissingNode,
+    OutcomeUnknown,
+    ShortLog,
+    WriterLocked,
+)
 from imap_wal.manifest.node import node_manifests
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.write import opening
@@ -23,7 +31,19 @@ from storage_backends import SegmentStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.support import IDENTITY, FakeClock, SeededRandomness, contents, copy_files, embedded, header, node_log, overwrite, row, segments
+from tests.support import (
+    IDENTITY,
+    FakeClock,
+    SeededRandomness,
+    contents,
+    copy_files,
+    embedded,
+    header,
+    node_log,
+    overwrite,
+    row,
+    segments,
+)
 
 
 def write(log: NodeLog, *requests: int) -> None:
@@ -34,21 +54,31 @@ def write(log: NodeLog, *requests: int) -> None:
 
 def kinds(store: SegmentStore) -> list[list[str]]:
     """What frames each segment holds."""
-    return [[format.TYPES[frame.kind] for frame in SegmentReader(store, path).frames()] for path in segments(store)]
+    return [
+        [format.TYPES[frame.kind] for frame in SegmentReader(store, path).frames()]
+        for path in segments(store)
+    ]
 
 
 def manifest(store: SegmentStore):
     return node_manifests(store, IDENTITY.node_folder, FakeClock(), SeededRandomness(1)).read()[1]
 
 
-# ---- one writer ----------------------------------------------------------------------------------------------------
+# ---- one writer ----------------------------------------------------------------------------------
 
 
-def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goes_on(url: str) -> None:
+def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goes_on(
+    url: str,
+) -> None:
     with imap_wal.open(url, node="n1") as first:
         first.map("m")["a"] = 1
-        code = f"import imap_wal\ntry:\n    imap_wal.open({url!r}, node='n1')\nexcept imap_wal.WriterLocked as e:\n    print(e.node, '|', e.holder, '|', e)"
-        answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+        code = (
+            f"import imap_wal\ntry:\n    imap_wal.open({url!r}, node='n1')\nexcept "
+            "imap_wal.WriterLocked as e:\n    print(e.node, '|', e.holder, '|', e)"
+        )
+        answer = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
         node, holder, text = answer.strip().split(" | ")
         assert node == "n1"
         assert f"process {os.getpid()}" in holder
@@ -93,7 +123,9 @@ def test_a_writer_that_was_taken_over_acknowledges_nothing_more_and_loses_nothin
         assert dict(third.map("m").items()) == expected
 
 
-def test_a_writer_that_sleeps_through_several_takeovers_and_rotates_cannot_harm_the_log(memory: MemoryStore) -> None:
+def test_a_writer_that_sleeps_through_several_takeovers_and_rotates_cannot_harm_the_log(
+    memory: MemoryStore,
+) -> None:
     first = embedded(memory, segment_bytes=300, durability="os")
     first.map("m").update({"acked": 1})
     for epoch in range(3):
@@ -123,7 +155,9 @@ def test_on_a_storage_that_cannot_append_takeover_occupies_the_next_name(tmp_pat
 
 
 @pytest.mark.parametrize("gone", ["archived", "rewritten and pruned"])
-def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long(tmp_path: Path, gone: str) -> None:
+def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long(  # noqa: E501
+    tmp_path: Path, gone: str
+) -> None:
     clock = [0]
 
     def objects() -> LocalObjects:
@@ -136,7 +170,10 @@ def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it
     if gone == "archived":
         second.archive()
     else:
-        for words in (["rewrite", f"objects+file://{tmp_path}"], ["prune", f"objects+file://{tmp_path}", "--yes"]):
+        for words in (
+            ["rewrite", f"objects+file://{tmp_path}"],
+            ["prune", f"objects+file://{tmp_path}", "--yes"],
+        ):
             assert CliRunner().invoke(group, words).exit_code == 0
     for number in range(3):
         with pytest.raises((OutcomeUnknown, Fenced)):
@@ -148,7 +185,9 @@ def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it
         assert dict(third.map("m").items()) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_log_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_log_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
 
@@ -171,7 +210,9 @@ def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_lo
         assert dict(third.map("m").items()) == {"a": 1, "late": 1, "b": 2}
 
 
-def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
 
@@ -198,7 +239,9 @@ def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_
         assert dict(store.map("m").items()) == {"a": 1, "b0": 0, "b1": 1, "b2": 2}
 
 
-def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(memory: MemoryStore) -> None:
+def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(
+    memory: MemoryStore,
+) -> None:
     first = node_log(memory)
     write(first, 1)
     second = node_log(memory, takeover=True)
@@ -215,7 +258,7 @@ def test_the_session_of_a_writer_that_was_taken_over_is_refused(memory: MemorySt
         first.new_session("plug-in")
 
 
-# ---- crash and reopen ----------------------------------------------------------------------------------------------
+# ---- crash and reopen ----------------------------------------------------------------------------
 
 
 def test_a_clean_shutdown_is_in_the_log_and_in_the_manifest(memory: MemoryStore) -> None:
@@ -232,10 +275,16 @@ def test_a_clean_shutdown_is_in_the_log_and_in_the_manifest(memory: MemoryStore)
     assert not manifest(memory).clean
 
 
-def test_the_highest_request_of_every_session_is_found_again_after_a_kill(memory: MemoryStore) -> None:
+def test_the_highest_request_of_every_session_is_found_again_after_a_kill(
+    memory: MemoryStore,
+) -> None:
     log = node_log(memory, segment_bytes=300)
     for request in range(1, 20):
-        log.write(format.ENTRIES, 2, [row("a", "v", request, session=1), row("b", "v", request * 2, session=2)])
+        log.write(
+            format.ENTRIES,
+            2,
+            [row("a", "v", request, session=1), row("b", "v", request * 2, session=2)],
+        )
         log.sync()
         if log.full:
             log.rotate()
@@ -247,7 +296,9 @@ def test_the_highest_request_of_every_session_is_found_again_after_a_kill(memory
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(memory: MemoryStore, preallocate: bool) -> None:
+def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(
+    memory: MemoryStore, preallocate: bool
+) -> None:
     log = node_log(memory, preallocate=preallocate, segment_bytes=1000)
     write(log, 1, 2)
     start = log.end.frame
@@ -256,7 +307,9 @@ def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(memor
     whole = memory.read(segments(memory)[0])
     for cut in range(start, size.end):
         left = copy_files(memory)
-        overwrite(left, segments(left)[0], whole[:cut] + (bytes(len(whole) - cut) if preallocate else b""))
+        overwrite(
+            left, segments(left)[0], whole[:cut] + (bytes(len(whole) - cut) if preallocate else b"")
+        )
         again = node_log(left)
         assert again.requests == {1: 1}, f"cut at byte {cut}"
         assert again.epoch == 2
@@ -268,7 +321,9 @@ def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(memor
 
 
 @pytest.mark.parametrize("rest", [0, 4096])
-def test_a_crash_before_the_first_commit_of_a_segment_leaves_no_damage(memory: MemoryStore, rest: int) -> None:
+def test_a_crash_before_the_first_commit_of_a_segment_leaves_no_damage(
+    memory: MemoryStore, rest: int
+) -> None:
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -290,7 +345,9 @@ def contents_of_m(store: SegmentStore) -> dict[bytes, bytes]:
         return dict(opened.map("m", raw=True).items())
 
 
-def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(memory: MemoryStore) -> None:
+def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(
+    memory: MemoryStore,
+) -> None:
     log = node_log(memory)
     write(log, 1, 2)
     path = segments(memory)[0]
@@ -307,7 +364,9 @@ def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(memo
         assert not left._medium.locks, "the lock was let go"
 
 
-def test_a_damaged_frame_that_was_synced_stops_the_open_and_names_file_and_byte(memory: MemoryStore) -> None:
+def test_a_damaged_frame_that_was_synced_stops_the_open_and_names_file_and_byte(
+    memory: MemoryStore,
+) -> None:
     log = node_log(memory)
     write(log, 1)
     place = log.end.frame
@@ -336,7 +395,9 @@ def test_a_torn_tail_of_a_segment_that_is_not_the_last_is_corruption(memory: Mem
     assert raised.value.file == first
 
 
-def test_an_empty_file_where_an_older_segment_stood_is_short_and_where_the_newest_should_begin_nothing_is_lost(memory: MemoryStore) -> None:
+def test_an_empty_file_where_an_older_segment_stood_is_short_and_where_the_newest_should_begin_nothing_is_lost(  # noqa: E501
+    memory: MemoryStore,
+) -> None:
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -377,7 +438,9 @@ def test_a_foreign_file_under_the_name_of_a_segment_is_not_deleted(memory: Memor
     assert left.read(path) == b"my notes"
 
 
-def test_a_new_disk_under_a_known_node_name_is_not_taken_for_an_empty_log(memory: MemoryStore) -> None:
+def test_a_new_disk_under_a_known_node_name_is_not_taken_for_an_empty_log(
+    memory: MemoryStore,
+) -> None:
     log = node_log(memory)
     write(log, 1)
     log.close()
@@ -397,12 +460,18 @@ def test_reopening_many_times_without_writing_leaves_no_segments(memory: MemoryS
 
 def test_a_session_is_kept_for_a_plug_in_and_new_for_everybody_else(memory: MemoryStore) -> None:
     log = node_log(memory)
-    assert [log.new_session("p"), log.new_session("q"), log.new_session("p"), log.new_session(), log.new_session()] == [1, 2, 1, 3, 4]
+    assert [
+        log.new_session("p"),
+        log.new_session("q"),
+        log.new_session("p"),
+        log.new_session(),
+        log.new_session(),
+    ] == [1, 2, 1, 3, 4]
     log.close()
     assert node_log(memory).new_session("q") == 2
 
 
-# ---- names ---------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["../a b", "a/b", ".", "..", "ä", "a%2Fb", "~", "CON", "a" * 60])
@@ -420,7 +489,12 @@ def test_an_empty_name_is_refused() -> None:
 
 def test_a_segment_name_says_epoch_and_number_and_nothing_else_is_taken_for_one() -> None:
     assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
-    for path in ("n/wal/3-1.wal", "n/wal/00000003-00000001.wal.tmp", "n/wal/x.wal", "n/wal/00000003.fenced"):
+    for path in (
+        "n/wal/3-1.wal",
+        "n/wal/00000003-00000001.wal.tmp",
+        "n/wal/x.wal",
+        "n/wal/00000003.fenced",
+    ):
         assert layout.parse_wal_path(path) is None
 
 
