@@ -1,11 +1,10 @@
 """The newest change of every key, in bounded memory.
 
-    add ─▶ one dict a map: key → newest row                 the fast path: a lookup and a tuple
-    compare
+    add ─▶ one dict for each map: key → newest row     the fast path: a lookup and a tuple compare
              │ more than `memory_bytes`
              ▼
-           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too
-           many runs: merged
+           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`)
+                                                         ─▶ too many runs: merged
 
 A row names its node at its end, unless it is the first node of the map. When several nodes claim
 the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
