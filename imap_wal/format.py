@@ -115,7 +115,7 @@ class Position(NamedTuple):
     epoch: int
     segment: int
     frame: int
-    index: int  # type: ignore[assignment] # the field's name; no caller uses tuple.index
+    index: int  # type: ignore[assignment]  # the field's name; no caller uses tuple.index
 
     def __str__(self) -> str:
         return ".".join(map(_field, self, _WIDTHS))

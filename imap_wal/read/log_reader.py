@@ -147,7 +147,7 @@ class LogReader:
         """`read`, and then what is appended, permanently or until `stop` is set: over rotations,
         archives, and writers that take over. Looks every `poll_s` seconds; the tail of a `Log` in
         this process is woken by every commit. After an error, `tail(position of the last
-        record.after())` goes on."""
+        record.after())` continues."""
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))

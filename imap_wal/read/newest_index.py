@@ -42,7 +42,7 @@ PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
 
 
 class NewestIndex:
-    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in
+    """Not thread-safe. `memory_bytes` bounds its use of memory; beyond that it uses files in
     `scratch` (default: the system's temporary folder) that have no names, so that nothing is left
     even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
     not lost then."""
