@@ -95,7 +95,7 @@ class SegmentReader:
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
-        # A reader that continues from a place mostly finds little after it, and then preallocated zeros.
+        # A reader that continues mostly finds little here, and then preallocated zeros.
         size = WINDOW_BYTES if start is None else FIRST_WINDOW_BYTES
         while stop is None or offset < stop:
             frame = format.decode_frame(self._seed, window, offset - base, offset)
