@@ -1,4 +1,4 @@
-"""Time and randomness, handed in wherever they are needed, so that tests can own them."""
+"""Time and randomness, passed to whatever needs them, so that tests can control them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks; `offset_ms` shifts the first, as an ill-set machine would."""
+    """The machine's clocks; `offset_ms` shifts the first, like a clock that is set wrong."""
 
     __slots__ = ("_offset_ms",)
 
@@ -35,10 +35,10 @@ class SystemClock:
 
 
 class Randomness(Protocol):
-    """Where identities come from."""
+    """The source of identities."""
 
     def token(self) -> bytes:
-        """Sixteen bytes nobody has drawn before."""
+        """Sixteen bytes that were never drawn before."""
 
     def name(self) -> str:
         """The same as a UUID's text."""

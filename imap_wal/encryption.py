@@ -18,7 +18,7 @@ caller says the place, and a segment that was moved there does not open. The hea
 shows a wrong key before a frame is read: so a frame whose CRC is right and whose tag is wrong is
 forged or moved, and never a torn tail.
 
-The keys go with the store that they are for (`with_keys`): who is handed the store can read it.
+The keys are attached to their store (`with_keys`): whoever has the store object can read it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 NONCE_BYTES, TAG_BYTES = 12, 16
 SEAL_BYTES = NONCE_BYTES + TAG_BYTES
-"""What a frame takes more for being encrypted."""
+"""How many bytes encryption adds to a frame."""
 _CONTEXT = struct.Struct("<QIIQ")
 _CRC_BYTES = 4
 _UNCHECKED = bytes(KEY_CHECK_BYTES)
@@ -72,7 +72,7 @@ class KeyedStore(GatedStore):
         self.url = located(inner.url).with_keys(keys.source)
         self.encryption_keys = keys
 
-    # As they are: nothing is to be asked before an append.
+    # Unchanged: an append needs no check first.
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
         return self.inner.open_append(path, preallocate_bytes)
@@ -82,7 +82,8 @@ class KeyedStore(GatedStore):
 
 
 def with_keys(store: SegmentStore, source: str) -> SegmentStore:
-    """The store with the keys from `source`; itself where that is "". `InvalidSetting`."""
+    """The store with the keys from `source`; the store itself if that is "". Raises
+    `InvalidSetting`."""
     if not source:
         return store
     _library()
@@ -102,7 +103,7 @@ def open_store(
 
 
 def keys_of(store: object) -> Keys:
-    """The keys that go with a store, also through what is put around it."""
+    """The keys of a store, also if another store wraps it."""
     while store is not None:
         keys = getattr(store, "encryption_keys", None)
         if isinstance(keys, Keys):
@@ -124,7 +125,7 @@ class SegmentCipher:
     def seal(
         self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
     ) -> list[bytes]:
-        """What stands in the frame at `offset` in place of the payload."""
+        """The bytes that replace the payload in the frame at `offset`."""
         stream = b"".join(payload)
         length = SYNCED_BYTES + len(stream) + SEAL_BYTES
         nonce = self._token()[:NONCE_BYTES]
@@ -229,7 +230,7 @@ def resealed(store: object, head: bytes, file: str) -> bytes:
 
 
 def _check(header_key: bytes, head: bytes) -> bytes:
-    """Of all bytes of a header before the check value, which is last."""
+    """The check value: it covers all bytes of a header before it."""
     return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[
         :KEY_CHECK_BYTES
     ]
@@ -241,7 +242,8 @@ def _segment_keys(key: bytes, segment_id: bytes, home: Home) -> tuple[bytes, byt
 
 
 def check_value(key: bytes) -> str:
-    """What the cluster's manifest has of a key, in hexadecimal digits: two keys have two."""
+    """The value in the cluster's manifest that identifies a key, in hexadecimal digits. Two keys
+    have different values."""
     return _derived(key, b"", b"imap-wal key check", KEY_CHECK_BYTES).hex()
 
 
@@ -249,12 +251,12 @@ def check_value(key: bytes) -> str:
 
 
 def archive_key(key: bytes) -> bytes:
-    """What the Parquet files of a ring's key are encrypted with."""
+    """The key that encrypts Parquet files, derived from a key of the ring."""
     return _derived(key, b"", b"imap-wal archives", 32)
 
 
 def archive_keys(keys: Keys) -> Mapping[str, bytes]:
-    """Id → that key, the active one first."""
+    """Id → archive key, the active one first."""
     ring = keys.ring
     return {name: archive_key(key) for name, key in ring.keys.items()}
 

@@ -1,10 +1,10 @@
-"""The keys of an encrypted log: from where they come, which one writes, which ones read.
+"""The keys of an encrypted log: their source, which one writes, which ones read.
 
     2026-11:q83vEjRW…=     the first writes, all read; an id, a colon, 32 bytes in base64
     2026-05:c2VjcmV0…=     # between them are spaces or ends of lines; a comment ends with its line
     plain                  not encrypted: first, nothing is encrypted; anywhere, such files are read
 
-Without `plain`, a file that is not encrypted is refused: who has no key could write one.
+Without `plain`, a file that is not encrypted is refused: a person without a key could write one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """`InvalidSetting` names the item that is wrong by its number: it may be a secret."""
+        """Raises `InvalidSetting`, which names the wrong item by its number: it may be a secret."""
         words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
         keys: dict[str, bytes] = {}
         order: list[str] = []
@@ -68,7 +68,7 @@ class KeyRing:
 
     @property
     def names(self) -> str:
-        """For people."""
+        """The ids, for messages."""
         return ", ".join(self.keys) or "none"
 
 
@@ -102,7 +102,7 @@ class Keys:
 
     @property
     def ring(self) -> KeyRing:
-        """As it is now. If its file cannot be read any more, the former one, and a warning."""
+        """The current ring. If its file can no longer be read: the previous ring, and a warning."""
         return self._source.look()
 
     def find(self, file: str, key_id: str) -> bytes:
@@ -136,7 +136,7 @@ class Keys:
 
     @property
     def told(self) -> str:
-        """For errors: which keys there are."""
+        """Text for errors: which keys there are."""
         ring = self._source.last
         return f"and the keys given are {ring.names}" if ring.keys else "and no keys are given"
 
@@ -159,7 +159,7 @@ _KINDS = {"file": "file", "env": "variable", "command": "command"}
 
 
 def _path_of(source: str) -> Path | None:
-    """Of a file of keys; None for a variable or a command."""
+    """The path of a file of keys; None for a variable or a command."""
     kind, _, path = source.partition(":")
     return Path(path.strip()).expanduser() if kind == "file" else None
 

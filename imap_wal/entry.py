@@ -1,7 +1,7 @@
 """DataEntry: one change of one key, and the order that says which of two changes is newer.
 
 On disk and on the wire a DataEntry is one msgpack array of ten. In hot paths it stays the plain
-tuple msgpack gives back; the indices below name its fields. `DataEntry` is the same tuple with
+tuple that msgpack returns; the indices below name its fields. `DataEntry` is the same tuple with
 names.
 """
 
@@ -33,10 +33,10 @@ EXPIRES_AT_MS: Final = 7
 PARTITION: Final = 8
 ORDER: Final = 9
 PARTITION_COUNT: Final = EXPIRES_AT_MS
-"""Of a clear."""
+"""In a clear: its number of partitions, in this field."""
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
-"""What the columns of an archive take."""
+"""The range of the integer columns of an archive."""
 PARTITIONS_MAX: Final = 2**31 - 1
 PARTITION_MAX: Final = PARTITIONS_MAX - 1
 """The limit for a member's entry. A log of records may have any number there."""
@@ -45,8 +45,8 @@ RAW = "raw"
 
 
 class DataEntry(NamedTuple):
-    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix
-    time, 0 for never.
+    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time
+    in milliseconds, 0 for never.
 
     Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
     the number of partitions (`imap_wal.read.clears`)."""
@@ -64,7 +64,7 @@ class DataEntry(NamedTuple):
 
 
 Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, Order]
-"""A DataEntry as msgpack gives it back: a plain tuple."""
+"""A DataEntry as msgpack returns it: a plain tuple."""
 
 
 def clear_of(
@@ -81,7 +81,7 @@ def is_clear(row: Row | DataEntry) -> bool:
 
 
 def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
-    """What a row is about: a map and a key, or a map and a partition of so many."""
+    """The subject of a row: a map and a key, or a map and (partition, number of partitions)."""
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
 
 
@@ -110,8 +110,8 @@ _ORDER = (int, int, int, int)
 
 
 def check(row: Any) -> None:
-    """ValueError for an entry that must not get into a log, because a reader or an archive would
-    not take it, or would take it for another one."""
+    """Raises ValueError for an entry that must not be logged: a reader or an archive would refuse
+    it, or mistake it for another one."""
     kinds = tuple(map(type, row)) if isinstance(row, tuple) else ()
     if kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR:
         raise ValueError("it is not a DataEntry")
@@ -257,10 +257,10 @@ def pack_upserts(
     session: int,
     request: int,
 ) -> list[bytes]:
-    """What `pack` gives, one after the other, for upserts of one map that never expire, numbered
+    """What `pack` returns, concatenated, for upserts of one map that never expire, numbered
     from `request` on; partition and its version are 0. In pieces of at most 256 entries. Columns
-    are laid into one list and joined, with no Python per entry: three times as quick as msgpack,
-    where every microsecond is 256 callers'."""
+    are put into one list and joined, without Python code for each entry. That is three times as
+    fast as msgpack; up to 256 callers wait for this code."""
     name, label_, timestamp = (
         msgpack.packb(map_name),
         msgpack.packb(label),
@@ -276,7 +276,7 @@ def pack_upserts(
         + b"\x00"
         + msgpack.packb(session)
     )
-    if len(keys) == 1:  # a commit of one is common, and columns are slow to lay for it
+    if len(keys) == 1:  # a commit of one is common, and columns are slow for it
         return [
             b"".join(
                 (

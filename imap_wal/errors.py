@@ -1,23 +1,29 @@
-"""Every error a user of imap-wal can meet. Few classes; each says whose fault it is and what to do.
+"""All errors that imap-wal raises. Each class says what is at fault and what to do.
 
 ImapWalError
-├── NotAppended           the change is certainly not in the log and not in memory: safe to try
-again │   ├── NotSerializable   your key or value: also a TypeError and a ValueError │   └──
-TooLarge          your key or value: also a ValueError ├── OutcomeUnknown        the change may be
-in the log: read before you try again ├── WriterLocked          somebody else writes this node's log
-├── Fenced                somebody else took this node's log over: the change is not in the log ├──
-Closed                you closed it ├── LogError              a file of the log is not what it
-should be; names file and position │   ├── CorruptLog        bytes changed │   │   └── Forged
-bytes that nobody with the key wrote there │   ├── ShortLog          bytes missing │   └──
-UnsupportedVersion  written by a newer imap-wal ├── EncryptionError       your keys: missing, wrong,
-or the file is not encrypted as they demand ├── OrderConflict         not raised any more: two nodes
-claim the same change of a key ├── MissingNode           the log of a node that belongs to the
-cluster is not there ├── NoSuchLog             nobody created the log you name ├── LogExists
-the log you create is there already ├── PositionGone          you read from a place that was
-removed; names the oldest that is left ├── LostRace              another process published first ├──
-NotAllowed            you: the agent does not let you do this ├── NotRepairable         a damaged
-log that `imap-wal repair` cannot decide about by itself ├── InvalidSetting        your setting:
-also a ValueError └── StorageUnavailable    the storage: unreachable, full, read-only
+├── NotAppended             the change is certainly not in the log and not in memory: safe to retry
+│   ├── NotSerializable     your key or value: also a TypeError and a ValueError
+│   └── TooLarge            your key or value: also a ValueError
+├── OutcomeUnknown          the change may be in the log: read before you try again
+├── WriterLocked            another process writes this node's log
+├── Fenced                  another process took over this node's log: the change is not in the log
+├── Closed                  you closed it
+├── LogError                a file of the log is not valid; names file and position
+│   ├── CorruptLog          bytes changed
+│   │   └── Forged          bytes that no holder of the key wrote there
+│   ├── ShortLog            bytes missing
+│   └── UnsupportedVersion  written by a newer imap-wal
+├── EncryptionError         your keys: missing, wrong, or the file is not encrypted as they demand
+├── OrderConflict           not raised any more: two nodes claim the same change of a key
+├── MissingNode             the log of a node that belongs to the cluster is missing
+├── NoSuchLog               no log with the name that you gave was created
+├── LogExists               the log that you create exists already
+├── PositionGone            you read from a place that was removed; names the oldest that is left
+├── LostRace                another process published first
+├── NotAllowed              you: the agent does not let you do this
+├── NotRepairable           a damaged log that `imap-wal repair` cannot decide about by itself
+├── InvalidSetting          your setting: also a ValueError
+└── StorageUnavailable      the storage: unreachable, full, read-only
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ SEGMENT_ADVICE = (
 
 
 def not_text(error: UnicodeEncodeError) -> str:
-    """What is wrong with a text that UTF-8 cannot hold: a half of a surrogate pair, as `json.loads`
-    and `os.fsdecode` can return it."""
+    """The error text for a string that UTF-8 cannot encode: it has one half of a surrogate pair, as
+    `json.loads` and `os.fsdecode` can return it."""
     shown, code = (
         ascii(error.object[max(0, error.start - 20) : error.start + 20]),
         ord(error.object[error.start]),
@@ -55,8 +61,8 @@ class ImapWalError(Exception):
 
 
 class NotAppended(ImapWalError):
-    """The change is certainly not in the log, and memory is unchanged. Mend the cause that the text
-    names, then try again."""
+    """The change is certainly not in the log, and memory is unchanged. Correct the cause that the
+    text names, then try again."""
 
 
 class NotSerializable(NotAppended, TypeError, ValueError):
@@ -69,8 +75,9 @@ class TooLarge(NotAppended, ValueError):
 
 
 class OutcomeUnknown(ImapWalError):
-    """A write or sync failed half-way: after the next open the change may be there or not. Reopen,
-    read the key, decide. `__cause__` is the failure: `Fenced` if another process took over."""
+    """A write or sync failed before its end: after the next open the change may be there or not.
+    Reopen, read the key, decide. `__cause__` is the failure: `Fenced` if another process took
+    over."""
 
 
 class WriterLocked(ImapWalError):
@@ -85,7 +92,7 @@ class WriterLocked(ImapWalError):
 
 
 class Fenced(ImapWalError):
-    """Another process took this node's log over; `holder` names that process, if known. This
+    """Another process took over this node's log; `holder` names that process, if known. This
     writer acknowledges nothing more, and the change that gets this error is not in the log. Close
     this writer."""
 
@@ -158,8 +165,8 @@ class OrderConflict(ImapWalError):
 
 
 class MissingNode(ImapWalError):
-    """A node registered in the cluster manifest has no log, or another disk stands under its name.
-    Bring it back, or restore with recovery_policy="partial"."""
+    """A node registered in the cluster manifest has no log, or another disk has its name. Bring it
+    back, or restore with recovery_policy="partial"."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         super().__init__(f"{what}; {advice}" if advice else what)
@@ -195,18 +202,18 @@ class LostRace(ImapWalError):
 
 class NotAllowed(ImapWalError):
     """An agent refuses a connection or a request: the user, the key or the cluster's token does not
-    have the right. Nothing happened. Ask whoever configures the agent."""
+    have the right. Nothing was changed. Ask the administrator of the agent."""
 
 
 class NotRepairable(ImapWalError):
-    """A repair cannot decide about this damage by itself. The text says which file has to be moved
-    or brought back first. Nothing was written."""
+    """A repair cannot decide about this damage by itself. The text says which file to move or
+    restore first. Nothing was written."""
 
 
 class InvalidSetting(ImapWalError, ValueError):
-    """A setting has an impossible value; the text names it and what it takes."""
+    """A setting has an invalid value; the text names the setting and the values that it takes."""
 
 
 class StorageUnavailable(ImapWalError):
-    """The storage failed, is full, or cannot be reached; the text carries its own words. Mend it
-    and try again."""
+    """The storage failed, is full, or cannot be reached; the text includes the storage's own
+    message. Correct the cause and try again."""

@@ -1,4 +1,4 @@
-"""The bytes of a segment: drawn here, read and written here, and nowhere else. Integers are
+"""The bytes of a segment. Only this module describes, reads and writes them. Integers are
 little-endian.
 
 A segment is a header and then frames, without gaps:
@@ -31,7 +31,7 @@ The CRC covers these bytes as they are, so damage is found without a key. `imap_
 what key, nonce, tag and check value are.
 
 The first twelve bytes of the header and the place of its CRC stay the same in every version, so
-that a flipped bit and a newer version can be told apart.
+that a flipped bit can be distinguished from a newer version.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ BODY_BYTES_MAX = 2**31 - 1
 FRAME_OVERHEAD_BYTES = 1024 * 1024
 """A payload this much below the maximum fits in a frame."""
 PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES
-"""What is put in one frame at most."""
+"""The largest payload of one frame, in bytes."""
 _SEED = struct.Struct("<QII")
 SEED_BYTES = _SEED.size
-"""Of what the CRC of a frame covers before its body."""
+"""Size of what the CRC of a frame covers before its body."""
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
 _PREFIX = struct.Struct("<8sHH")
@@ -88,7 +88,7 @@ _WIDTHS = (8, 8, 12, 8)
 
 def _field(value: int, width: int) -> str:
     """A number as text that sorts as the number does, whatever its size: one with more digits than
-    `width` has a letter before them, `a` for one more, `b` for two (a letter sorts behind every
+    `width` has a letter before them, `a` for one more, `b` for two (a letter sorts after every
     digit), and `z` before that letter for every 26 more."""
     digits = f"{value:0{width}d}"
     more = len(digits) - width
@@ -115,14 +115,14 @@ class Position(NamedTuple):
     epoch: int
     segment: int
     frame: int
-    index: int  # type: ignore[assignment]  # the field's word; nobody asks a position for tuple.index
+    index: int  # type: ignore[assignment]  # the field's name; no caller uses tuple.index
 
     def __str__(self) -> str:
         return ".".join(map(_field, self, _WIDTHS))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The position a text stands for; ValueError where it is none."""
+        """The position that a text names. Raises ValueError if it is not one."""
         try:
             return cls(
                 *(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True))
@@ -133,7 +133,7 @@ class Position(NamedTuple):
             ) from error
 
     def after(self) -> Self:
-        """The place right behind this entry: where to go on reading once it was taken care of."""
+        """The place directly after this entry: read on from there once the entry was processed."""
         return self._replace(index=self.index + 1)
 
 
@@ -142,7 +142,7 @@ START = Position(0, 0, 0, 0)
 
 
 NOTHING_BEFORE = 1
-"""In a header, in place of the CRC of the frame before: its writer knew of none. All were archived
+"""In a header, in place of the CRC of the frame before: its writer had none. All were archived
 or removed."""
 
 
@@ -166,7 +166,7 @@ class SegmentHeader(NamedTuple):
     """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the
     segment before (0: not said; or `NOTHING_BEFORE`); `directory` is the node's log-directory UUID.
     `key_id` is of the key that the frames are encrypted with ("": they are not); `key_check` shows
-    that it is the right one, and that nobody changed the header."""
+    that it is the right one, and that the header was not changed."""
 
     segment_id: bytes
     namespace: str
@@ -265,7 +265,7 @@ def says_encrypted(data: bytes) -> bool:
 
 
 def header_bytes_needed(data: bytes) -> int:
-    """How many bytes of a file its header takes, told from its first twelve."""
+    """The length of a file's header in bytes, computed from its first twelve bytes."""
     return (
         _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 4
         if len(data) >= _PREFIX.size

@@ -1,20 +1,21 @@
 """Names on storage. Every name that a user chose is percent-encoded, so a map may be called
 "../a b". A long name of a map is replaced by a hash in {map}.
 
-{namespace}/{cluster}/manifest/{number}.json
-{namespace}/{cluster}/snapshot/{map}/{generation}/part-00000.parquet
-{namespace}/{cluster}/claims/alive/{node}-{epoch}-{number}       this agent hears the members that
-have the log {namespace}/{cluster}/claims/present/{node}-{epoch}-{number}     this agent runs, and
-hears none of them {namespace}/{cluster}/opened/{directory}-{epoch}                 the newest epoch
-of a log that was opened {namespace}/{cluster}/nodes/{node}/manifest/{number}.json
-{namespace}/{cluster}/nodes/{node}/writer.lock {namespace}/{cluster}/nodes/{node}/wal/{log id}.log
-says which log these segments belong to
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{nonce}.writer    the permit of this epoch's writer
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.wal
-{namespace}/{cluster}/nodes/{node}/wal/{epoch}-{segment}.{by}.wal      the copy of it that the
-recovery of epoch {by} made {namespace}/{cluster}/nodes/{node}/lost/{epoch}/{epoch}-{segment}.wal
-what the recovery of an epoch put aside
-{namespace}/{cluster}/nodes/{node}/archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
+{namespace}/{cluster}/
+    manifest/{number}.json
+    snapshot/{map}/{generation}/part-00000.parquet
+    claims/alive/{node}-{epoch}-{number}    this agent hears the members that have the log
+    claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
+    opened/{directory}-{epoch}              the newest epoch of a log that was opened
+    nodes/{node}/
+        manifest/{number}.json
+        writer.lock
+        wal/{log id}.log                    says which log these segments belong to
+        wal/{epoch}-{nonce}.writer          the permit of this epoch's writer
+        wal/{epoch}-{segment}.wal
+        wal/{epoch}-{segment}.{by}.wal      its copy, which the recovery of epoch {by} made
+        lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside
+        archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def map_of(component: str, known: Iterable[str]) -> str:
 
 @lru_cache(10_000)
 def decode(component: str) -> str:
-    """The name a path component stands for."""
+    """The name that a path component encodes."""
     return unquote(component)
 
 
@@ -151,7 +152,7 @@ def cluster_folder(namespace: str, cluster: str) -> str:
 
 
 def node_folder(cluster: str, node: str) -> str:
-    """`cluster` is a cluster folder, `node` a name."""
+    """The folder of a node. `cluster` is a cluster folder, `node` a name."""
     return f"{cluster}/nodes/{encode(node)}"
 
 
@@ -162,7 +163,7 @@ def lost_path(node: str, epoch: int, wal: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Whose log it is."""
+    """The identity of a log: namespace, cluster and node."""
 
     namespace: str
     cluster: str
@@ -184,7 +185,7 @@ class Identity:
 
 
 def wal_path(node: str, epoch: int, segment: int) -> str:
-    """`node` is a node folder."""
+    """The path of a segment. `node` is a node folder."""
     return f"{node}/wal/{epoch:08d}-{segment:08d}.wal"
 
 
@@ -293,7 +294,7 @@ def opened_folder(cluster: str) -> str:
 
 def opened_path(cluster: str, directory: str, epoch: int) -> str:
     """The file that says outside of a node's folder which epoch of its log was opened: a folder
-    that is put back from an older copy does not take it back."""
+    that is restored from an older copy does not change this file."""
     return f"{opened_folder(cluster)}/{directory}-{epoch:08d}"
 
 
@@ -316,16 +317,16 @@ def parse_writer_path(path: str) -> int | None:
 
 
 FENCE_BYTES_MAX = 4096
-"""A segment that holds nothing takes less."""
+"""An empty segment is smaller."""
 
 
 def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
-    """On a storage that cannot append: paths that stay for ever, in the epochs before `epoch`. Who
-    replaces a writer occupies the name it would create next with a segment
-    that holds nothing: while that stands, a writer that was stopped, replaced and resumed cannot
-        create it and acknowledge what nobody will read. It is the last of its
-    epoch. (Of an epoch that ended cleanly the last one stays too where it is as small: telling them
-    apart would take a request each.)"""
+    """Paths of fence segments in the epochs before `epoch`, which stay permanently. They exist on a
+    storage that cannot append. The process that replaces a writer takes the name that this writer
+    would create next, with an empty segment. While that segment exists, a writer that was stopped,
+    replaced and resumed cannot create it and acknowledge what no reader will see. It is the last
+    segment of its epoch. (The last segment of an epoch that ended cleanly stays too if it is as
+    small: to distinguish the two would take one request each.)"""
     last: dict[int, tuple[int, StoredFile]] = {}
     for file in files:
         name = parse_wal_path(file.path)
@@ -337,8 +338,7 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 def archive_path(
     node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str
 ) -> str:
-    """A name that no other run ever chooses: `epoch` is that of the node when the archive was
-    made."""
+    """A name that no other run chooses. `epoch`: the node's epoch when the archive was made."""
     return f"{node}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 

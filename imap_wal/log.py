@@ -1,17 +1,18 @@
-"""A log for its own sake: append entries, read them back in order from any position, follow them
-while they are written.
+"""A log without maps: append entries, read them in order from any position, follow them while they
+are written.
 
-    create ─▶ the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
-    open   ─▶ lock, recover the tail, next epoch: the writer before this one is shut out
-    append ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶
-    acknowledged, tailers woken ─▶ Position read, tail ─▶ `imap_wal.read.log_reader`, also from
-    other processes: `LogReader`
+    create      the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
+    open        lock, recover the tail, next epoch: the previous writer is shut out
+    append      number, encode, publish (one lock: ring order is request order) ─▶ committer
+                ─▶ acknowledged, tailers woken ─▶ Position
+    read, tail  `imap_wal.read.log_reader`, also from other processes: `LogReader`
 
-Unbounded: the metadata is the node's manifest, published by compare-and-swap; the data is a list of
-    segments (found by listing) and archives (named by the manifest).
-It is the log that embedded maps and agents write, so a `LogReader` reads theirs, and every tool for
-theirs works on this one. `Log` appends only to logs that `create`
-made: a map's memory would not learn of entries that somebody else put into its log.
+The log is unbounded. Its metadata is the node's manifest, published by compare-and-swap. Its data
+is a list of segments (found by listing) and archives (named by the manifest).
+
+Embedded maps and agents write the same kind of log. So a `LogReader` reads theirs, and every tool
+for theirs works on this one. `Log` appends only to logs that `create` made: a map in memory would
+not learn of entries that another program put into its log.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from storage_backends import SegmentStore, StorageError, open_store
 
 
 class Change(NamedTuple):
-    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time, 0 for
-    never."""
+    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time in
+    milliseconds, 0 for never."""
 
     key: bytes
     value: bytes | None
@@ -65,8 +66,8 @@ class Change(NamedTuple):
 
 
 class Log:
-    """A log open for writing. Made by `create` and `open`; a context manager; safe for many
-    threads; the only writer there is."""
+    """A log open for writing, made by `create` or `open`. It is a context manager and thread-safe.
+    It is the only writer of its log."""
 
     def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
         self.url, self._incarnation = url, incarnation
@@ -86,16 +87,16 @@ class Log:
         map: str,
         *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int],
     ) -> Position:
-        """Append changes of one map, each (key, value) or a `Change`, as one commit; returns the
-        position of the first when they are as durable as the log was told. The
-        others follow it: a reader that begins there gets them all. `NotAppended`, `OutcomeUnknown`,
-            `Fenced`."""
+        """Append changes of one map as one commit; each is a tuple (key, value) or a `Change`.
+        Returns the position of the first change, once all are as durable as the settings ask. The
+        others follow it: a reader that begins there gets them all. Raises `NotAppended`,
+        `OutcomeUnknown` or `Fenced`."""
         now = self._clock.now_ms()
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
-        """The same with entries of any maps, as a reader of another log gives them, clears too:
-        classes, times and partition are kept, the order is this log's."""
+        """As `append`, for entries of any maps that were read from another log, including clears.
+        Their classes, times and partitions are kept; their order is that of this log."""
         self._check_open()
         given = list(entries)
         if not given:
@@ -132,7 +133,8 @@ class Log:
         return batch.result()
 
     def sync(self) -> None:
-        """Durability barrier: all that was appended before is safe on storage when this returns."""
+        """Durability barrier: when this returns, everything appended before it is safe on
+        storage."""
         self._check_open()
         self.committer.sync()
 
@@ -143,19 +145,19 @@ class Log:
         self.committer.rotate()
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives; returns how
-        many entries moved. Readers do not notice. What a snapshot covers goes when
-        `wal_ttl_seconds` and `wal_size_limit_mb` say so."""
+        """Seal the current segment and turn sealed segments into compressed archives. Returns the
+        number of entries archived. Readers do not notice. What a snapshot covers is removed as
+        `wal_ttl_seconds` and `wal_size_limit_mb` say."""
         self._check_open()
         moved = self._writer.archive().records
         self._writer.remove_expired()
         return moved
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
-        """Remove whole archives and sealed segments with nothing above `upto` (None: all there
-        are); returns the oldest readable position after it. Only what a snapshot of `imap-wal
-        rewrite` covers goes, unless `uncovered=True` says that what nobody else holds may go as
-        well."""
+        """Remove whole archives and sealed segments that have no entry above `upto` (None: all of
+        them). Returns the oldest position that is still readable. Only entries that a snapshot of
+        `imap-wal rewrite` covers are removed, unless `uncovered=True` allows to remove the only
+        copy of an entry."""
         self._check_open()
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
         with storage_errors(f"shrinking {self}"):
@@ -175,8 +177,8 @@ class Log:
         poll_s: float = 0.1,
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
-        """The same, and every later one as soon as it is acknowledged, until this log is closed;
-        see `LogReader.tail`."""
+        """As `read`, and then every later record as soon as it is acknowledged, until this log is
+        closed; see `LogReader.tail`."""
         self._check_open()
         return self._reader().tail(start, poll_s, stop)
 
@@ -199,7 +201,7 @@ class Log:
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What the open found behind the last checkpoint."""
+        """What the open found after the last checkpoint."""
         return self._log.recovery
 
     @property
@@ -209,7 +211,8 @@ class Log:
     # ---- the end ----
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice."""
+        """Commit what waits, write the clean-shutdown frame, seal, release the lock. Safe to call
+        twice."""
         if self.closed:
             return
         self.closed = True
@@ -258,7 +261,7 @@ class Log:
 
 
 class _Acknowledged(Bound):
-    """How far the log was acknowledged, for the readers it gives out."""
+    """How far the log was acknowledged, for the readers that it returns."""
 
     def __init__(self, log: Log, position: Position) -> None:
         self.position = position
@@ -276,7 +279,7 @@ class _Acknowledged(Bound):
                 self._changed.notify_all()
 
     def limit(self) -> Position | None:
-        # Of a log that was taken over, this process knows no more than others do.
+        # After a takeover, this process knows no more than any other process.
         return (
             None
             if self._fenced or isinstance(self._log.committer.failure, Fenced)
@@ -297,7 +300,7 @@ class _Acknowledged(Bound):
             super().wait(limit, seconds, stop)
             return
         with self._changed:
-            self._waiting += 1  # before the look: whoever moves the position after it sees a waiter
+            self._waiting += 1  # first: whoever moves the position later sees a waiter
             try:
                 if self.position != limit or self._ended or self._changed.wait(seconds):
                     return
@@ -339,10 +342,10 @@ def create(
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
-    """Make a log under `url` and open it; of several processes one makes it. `LogExists` if there
-    is one (`exist_ok=True` opens that). `InvalidSetting` in a cluster of maps: a restore of the
-    maps would read this log's entries as their changes. Settings as for `open`; `wal_dir` and
-    `storage_options` as for `imap_wal.open`."""
+    """Create a log under `url` and open it; if several processes try, one creates it. Raises
+    `LogExists` if there is one (`exist_ok=True` opens it). Raises `InvalidSetting` in a cluster of
+    maps: a restore of the maps would read this log's entries as their changes. Settings as for
+    `open`; `wal_dir` and `storage_options` as for `imap_wal.open`."""
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
@@ -391,9 +394,9 @@ def open(  # the public name: imap_wal.log.open
     """Become the writer of a log that `create` made; `settings` are the fields of
     `imap_wal.Settings`.
 
-    `NoSuchLog`; `WriterLocked` when another process holds it (`takeover=True` shuts that one out:
-    it acknowledges nothing more); `InvalidSetting` for a log of maps; `CorruptLog` and its siblings
-    for damage; `StorageUnavailable`."""
+    Raises `NoSuchLog`; `WriterLocked` if another process holds it (`takeover=True` shuts that
+    process out: it acknowledges nothing more); `InvalidSetting` for a log of maps; a `LogError` for
+    damage; `StorageUnavailable`."""
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
@@ -456,7 +459,7 @@ def _check_durability(context: LogContext) -> None:
 
 
 def _check_neighbours(context: LogContext) -> None:
-    """Logs share a cluster with logs only."""
+    """A cluster of logs has no maps."""
     store, identity, clock, randomness = (
         context.store,
         context.identity,

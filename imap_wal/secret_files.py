@@ -6,7 +6,7 @@ the path is checked, from `/` on and through symbolic links:
 
     owner      root, or the user of this process
     folders    only their owner may write to them; others too, if the folder is sticky, as `/tmp`:
-               there, nobody can replace what belongs to another user
+               there, no one can replace what belongs to another user
     a secret   mode 0600 or 0400; if root owns it, its group may read it
     a list     only its owner may write to it
 

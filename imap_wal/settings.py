@@ -51,7 +51,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 FRAME_BYTES_MAX = 2**31 - 2**20 - 1
-"""What one frame of a segment holds at most (`format.PAYLOAD_BYTES_MAX`)."""
+"""Bytes in one frame of a segment at most (`format.PAYLOAD_BYTES_MAX`)."""
 
 SECONDS_MAX = 2**31
 """68 years, for a time in any unit: a wait of more than some 290 years is an error of Python's."""
@@ -112,7 +112,7 @@ def location(
 
 
 def mode(text: Any, name: str) -> int:
-    """Permissions of a file as chmod takes them: the owner reads and writes, nobody executes."""
+    """Permissions of a file as chmod takes them: the owner reads and writes, no one executes."""
     if not isinstance(text, str) or not re.fullmatch(r"0?6[0246]{2}", text):
         raise InvalidSetting(
             f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", '
@@ -194,7 +194,7 @@ class Settings:
     max_value_bytes: int = 128 * 1024 * 1024
     """Key and value of one change together; more is refused with `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
-    """Memory for the index of a restore or rewrite; what does not fit goes to `scratch`."""
+    """Memory for the index of a restore or rewrite; what does not fit is put in `scratch`."""
     scratch: Path | None = None
     """Folder for what does not fit in memory; default: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
@@ -212,7 +212,7 @@ class Settings:
     rotate_interval_s: float = 0
     """Seal a segment that is this old; 0: only by size."""
     avoid_flush_during_recovery: bool = False
-    """Leave what an earlier run left behind in its segments, instead of archiving it at the start
+    """Leave what an earlier run left in its segments, instead of archiving it at the start
     (where archiving is asked for at all)."""
     file_mode: str = "0600"
     """Permissions of the log's files on a local storage. Folders get the same, and execute

@@ -34,7 +34,7 @@ class Watched(Generic[T]):
         # Before the file is read: a change meanwhile is found by the next look.
         self._sign = self._sign_now()
         self._refused: _Sign | None = None
-        """The state of the file whose error was told."""
+        """The state of the file whose error was reported."""
         self._value = read() if value is None else value
 
     @property

@@ -200,7 +200,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 @dataclass(frozen=True, slots=True)
 class Lifetime:
     """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended
-    before it. What an older incarnation appended behind its cut is void."""
+    before it. What an older incarnation appended after its cut is void."""
 
     cluster_id: str
     incarnation: Whole

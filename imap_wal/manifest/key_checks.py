@@ -1,4 +1,4 @@
-"""One key id stands for one key in all of a cluster. The cluster's manifest has a check value of
+"""In a whole cluster, one key id names one key. The cluster's manifest has a check value of
 each key that was ever to write there; a key is compared with it before it writes.
 
 Two nodes with two keys under one id could each read only what they wrote themselves, and no node

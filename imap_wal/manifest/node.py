@@ -91,7 +91,7 @@ class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
 
 @dataclass(frozen=True, slots=True)
 class NodeManifest:
-    """What the owner of a node's log knows. Which segments exist is told by listing `wal/`, those
+    """What the owner of a node's log knows. Which segments exist is found by listing `wal/`, those
     at or below `archived` apart, whose entries are in `archives` and whose files are about to
     go."""
 
@@ -109,7 +109,7 @@ class NodeManifest:
     checkpoint: Position = START
     """Recovery scans from here."""
     clean: bool = True
-    """The last writer closed the log; nothing is to be scanned behind `checkpoint`."""
+    """The last writer closed the log; nothing is to be scanned after `checkpoint`."""
     archived: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): segments up to this one are archived."""
     archives: Sequence[Archive] = ()

@@ -98,7 +98,7 @@ class ManifestLog(Generic[C]):
             except NotFound:
                 continue  # cleaned between listing and reading: a newer one is there
             self._floor = document.get("floor", 1)
-            if files[number].modified_ms:  # else two files of one name cannot be told apart
+            if files[number].modified_ms:  # else two files of one name look the same
                 self._known = files[number], content
             return number, content
         raise NotFound(

@@ -370,7 +370,7 @@ class Published(NamedTuple):
 
 
 def checksum(file: BinaryIO) -> int:
-    """CRC-32C of a file, from where it stands."""
+    """CRC-32C of a file, from its current offset."""
     found = 0
     while data := file.read(1024 * 1024):
         found = google_crc32c.extend(found, data)
@@ -448,7 +448,7 @@ class ParquetFile:
         self._close()
         with self.local.open("rb") as file:
             published = Published(self.local.stat().st_size, checksum(file))
-        with suppress(OSError):  # its folder goes soon
+        with suppress(OSError):  # its folder is removed soon
             self.local.unlink()
         return published
 

@@ -109,7 +109,7 @@ class Salvaged(NamedTuple):
     first: Position | None
     last: Position | None
     lost: int | None
-    """Rows that cannot be read; None: not told."""
+    """Rows that cannot be read; None: not known."""
     what: str
     end: Position | None
     """Of an archive with damage: entries of this frame and later ones may be lost (None: from the

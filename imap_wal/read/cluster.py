@@ -1,8 +1,9 @@
 """What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
 
-    ClusterLog   plans which files are read (`pieces`), reads them (`changes`); everything that
-    reads a log goes through it MaterializedView     merges them once into a NewestIndex, then only
-    what was appended since; serves keys and rows
+    ClusterLog        plans which files are read (`pieces`) and reads them (`changes`); everything
+                      that reads a log uses it
+    MaterializedView  merges them once into a NewestIndex, then only what was appended since;
+                      serves keys and rows
 
 A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are
 read again and that pass begins anew; merging twice what was merged before changes nothing.
@@ -87,7 +88,7 @@ class ClusterState:
         return self.manifest.seen(self.number)
 
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
-        """(incarnation, position) of each cluster lifetime: what an older incarnation has behind
+        """(incarnation, position) of each cluster lifetime: what an older incarnation has after
         the position is void. A node that a lifetime does not name had no log when it began."""
         return tuple(
             (lifetime.incarnation, lifetime.cuts.get(node, START))
@@ -598,7 +599,7 @@ def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:
     """Where every node's log ends now; entries at or below that position are in. A registered node
-    whose log is missing is cut behind everything: what it holds counts if it comes back."""
+    whose log is missing is cut after everything: its contents count if it returns."""
     state = log.state()
     return {**log.ends(), **dict.fromkeys(state.missing, END)}
 

@@ -1,11 +1,11 @@
-"""Reading one node's log in position order, while it is written: archives, then segments, then what
-comes.
+"""Reads one node's log in position order, while it is written: archives, then segments, then new
+entries.
 
-    look      the node's manifest and its listing: where does `wanted` stand, was it removed?
-    archives  a file a map, side by side in position ─▶ merged
+    look      the node's manifest and its listing: where is `wanted`, was it removed?
+    archives  one file for each map; their position ranges overlap ─▶ merged
     segments  one window of a file at a time ─▶ records
-    at the end: is there a frame behind the last one? is there a segment behind this one? both are
-        found without a manifest
+    the end   is there a frame after the last one, or a segment after this one? Both are found
+              without a manifest
 
 A file may be archived or removed between two reads: then the reader looks again from its position,
 and finds the rest in the archive, or `PositionGone`. Readers take no lock and leave no trace; there
@@ -53,7 +53,7 @@ _Placed: TypeAlias = tuple[Position, Row]
 
 
 class Record(NamedTuple):
-    """One entry and where it stands. `position.after()` is where to read on once it was taken care
+    """One entry and where it is. `position.after()` is where to read on once it was taken care
     of."""
 
     position: Position
@@ -62,7 +62,7 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a reader stands: all below `wanted` was yielded. `segment` is the one being read, from
+    """Where a reader is: all below `wanted` was yielded. `segment` is the one being read, from
     byte `offset` on (0: its front)."""
 
     wanted: Position
@@ -85,7 +85,7 @@ class Bound:
         return False
 
     def wait(self, limit: Position | None, seconds: float, stop: threading.Event) -> None:
-        """Until there may be something behind `limit`, or for so long, or until `stop`."""
+        """Until there may be something after `limit`, or for so long, or until `stop`."""
         stop.wait(seconds)
 
 
@@ -144,10 +144,10 @@ class LogReader:
         poll_s: float = 0.1,
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
-        """`read`, and then what is appended, for ever or until `stop` is set: over rotations,
+        """`read`, and then what is appended, permanently or until `stop` is set: over rotations,
         archives, and writers that take over. Looks every `poll_s` seconds; the tail of a `Log` in
         this process is woken by every commit. After an error, `tail(position of the last
-        record.after())` goes on."""
+        record.after())` continues."""
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))
@@ -175,7 +175,7 @@ class LogReader:
     # ---- one pass: all that is there now ----
 
     def _catch_up(self, place: _Place) -> Iterator[Record]:
-        """What stands at or above `place.wanted`; moves `place` along."""
+        """What is at or above `place.wanted`; moves `place` along."""
         attempts = 0
         while True:
             wanted, limit = place.wanted, self._bound.limit()
@@ -204,7 +204,7 @@ class LogReader:
                     raise self._log.lost(error) from error
 
     def _following(self, place: _Place) -> list[SegmentFile] | None:
-        """The segment being read and those behind it, by their listing alone; None when the
+        """The segment being read and those after it, by their listing alone; None when the
         manifest must say where to read on."""
         current = place.segment
         if current is None:
@@ -275,7 +275,7 @@ class LogReader:
                 or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")
             )
         ):
-            return  # nothing behind what was read
+            return  # nothing after what was read
         until = (
             None if limit is None else limit._replace(index=2**62)
         )  # a frame is acknowledged whole
@@ -302,7 +302,7 @@ class LogReader:
 
     def _offset(self, path: str, wanted: Position) -> int:
         """Where to begin in a segment: at the frame that `wanted` names, or at the front if no
-        frame stands there."""
+        frame is there."""
         if wanted.frame:
             for frame in SegmentReader(self._store, path).whole_frames(
                 wanted.frame, wanted.frame + 1

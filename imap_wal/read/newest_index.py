@@ -1,11 +1,10 @@
 """The newest change of every key, in bounded memory.
 
-    add ─▶ one dict a map: key → newest row                 the fast path: a lookup and a tuple
-    compare
+    add ─▶ one dict for each map: key → newest row     the fast path: a lookup and a tuple compare
              │ more than `memory_bytes`
              ▼
-           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`) ─▶ too
-           many runs: merged
+           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`)
+                                                         ─▶ too many runs: merged
 
 A row names its node at its end, unless it is the first node of the map. When several nodes claim
 the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
@@ -43,7 +42,7 @@ PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
 
 
 class NewestIndex:
-    """Not thread-safe. `memory_bytes` bounds what it holds in memory; beyond that it uses files in
+    """Not thread-safe. `memory_bytes` bounds its use of memory; beyond that it uses files in
     `scratch` (default: the system's temporary folder) that have no names, so that nothing is left
     even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
     not lost then."""

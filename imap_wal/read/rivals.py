@@ -1,9 +1,10 @@
 """Which change counts if two nodes hold changes of one key with the same (incarnation, partition
 version), and no change is newer.
 
-    contenders   those with the greatest (incarnation, partition version): the newest change of each
-    node winner       a value before a tombstone, then the node whose name sorts first conflict
-    contenders that differ
+    contenders  the changes with the greatest (incarnation, partition version): the newest change of
+                each node
+    winner      a value before a tombstone, then the node whose name sorts first
+    conflict    contenders that differ
 
 Versions without views left such keys after a split network; a copied folder of a node has the same
 effect. No clock decides, nor the order in which files are read: a merge keeps all contenders of a

@@ -1,8 +1,9 @@
 """Sorted runs on scratch: where an index puts what does not fit in memory.
 
     run      two files without a name: entries sorted by map and key, in blocks; and their values,
-    in the same order merge    any number of sorted sources ─▶ one, by windows; the values of
-    entries that lost are not read
+             in the same order
+    merge    any number of sorted sources ─▶ one, by windows; the values of entries that lost are
+             not read
 
 In memory a run has the first key and the place of every block. An entry names the run that has its
 value, so a listing of keys reads no values. No other process reads these files: no sync, no

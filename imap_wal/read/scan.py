@@ -6,10 +6,11 @@ Pieces are plain values that can be sent to another process: Spark reads each in
 Which entries count:
   since, until   positions at or below `since`, or above `until`, are left out
   covered        map → position: entries of that map at or below it are in a snapshot, and must not
-  be read beside it cuts           (incarnation, position): what an older incarnation appended
-  behind the position is void overtaken      map → partition → (incarnation, version): an entry of a
-  lower pair is void, its
-                 owner had been replaced. Only entries above `covered` are judged by it.
+                 be read in addition to it
+  cuts           (incarnation, position): what an older incarnation appended after the position is
+                 void
+  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, its
+                 owner had been replaced. This rule applies only to entries above `covered`.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class _SegmentPass:
         raise CutBack(piece.path, piece.since.frame, what)
 
     def _borders(self) -> list[int]:
-        """Frame offsets behind which another rule holds, greatest first."""
+        """Frame offsets after which another rule applies, greatest first."""
         here = (self._piece.epoch, self._piece.number)
         places = [*self._piece.covered.values(), *(cut for _, cut in self._piece.cuts)]
         return sorted({place.frame for place in places if place[:2] == here}, reverse=True)

@@ -60,7 +60,7 @@ class RestoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """How far a node's log was merged: the last position, and where its segment goes on."""
+    """How far a node's log was merged: the last position, and where its segment continues."""
 
     directory: str
     position: Position = START

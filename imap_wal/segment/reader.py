@@ -95,7 +95,7 @@ class SegmentReader:
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
-        # Who goes on from a place mostly finds little behind it, and then preallocated zeros.
+        # A reader that continues mostly finds little here, and then preallocated zeros.
         size = WINDOW_BYTES if start is None else FIRST_WINDOW_BYTES
         while stop is None or offset < stop:
             frame = format.decode_frame(self._seed, window, offset - base, offset)
@@ -125,13 +125,13 @@ class SegmentReader:
         """What the next segment's header says of the last frame before it: the CRC of this
         segment's last frame, or, where it has none, what its own header says of the one before. 0
         or `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or
-        reading began behind the first frame."""
+        reading began after the first frame."""
         if self.checksum or self.end > self.first:
             return self.checksum or None
         return self.header.previous_checksum or (0 if self.header.number == 1 else None)
 
     def tail(self) -> Tail:
-        """What stands behind the last frame that `frames` yielded."""
+        """What follows the last frame that `frames` yielded."""
         size = self._store.size(self.path)
         if size <= self.end:
             return Tail("clean", self.end, size)

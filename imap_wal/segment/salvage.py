@@ -1,6 +1,6 @@
 """What of a damaged segment can still be read: its whole frames, and the gaps between them.
 
-A frame verifies only with the segment's id and at its own offset, so frames behind a gap are found
+A frame verifies only with the segment's id and at its own offset, so frames after a gap are found
 by trying every place that may be one. Where the segment's header is what was damaged, the seed of
 the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is
 linear, so one frame gives the only seed that fits it, and another that fits the same one is no
@@ -32,7 +32,7 @@ from imap_wal.segment.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
 _ID_AT, _ID_BYTES = 15, 16
-"""Of a header: behind the twelve bytes, the array's mark, and the two bytes that begin the id."""
+"""Of a header: after the twelve bytes, the array's mark, and the two bytes that begin the id."""
 _ENTRY_BYTES_MIN = 11
 _TRIED_FRAMES = 8
 
@@ -63,7 +63,7 @@ class Gap(NamedTuple):
 
 class Scan(NamedTuple):
     """`header` is None where it is damaged; `seed` is None where nothing can be read without it.
-    `first` is where frames begin. `raw` is the header as it stands."""
+    `first` is where frames begin. `raw` is the header as it is."""
 
     header: SegmentHeader | None
     raw: bytes
@@ -194,7 +194,7 @@ def _find_cipher(
 
 
 def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
-    """Position of the last entry in a gap, where it can be told."""
+    """Position of the last entry in a gap, where it is known."""
     return None if gap.last is None else Position(epoch, number, *gap.last)
 
 
@@ -224,7 +224,7 @@ def _believable(payload: bytes, count: int) -> bool:
 
 
 def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
-    """(offset, type, count, end) of frames one behind the other, as their headers say and as far as
+    """(offset, type, count, end) of frames one after the other, as their headers say and as far as
     they can be believed."""
     while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
         length, _, type_count = FRAME_HEADER.unpack_from(data, offset)

@@ -71,12 +71,12 @@ class SegmentWriter:
         self.synced = self._appender.size
 
     def rewind(self, size: int) -> None:
-        """After a failed `append`: cut what it may have left behind. An error means that nobody
-        knows."""
+        """After a failed `append`: cut what it may have left. An error: the result is not
+        known."""
         self._appender.truncate(size)
 
     def seal(self) -> None:
-        """Give back preallocated space, sync, close. May be called again after an interrupt."""
+        """Free preallocated space, sync, close. May be called again after an interrupt."""
         if not self._sealed:
             self._appender.truncate(self._appender.size)
             self._sealed = True

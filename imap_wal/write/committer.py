@@ -422,7 +422,7 @@ class Committer:
             try:
                 self._before_ack(batches)
             except Exception as error:  # noqa: BLE001
-                # Nobody could say whether these may be acknowledged; and they are in the log, so it
+                # It is not known whether these may be acknowledged; and they are in the log, so it
                 # is no "no" either.
                 for batch in batches:
                     batch.error = batch.error or OutcomeUnknown(
@@ -448,7 +448,7 @@ class Committer:
                 size += batches[stop].size
                 stop += 1
             if self._syncs_each and self._unsynced_since is not None:
-                # One unsynced frame at most: a power loss then never leaves a whole frame behind a
+                # One unsynced frame at most: a power loss then never leaves a whole frame after a
                 # torn one.
                 self._timed_sync()
             if self._unsynced_since is None:

@@ -80,7 +80,7 @@ class Maintenance:
             each.start()
 
     def written(self, log: NodeLog) -> int:
-        """A number that grows by every byte that goes into segments, with their headers."""
+        """A number that grows by every byte written to segments, with their headers."""
         return log.bytes_written + log.end.segment * self._header_bytes
 
     def committed(self, log: NodeLog) -> None:

@@ -1,8 +1,7 @@
 """Become the writer of a node's log.
 
 open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows
-its
-        checkpoint, cut a torn tail ─▶ publish epoch + 1
+        its checkpoint, cut a torn tail ─▶ publish epoch + 1
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     manifest says clean  ─▶ the last frame only: is it there, is it whole?
     else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn
-    and damaged frames absolute             ─▶ scan all segments, whatever the manifest says
+                            and damaged frames
+    absolute             ─▶ scan all segments, whatever the manifest says
 
 | found                                         | absolute | torn-tail (default)     | point-in-time              |
 |-----------------------------------------------|----------|-------------------------|----------------------------|
@@ -16,10 +17,10 @@
 | an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
 | keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
-`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted: what is cut
-off or given up with whole frames in it stands under `lost/` afterwards, byte for byte. What was
-given up cannot come back by itself: its segments keep their numbers, empty, so no later position is
-mistaken for one of theirs.
+`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted. What is cut
+off or given up is copied to `lost/`, byte for byte, if it has whole frames. What was given up
+cannot return by itself: its segments keep their numbers, empty, so no later position is mistaken
+for one of theirs.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """What an open gave up. `first` is where the damage begins; `last` the last whole frame behind
+    """What an open gave up. `first` is where the damage begins; `last` the last whole frame after
     it (None: there was none). `put_aside` names the copies."""
 
     file: str
@@ -79,7 +80,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `open` found behind the last checkpoint. `torn_bytes` were cut: an incomplete commit,
+    """What `open` found after the last checkpoint. `torn_bytes` were cut: an incomplete commit,
     never acknowledged unless `lost` says so."""
 
     clean: bool
@@ -91,7 +92,7 @@ class RecoveryReport:
 
 
 class RecoveredState(NamedTuple):
-    """The log as the next writer goes on with it: `requests` are session → last durable request,
+    """The log as the next writer continues it: `requests` are session → last durable request,
     `end` the last frame's position, `checksum` its CRC."""
 
     recovery: RecoveryReport
@@ -119,10 +120,9 @@ class _Damage(NamedTuple):
 def recover(
     context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
 ) -> RecoveredState:
-    """Make the log fit to be written again, as the module's table says. `claim` is called before
-    the
-    first file is changed: it makes sure that the log is the caller's, and raises if it is not.
-    `CorruptLog`, `ShortLog`, `UnsupportedVersion`: nothing was changed then."""
+    """Make the log ready for writing, as the table of the module says. `claim` is called before the
+    first file is changed: it checks that the log is the caller's, and raises if it is not. Raises
+    `CorruptLog`, `ShortLog` or `UnsupportedVersion`; nothing was changed then."""
     return _Recovery(context, manifest, claim).run()
 
 
@@ -150,13 +150,13 @@ class _Recovery:
         """Where the whole frames of the file scanned last end."""
         self._progress = Progress(context.clock, f"recovering the log of node {self._node.node!r}")
         self._loose: list[tuple[str, int]] = []
-        """Sealed files with reserved space behind their frames."""
+        """Sealed files with reserved space after their frames."""
 
     def run(self) -> RecoveredState:
         manifest = self._manifest
         if (
             manifest.clean and self._mode is RecoveryMode.TORN_TAIL
-        ):  # who asks for another wants to know, or has met damage somewhere
+        ):  # any other mode asks for a full scan
             checksum = self._clean_end()
             if checksum is not None:
                 return RecoveredState(
@@ -214,8 +214,8 @@ class _Recovery:
             return None
 
     def _scan(self) -> _Damage | None:
-        """Read what follows the checkpoint (all there is, where damage below it may not stay
-        unseen, or may be stepped over). The first damage, or None."""
+        """Read what follows the checkpoint, or everything if the recovery mode must find damage
+        below it or may skip damage. Returns the first damage, or None."""
         start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._end = start = START
@@ -353,7 +353,7 @@ class _Recovery:
         )
 
     def _known(self) -> int:
-        """Number of the newest segment that the manifest knows of."""
+        """Number of the newest segment that the manifest names."""
         return max(self._manifest.checkpoint.segment, self._manifest.newest)
 
     def _refusal(self, damage: _Damage) -> LogError:
@@ -390,10 +390,10 @@ class _Recovery:
                     self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
-        """Write the newest segment anew, not only synced. What was read may stand in the page cache
-        alone: the writer died before its sync, or its sync failed and the kernel calls the pages
-        clean. From here on it counts as acknowledged. And a writer that was shut out may be about
-        to append: with a copy in its place it appends to a file that nobody reads."""
+        """Rewrite the newest segment; a sync alone is not enough. What was read may be only in the
+        page cache: the writer died before its sync, or its sync failed and the kernel marked the
+        pages clean. From here on it counts as acknowledged. Also, a writer that was shut out may
+        still append: with a copy in its place it appends to a file that no reader opens."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
             self._put(path, self._store.read(path, 0, size))
@@ -464,7 +464,7 @@ class _Recovery:
 
     def _shuts_out(self, file: _File) -> bool:
         """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
-        name must stay occupied, and it holds no entries to give up."""
+        name must stay in use, and it has no entries to lose."""
         if self._store.capabilities.durable_append:
             return False
         try:
@@ -489,7 +489,7 @@ class _Recovery:
         return missing
 
     def _count(self, damage: _Damage, files: Sequence[_File]) -> tuple[int, int, Position | None]:
-        """Whole frames behind the damage, their entries, the position of the last."""
+        """Whole frames after the damage, their entries, the position of the last."""
         frames = records = 0
         last: Position | None = None
         verdict = damage.verdict
@@ -513,7 +513,7 @@ class _Recovery:
             try:
                 self._store.create(path, self._store.read(file.path))
             except AlreadyExists:
-                pass  # an earlier recovery died half-way
+                pass  # an earlier recovery stopped before its end
             kept.append(path)
         return tuple(kept)
 

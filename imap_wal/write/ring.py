@@ -2,10 +2,9 @@
 sequence numbers.
 
 Every item gets the next sequence number, from 0, and is in slot `sequence & (slots - 1)`. The
-consumer
-has a sequence of its own: what it has consumed. A slot is free again when the consumer is past it;
-until then a producer is refused (backpressure), so nothing is ever overwritten or lost. Besides
-slots, the bytes in the ring are bounded.
+consumer has a sequence of its own: what it has consumed. A slot is free again when the consumer has
+passed it. Until then a producer is refused (backpressure), so nothing is ever overwritten or lost.
+The bytes in the ring are bounded too.
 
 Python's lock replaces the Disruptor's compare-and-swap: claim and publish are one step, so the
 consumer never sees a gap.
