@@ -18,7 +18,7 @@ COMPARED = re.compile(
 
 
 def fill(cluster: Cluster, entries: int) -> Any:
-    """Fill the map "orders" with that many entries."""
+    """Fill the map "orders" with this many entries."""
     orders = cluster.client().get_map("orders").blocking()
     batches = [range(first, min(entries, first + BATCH)) for first in range(0, entries, BATCH)]
     with ThreadPoolExecutor(4) as callers:

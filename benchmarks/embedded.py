@@ -77,7 +77,7 @@ def updates(folder: Path, count: int, size: int = 10_000) -> float:
 
 
 def threaded(folder: Path, threads: int, operations: int) -> float:
-    """Sets per second of so many threads."""
+    """Sets per second of this many threads."""
     with imap_wal.open(folder.as_uri(), node="n") as store:
         return _run_threads(store, threads, operations)
 
@@ -114,7 +114,7 @@ def sqlite(folder: Path, operations: int) -> float:
 
 
 def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """All of them, in turns, so that a slow spell of the disk meets all alike. One row per
+    """All of them, in turns, so that a slow period of the disk affects all alike. One row per
     measurement: rate, ratio, target."""
     scale = 1 if quick else 4
     seen: dict[str, list[float]] = {}

@@ -35,7 +35,7 @@ def single(folder: Path, source: str, scale: int) -> float:
 
 
 def in_flight(folder: Path, source: str, scale: int) -> float:
-    """Sets per second with 256 awaiting at any time: frames of some 256 entries."""
+    """Sets per second with 256 awaiting at any time: frames of about 256 entries."""
     each = 100 * scale
 
     async def measure() -> float:

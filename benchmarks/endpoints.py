@@ -1,5 +1,6 @@
-"""What the way between a member and its agent costs: a Unix socket, TCP on the loopback address,
-and TCP with keys (CURVE), in turns within one run. The same member, agent and durability."""
+"""The cost of the connection between a member and its agent: a Unix socket, TCP on the loopback
+address, and TCP with keys (CURVE), in turns within one run. The same member, agent and
+durability."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ LOADS: dict[str, dict[str, Any]] = {
 
 
 def run(rounds: int, seconds: int) -> list[dict[str, Any]]:
-    """`set` by one member, for each load and way."""
+    """`set` by one member, for each load and connection."""
     rates: dict[tuple[str, str], list[float]] = {}
     notes: dict[tuple[str, str], str] = {}
     for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Acknowledgements of one member, and of sixteen, while other connections say hello without
+"""Acknowledgements of one member, and of sixteen, while other connections send hello without
 pause."""
 
 from __future__ import annotations

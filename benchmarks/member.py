@@ -163,7 +163,7 @@ def _peers() -> str:
 
 def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
     """Time until a map of so many entries of 100 bytes is loaded: from the log (agent started
-    anew), and from a loader that makes the entries up."""
+    anew), and from a loader that generates the entries."""
     ours: list[float] = []
     made_up: list[float] = []
     filled: list[float] = []

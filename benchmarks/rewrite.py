@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def fill(folder: Path, records: int, keys: int) -> None:
-    """A log of so many upserts of so many keys, in commits of 10,000."""
+    """A log with this many upserts of this many keys, in commits of 10,000."""
     value = os.urandom(VALUE_BYTES)
     with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
         items = store.map("bench", raw=True)

@@ -35,8 +35,8 @@ from storage_backends import SegmentStore
 from storage_backends.location import Location
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
-"""What a task's index may hold. Then a rewrite hands on what it has; a `latest` read goes to the
-worker's temporary folder."""
+"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits the rows that it has, and
+a `latest` read spills to the worker's temporary folder."""
 
 
 def session(**options: str) -> SparkSession:
@@ -75,7 +75,7 @@ RAW, LATEST = "raw", "latest"
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
-    narrow what is read (comma-separated); `mode` is raw or latest; `partial` goes on without
+    limit what is read (comma-separated); `mode` is raw or latest; `partial` continues without
     missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a
     `latest` read. `encryption_keys` says where each worker gets the keys of an encrypted log (else
     IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
@@ -105,7 +105,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        """`InvalidSetting` names what is wrong."""
+        """Raises `InvalidSetting`, which names the mistake."""
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
@@ -221,7 +221,7 @@ class ImapWalReader(DataSourceReader):
         finally:
             store.close()
         if not found:
-            found.append(FilePartition("", "", [], []))  # Spark asks for one at least
+            found.append(FilePartition("", "", [], []))  # Spark requires at least one
         return found
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The rewrite engine on Spark, for logs that one machine does not want to merge.
+"""The rewrite engine on Spark, for logs too large to merge on one machine.
 
 files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶
 newest of all ─▶ part files
@@ -38,7 +38,7 @@ from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, s
 from storage_backends import StorageError
 
 ROWS_A_RANGE = 1_000_000
-"""Newest rows that one task of the last step writes, about."""
+"""Approximate number of newest rows that one task of the last step writes."""
 _KEYS_A_BATCH = 10_000
 
 
@@ -76,7 +76,7 @@ ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
 class SparkEngine:
     """See the module. Storage must be one that the workers see: a shared directory or an object
-    store. `tasks`: at most so many at a time read."""
+    store. `tasks`: the maximum number of tasks that read at a time."""
 
     name = "spark"
 
@@ -142,7 +142,7 @@ class SparkEngine:
     def _combine(
         self, spark: SparkSession, job: Job, pieces: list[FileScan], tasks: int
     ) -> DataFrame:
-        """The newest rows of each task's pieces: one a map, key and node."""
+        """The newest rows of each task's pieces: one for each map, key and node."""
         groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
         rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
         described = spark.createDataFrame(rows, "pieces string").repartitionByRange(
@@ -267,8 +267,8 @@ def _combine(job: Job) -> ArrowMap:
 
 
 def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
-    """All rows of the index, which is then empty; what was read of each map stands in the first of
-    them."""
+    """Yield all rows of the index and empty it. The first row of each map carries the totals
+    of what was read of that map."""
     for name in index.maps():
         claims = index.clears(name)
         clears = [([row for row, _ in claims], [node for _, node in claims])] if claims else []
@@ -310,7 +310,7 @@ def _write(job: Job, cleared: Cleared) -> ArrowMap:
             error, found = _freeze(raised), {}
         finally:
             store.close()
-        # The first line answers for the range, also where nothing is in it.
+        # The first line is the answer for the range, even if the range is empty.
         lines: list[dict[str, Any]] = [{"attempt": attempt, "partition": partition, "error": error}]
         for name, parts in found.items():
             lines += [{**asdict(part), "map": name, "attempt": attempt} for part in parts]
@@ -324,7 +324,7 @@ Page = tuple[str, list[Row], list[str], set[Subject], dict[bytes, Conflict]]
 
 
 class _Held:
-    """Rows of some keys of a map, until all rows of these keys are there."""
+    """Rows of some keys of a map, held until all rows of these keys have arrived."""
 
     def __init__(self, name: str) -> None:
         self.name, self._table, self.late = name, Table(), set[Subject]()
@@ -369,7 +369,7 @@ def newest_of_sorted(batches: Iterator[Any], cleared: Cleared | None = None) -> 
 
 
 def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tuple[Row, str, bool]]:
-    """Those that were not cleared."""
+    """The rows that were not cleared."""
     for name, group in groupby(placed, key=lambda each: each[0][0]):
         some = list(group)
         hidden = cleared.hidden(
@@ -379,7 +379,7 @@ def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tup
 
 
 def balanced(pieces: list[FileScan], count: int) -> list[list[FileScan]]:
-    """The pieces in `count` groups of about the same bytes."""
+    """The pieces in `count` groups of about the same size in bytes."""
     groups: list[list[FileScan]] = [[] for _ in range(count)]
     sizes = [0] * count
     for piece in sorted(pieces, key=lambda piece: piece.bytes, reverse=True):
@@ -406,7 +406,7 @@ def _failure_row(error: Exception) -> Any:
     )
 
 
-# An error of a worker comes back as what it is, not as text in Spark's own exception. Our errors'
+# An error of a worker keeps its type; it is not text in Spark's own exception. Our errors'
 # constructors do not take their own `args`.
 
 
@@ -415,7 +415,7 @@ def _freeze(error: Exception) -> str:
 
 
 def _thaw(text: str) -> Exception:
-    kind, args, state = pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own worker, a moment ago
+    kind, args, state = pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own worker
     error: Exception = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)

@@ -1,1 +1,1 @@
-"""The command line `imap-wal`, the rewrite engines behind it, and the demo."""
+"""The command line `imap-wal`, its rewrite engines, and the demo."""

@@ -1,4 +1,4 @@
-"""What tests of several folders share."""
+"""Helpers for tests of several folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _names = itertools.count(1)
 
 
 class FakeClock:
-    """A clock that stands until it is told to go on."""
+    """A clock that changes only by `advance`."""
 
     def __init__(self, now_ms: int = 1_763_720_000_000) -> None:
         self._now_ms, self._seconds = now_ms, 0.0
@@ -43,8 +43,8 @@ class FakeClock:
 
 
 def copy_files(source: SegmentStore) -> MemoryStore:
-    """What is left when the process that writes `source` is killed at this moment: its files,
-    without its locks."""
+    """A copy of what remains if the process that writes `source` is killed now: its files, without
+    its locks."""
     left = MemoryStore(f"copy-{next(_names)}")
     for file in source.list(""):
         left.create(file.path, source.read(file.path))
@@ -57,7 +57,7 @@ def segments(store: SegmentStore) -> list[str]:
 
 
 def overwrite(store: SegmentStore, path: str, data: bytes) -> None:
-    """Change a file behind everybody's back."""
+    """Replace a file's content without notice to its writer or readers."""
     store.delete(path)
     store.create(path, data)
 
@@ -109,19 +109,19 @@ def node_log(
 
 
 def embedded(store: SegmentStore, **options: Any) -> imap_wal.Store:
-    """An embedded store of node n1 over `store`, small."""
+    """An embedded store of node n1 over `store`, with small segments."""
     options = {"segment_bytes": 64 * 1024, "preallocate": False, **options}
     return imap_wal.open(store.url, node="n1", storage=store, **options)
 
 
 def contents(store: SegmentStore, name: str = "m", **options: Any) -> dict[Any, Any]:
-    """What a map holds after everything that writes `store` was killed."""
+    """The contents of a map after all writers of `store` were killed."""
     with embedded(copy_files(store), **options) as opened:
         return dict(opened.map(name).items())
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 20) -> Any:
-    """Wait for a condition; fail saying what never came."""
+    """Wait up to `seconds` for a condition and return its value. On timeout, fail with `what`."""
     end = time.monotonic() + seconds
     while not (answer := condition()):
         assert time.monotonic() < end, f"never came: {what}"

@@ -44,7 +44,7 @@ LINE_BYTES = 700
 
 
 class Line(NamedTuple):
-    """One entry and where it stands."""
+    """One entry and its position in the log."""
 
     timestamp_ms: int
     cluster: str

@@ -195,7 +195,7 @@ def start(
     finally:
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
-        )  # a second Ctrl-C must not leave members behind
+        )  # a second Ctrl-C must not leave members running
         try:
             running.stop()
             running.remove_folder()

@@ -1,4 +1,4 @@
-"""The keys with which commands speak to an agent."""
+"""The keys that commands use to connect to an agent."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who did what: a line on stderr for each command that gives up data, takes a log over, or decides
-who may connect.
+"""The audit line on stderr, for each command that gives up data, takes over a log, or decides who
+may connect.
 
-The service manager, or whoever runs the command, keeps stderr; the same line goes to the system's
-log where there is one.
+The service manager, or whoever runs the command, keeps stderr. The same line is written to the
+system's log, if there is one.
 """
 
 from __future__ import annotations

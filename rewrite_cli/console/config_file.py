@@ -41,8 +41,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, Any]:
-    """A click `default_map`: what stands at the top goes to every command, a command's table on top
-    of it. An unknown key is refused."""
+    """A click `default_map`. Top-level keys apply to every command; a command's table overrides
+    them. An unknown key is refused."""
     group = ctx.command
     assert isinstance(group, click.Group)
     data = read_toml(path)

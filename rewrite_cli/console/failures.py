@@ -1,5 +1,5 @@
-"""Which error ends in which exit code, and what is printed for it: one line of what happened,
-where, and what to do."""
+"""The exit code and the message of each error. The message is one line: what happened, where, and
+what to do."""
 
 from __future__ import annotations
 

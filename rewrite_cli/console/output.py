@@ -200,7 +200,7 @@ def duration(seconds: float) -> str:
 
 
 def note(text: str) -> None:
-    """A remark for people, on stderr."""
+    """Print a note to stderr."""
     echo(text, err=True)
 
 
@@ -240,7 +240,7 @@ class _Describing(logging.Handler):
 
 
 def agree(question: str, yes: bool) -> None:
-    """Go on after `--yes` or a terminal's answer; else leave, with nothing changed."""
+    """Continue after `--yes` or a confirmation on the terminal. Otherwise exit without a change."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,5 +1,5 @@
-"""Which logs a command means: a URL, and any of namespace, cluster, node and map. What is not given
-means all."""
+"""Which logs a command means: a URL, and any of namespace, cluster, node and map. An option that is
+not given means all."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Url(click.ParamType[str]):
 
 
 class Endpoint(click.ParamType[str]):
-    """Where an agent listens."""
+    """The address on which an agent listens."""
 
     name = "endpoint"
 
@@ -58,7 +58,7 @@ class Endpoint(click.ParamType[str]):
                 if parts.scheme == "ipc"
                 else parts.scheme == "tcp" and bool(parts.hostname and parts.port)
             )
-        except ValueError:  # the port is no number, or too large
+        except ValueError:  # the port is not a number, or too large
             whole = False
         if not whole:
             self.fail(

@@ -1,4 +1,4 @@
-"""Moments as people type and read them."""
+"""Times as people type and read them."""
 
 from __future__ import annotations
 

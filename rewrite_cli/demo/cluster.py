@@ -36,7 +36,7 @@ class Members:
         self._environment = {
             **os.environ,
             "TMPDIR": str(folder),
-        }  # what a kill leaves behind goes with the demo
+        }  # files left by a kill are removed with the demo's
         self.port = free_ports(count)
         self.addresses = [f"127.0.0.1:{self.port + number}" for number in range(count)]
         self._process: subprocess.Popen[str] | None = None
@@ -82,7 +82,7 @@ class Members:
             self._process = None
 
     def stop(self) -> None:
-        """A gentle end."""
+        """A clean shutdown."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -90,7 +90,7 @@ class Members:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on."""
+    """The first of `count` consecutive ports on which no process listens."""
     for first in range(5701, 6701, count):
         if all(_is_free(first + number) for number in range(count)):
             return first

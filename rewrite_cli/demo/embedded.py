@@ -38,7 +38,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """What stands on storage at one moment."""
+    """The bytes on storage at one moment."""
 
     moment: str
     log: int

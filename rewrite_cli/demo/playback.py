@@ -24,7 +24,7 @@ SAMPLE_S = 0.1
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened when, in seconds since the start: acknowledged records of each producer,
+    """Events, with times in seconds since the start: acknowledged records of each producer,
     openings, phases."""
 
     samples: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Playback:
     def run(
         self, until: float, kill: Callable[[], None] | None, watch: Callable[[int], None]
     ) -> None:
-        """Go on from the last acknowledged step. With `kill`: as soon as the fraction `until` of
+        """Continue from the last acknowledged step. With `kill`: as soon as the fraction `until` of
         all steps is acknowledged, send SIGKILL to the writer and call `kill` (for what else is to
         die). Returns when the writer is gone and its last acknowledgement is read."""
         command = [

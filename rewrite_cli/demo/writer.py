@@ -102,7 +102,7 @@ def _run(produce: Callable[[int], None]) -> None:
     def guarded(producer: int) -> None:
         try:
             produce(producer)
-        except Exception as error:  # noqa: BLE001  # told to the parent below
+        except Exception as error:  # noqa: BLE001  # reported to the parent below
             errors.append(error)
 
     threads = [threading.Thread(target=guarded, args=(producer,)) for producer in range(2)]

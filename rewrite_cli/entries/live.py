@@ -1,4 +1,4 @@
-"""The live entries of a log, now or as they stood at an earlier time: what restore would serve, for
+"""The live entries of a log, now or as they were at an earlier time: what restore would serve, for
 export and copies."""
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def merge(
     partial: bool,
     as_of_ms: int | None = None,
 ) -> LiveCluster:
-    """Merge everything once. `stack` lets go of memory and scratch. `MissingNode` unless `partial`;
-    `Failed` when the time asked for is no longer told."""
+    """Merge everything once. `stack` frees memory and scratch files when it closes. Raises
+    `MissingNode` unless `partial`, and `Failed` when the log can no longer show the state at
+    `as_of_ms` (Unix time in milliseconds)."""
     settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)

@@ -1,4 +1,4 @@
-"""Talking to a cluster as an application would, through hazelcast-python-client."""
+"""Access to a cluster as an application has it, through hazelcast-python-client."""
 
 from __future__ import annotations
 

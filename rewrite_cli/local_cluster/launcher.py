@@ -72,7 +72,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Child:
-    """One process of ours; `log` is where its output goes."""
+    """A child process; its output is written to `log`."""
 
     name: str
     command: list[str]
@@ -124,7 +124,7 @@ class Cluster:
         self.members: list[Child] = []
 
     def start(self, timeout_s: float) -> None:
-        """`Failed`, with the last words of the child that ended, when it does not come up."""
+        """`Failed`, with the last output of the child that ended, if the start fails."""
         plan = self.plan
         # A copy: a build in the source tree would otherwise change the jar under running members.
         plugin = shutil.copy(jars.plugin_jar(), self.folder)

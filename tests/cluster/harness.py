@@ -60,7 +60,7 @@ logging.getLogger("hazelcast").setLevel(logging.CRITICAL)
 
 
 class Ended(Exception):
-    """A process that should run does not: no use in waiting on."""
+    """A process that should run does not, so there is no reason to wait longer."""
 
 
 def until(what: str, condition: Callable[[], T], seconds: float = 60, pause: float = 0.02) -> T:
@@ -125,8 +125,8 @@ class Child:
         self.process: subprocess.Popen[str] | None = None
 
     def _spawn(self, command: Sequence[str], *, talks: bool = False) -> subprocess.Popen[str]:
-        """`talks`: through pipes, a line at a time; else it gets no input, and its output goes to
-        the log."""
+        """With `talks`, input and output are pipes, a line at a time. Otherwise the process gets no
+        input, and its output is written to the log."""
         assert not self.running, f"{self.name} runs already"
         pipe = subprocess.PIPE if talks else None
         with self.log.open("ab") as log:
@@ -158,13 +158,13 @@ class Child:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, and gone when this returns."""
+        """Send SIGKILL; the process has ended when this returns."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
         self._reap(30)
 
     def stop(self, seconds: float = 30) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.send(signal.SIGTERM)
         return self._reap(seconds)
 
@@ -244,7 +244,7 @@ class Agent(Child):
         self.wait()
 
     def wait(self, seconds: float = 60) -> None:
-        """Until it says that it is healthy."""
+        """Wait until it reports that it is healthy."""
         until(
             f"{self.name} is healthy",
             lambda: self.check() or (self.stat() or {}).get("healthy"),
@@ -280,7 +280,7 @@ class Member(Child):
         options: Sequence[str],
     ) -> None:
         super().__init__(name, folder / f"{name}.log")
-        self.port, self.node = port, 0  # the number that the network knows it by
+        self.port, self.node = port, 0  # its number in the network
         self.address = self.announced = f"127.0.0.1:{port}"
         yaml = folder / f"{name}.yaml"
         yaml.write_text(json.dumps(config))  # JSON is YAML
@@ -311,7 +311,7 @@ class Member(Child):
         threading.Thread(target=listen, daemon=True).start()
 
     def wait(self, seconds: float = 90) -> None:
-        """Until it has joined or begun a cluster."""
+        """Wait until it has joined or begun a cluster."""
         self._answer(seconds)
 
     def _answer(self, seconds: float) -> Any:
@@ -335,13 +335,13 @@ class Member(Child):
             return self._answer(seconds)
 
     def leave(self, seconds: float = 60) -> None:
-        """Gracefully: partitions are handed over first."""
+        """Shut down gracefully: partitions are migrated first."""
         self.ask("leave", seconds=seconds)
         self._reap(seconds)
 
 
 class MemberError(Exception):
-    """What a member answered instead of an answer."""
+    """The exception that a member answered with."""
 
 
 class Cluster:
@@ -392,7 +392,7 @@ class Cluster:
         self._clients: list[hazelcast.HazelcastClient] = []
 
     def start(self, count: int, policy: str = "") -> None:
-        """So many members, joined. `policy`: the agents' `start_policy`."""
+        """Start this many members, until joined. `policy`: the agents' `start_policy`."""
         self._lifetime += 1
         self.members = []
         waits = policy != "" or self._used <= set(self.agents[:count])
@@ -474,7 +474,7 @@ class Cluster:
         return client
 
     def kill_everything(self) -> None:
-        """SIGKILL to all members and agents at once; nothing gets to say goodbye."""
+        """Send SIGKILL to all members and agents at once, with no shutdown of any kind."""
         children = [child for child in (*self.members, *self.agents) if child.running]
         for child in children:
             child.send(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Actors that come between two calls of a storage."""
+"""Actors that run between two calls of a storage."""
 
 from __future__ import annotations
 

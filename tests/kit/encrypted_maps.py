@@ -31,7 +31,7 @@ def entries(place: str, source: str, **settings: Any) -> int:
 
 
 def content(place: str) -> dict[str, bytes]:
-    """All that a log consists of. Locks and permits of writers are no part of it."""
+    """All files of a log, without the locks and permits of writers."""
     store = open_store(place)
     return {
         file.path: store.read(file.path)

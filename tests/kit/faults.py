@@ -1,5 +1,5 @@
-"""One fault at every operation, and at every system call, of a work that is played again and
-again."""
+"""One fault at every operation, and at every system call, of a workload that is run
+repeatedly."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _context.set_forkserver_preload(
         "pyarrow.compute",
         "pyarrow.pandas_compat",
     ]
-)  # Arrow asks for pandas
+)  # Arrow needs pandas
 
 
 def everything(storage: FaultyStore, reference: Reference, **options: Any) -> None:
@@ -49,8 +49,8 @@ def everything(storage: FaultyStore, reference: Reference, **options: Any) -> No
 
 
 def operations(inner: SegmentStore | None = None, **options: Any) -> list[str]:
-    """The kinds of operation that the work asks of its storage. A storage that tells when files
-    changed is asked less."""
+    """The kinds of storage operation that the workload uses. There are fewer with a storage that
+    reports when files changed."""
     counted = FaultyStore(inner or MemoryStore(f"faults-count-{next(_names)}"))
     everything(counted, Reference(), **options)
     return [operation.kind for operation in counted.operations]
@@ -66,7 +66,7 @@ def strike_at(
     when: Any = "before",
     **options: Any,
 ) -> None:
-    """Play the work, let the fault strike at its `at`-th operation, look what is left."""
+    """Run the workload with the fault at its `at`-th operation, and check what is left."""
     name = f"faults-{next(_names)}"
     inner = MemoryStore(name)
     reference = Reference()

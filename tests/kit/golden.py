@@ -1,4 +1,4 @@
-"""What the golden files hold."""
+"""The contents of the golden files."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ SILENT = "tests.cluster.silent_agent"
 
 
 def newest(cluster: Cluster, name: str) -> dict[str, str]:
-    """What the log says of a map of strings, read by the test itself."""
+    """The contents of a map of strings in the log, read by the test itself."""
     view = log_view(cluster.url)
     try:
         return {

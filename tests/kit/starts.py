@@ -10,7 +10,7 @@ from imap_wal.agent.config import AgentConfig
 from tests.agent.harness import config, plugin, serving
 
 LIFETIME_S = 5
-"""Longer than any pause of a machine that is busy. No test waits for this time."""
+"""Longer than any pause of a busy machine. No test waits for this time."""
 
 
 def settings_of(folder: Path, *nodes: str, **settings: Any) -> list[AgentConfig]:

@@ -1,4 +1,4 @@
-"""What is done to the cluster, one fault or a few at a time. `World.heal` ends the faults of an
+"""The faults of the cluster, one or a few at a time. `World.heal` ends the faults of an
 episode. Its random choices come from the seed."""
 
 from __future__ import annotations

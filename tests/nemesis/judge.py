@@ -152,7 +152,7 @@ def _read(entries: BlockingMap[Any, Any], name: str) -> list[Any]:
 
 
 def seen(contents: Mapping[Key, Any], keys: Sequence[Key], start: float) -> list[Attempt]:
-    """The same of a query that began at `start`."""
+    """The same for a query that began at `start`."""
     now = time.monotonic()
     return [
         Attempt(

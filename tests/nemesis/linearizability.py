@@ -161,7 +161,7 @@ class Checker:
 
     def feed(self, operations: Sequence[Operation]) -> Violation | None:
         """The first operation that cannot be explained. All that began must have ended, or be
-        unknown. After a violation the checker is of no use."""
+        unknown. After a violation the checker cannot be used any more."""
         first = self._number
         self._number += 2 * len(operations)
         ends = [(each.end, 1, at) for at, each in enumerate(operations) if each.end != UNKNOWN]

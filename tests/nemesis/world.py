@@ -259,14 +259,14 @@ class World:
         )
         return f"exit code {run.returncode}: {(run.stdout + run.stderr).strip()[-400:]}"
 
-    # ---- whole again ----
+    # ---- recovery ----
 
     def start(self, count: int = len(MACHINES)) -> None:
         self.say(f"start {count} machines")
         self.cluster.start(count)
 
     def heal(self) -> None:
-        """Faults end; what is missing is started, and the cluster is one again."""
+        """End the faults, start what is missing, and wait until the cluster is one again."""
         self.say("all faults end")
         self.network.heal()
         self.thaw()

@@ -177,7 +177,7 @@ class Actor:
         )
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
-        """Whether an error is one that may be: else a `Violation`."""
+        """Raise `Violation` unless the error is allowed."""
         if isinstance(error, MissingNode) and (
             self.stage.spread(self.process.machine) or self.stage.forgotten
         ):
@@ -231,7 +231,7 @@ class Actor:
         self._change((key_of(number),), value, lambda key: self._map.put(key, value))
 
     def put_for_hours(self, number: int, hours: int) -> None:
-        """With a time to live that no run outlives."""
+        """With a time to live longer than any run."""
         self._count += 1
         value = b"%s.%d" % (self.spec.name.encode(), self._count)
         self._change(
@@ -333,7 +333,7 @@ class Actor:
         self.past.check(found, start, self.world.tick(), f"the listing of {self.spec.name}")
 
     def copy(self, order: str, seed: int = 0) -> None:
-        """A copy of the whole root, file by file, with a tool that knows nothing of us."""
+        """A copy of the whole root, file by file, as a general copy tool makes it."""
         start = self.world.tick()
         name = f"copy of {self.spec.name}"
         source = self.storage()
@@ -348,7 +348,7 @@ class Actor:
                 data = source.read(path)
             except NotFound:
                 if self.stage.kind == OBJECTS:
-                    return  # the tool says that a file vanished, and its owner throws the copy away
+                    return  # the tool reports that a file vanished, and its user discards the copy
                 continue
             except StorageError as error:
                 self._refused(error)
@@ -404,7 +404,7 @@ class Actor:
                 past.finish(write, outcome, world.tick())
 
     def forget(self, node: str) -> None:
-        """Forget a node that is gone, or seems to be."""
+        """Forget a node that is lost, or seems to be."""
         self.stage.forgotten.add(node)
         try:
             forget_node(self.cluster(), node)

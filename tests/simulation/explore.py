@@ -13,7 +13,7 @@ from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.world import Chooser, Violation
 
 STEPS = 160
-"""About so many steps a run takes: where PCT's changes of priority may lie."""
+"""About the number of steps in a run. PCT's changes of priority fall in this range."""
 
 
 @dataclass(frozen=True)

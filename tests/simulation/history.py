@@ -1,4 +1,4 @@
-"""What was asked and what was answered, and which states that allows.
+"""The requests and answers of a run, and the states that they allow.
 
 A write is open from its call to its answer (an error, or the death of its process, ends it too). A
 read that was open from `start` to `end` may give a write that began before `end`, was not surely
@@ -151,7 +151,7 @@ class History:
         raise Violation(rule, f"{who} at step {start:g}–{end:g} has {what}, newest is: {newest}")
 
     def rebase(self, state: dict[bytes, bytes]) -> None:
-        """A backup was put back, as its owner wished: from here on this is what there is."""
+        """A backup was restored on purpose: from here on its contents are the state."""
         keys = set(self.writes) | set(state)
         self.writes = {key: [] for key in keys}
         for key in keys:

@@ -47,7 +47,7 @@ class _Secrets:
 
 
 class _Randomness:
-    """For those who were handed none: that of the process that acts."""
+    """For callers that were given none: the one of the process that runs."""
 
     _alone = SeededRandomness(0)
 
@@ -106,7 +106,7 @@ def _read_once(decode: Any) -> Any:
         text = self._store.read(self._path(number))
         found = known.get((text, self._kind))
         if found is None:
-            if len(known) >= REMEMBERED:  # those of one run; a new one has others
+            if len(known) >= REMEMBERED:  # those of one run; a new run has others
                 known.clear()
             found = known[text, self._kind] = decode(_At(self, text), number)
         return found

@@ -35,7 +35,7 @@ from tests.simulation.world import BASE_MS, Killed, Process, Task, Violation
 
 AGAIN = "sent again"
 TRIES = 6
-"""How often a member looks for its agent before it gives a change up."""
+"""How often a member looks for its agent before it gives up a change."""
 PATIENCE = 60
 """Steps between two tries: the agent opens a failed log again after a second."""
 
@@ -519,7 +519,7 @@ class MemberActor(Actor):
         while True:
             answer = self._read("keys", MAP, cursor, page)
             if answer is None:
-                return  # told
+                return  # reported
             header, payload = answer
             cursor = header[2]
             if cursor is None:

@@ -250,7 +250,7 @@ def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> No
 
 
 def _put_back(medium: Medium, older: Medium, folder: str) -> None:
-    """As a restored backup does: files of the folder are those of then, others go."""
+    """As a restored backup does: the folder has its files of that time; others are removed."""
     for path in [path for path in medium.files if path.startswith(folder)]:
         del medium.files[path]
     for path, file in older.copy().files.items():
@@ -282,7 +282,7 @@ def _judge(
         raise Violation("the log does not open", f"{what}: {error}") from error
     except (ImapWalError, StorageError) as error:
         if may_refuse and isinstance(error.__cause__, NotFound):
-            return  # it names the file that is gone
+            return  # it names the missing file
         raise Violation("the log does not open", f"{what}: {error!r}") from error
     found = _memory(store)
     if not lost:

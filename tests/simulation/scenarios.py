@@ -51,7 +51,7 @@ def _kind(rng: Random) -> str:
 
 
 def _faults(rng: Random, plan: Plan) -> Plan:
-    """Of some plans, one or two calls go wrong."""
+    """In some plans, one or two calls fail."""
     if rng.random() < 0.25:
         plan = replace(plan, manifests_kept=2)
     if rng.random() < 0.6:
@@ -67,7 +67,7 @@ def _faults(rng: Random, plan: Plan) -> Plan:
 
 
 def takeovers(rng: Random) -> Plan:
-    """One node's log, opened by two or three processes, each of which takes itself for the
+    """One node's log, opened by two or three processes, each of which assumes that it is the
     writer."""
     names = "BC" if rng.random() < 0.3 else "B"
     others = [_writer(rng, name, rng.random() < 0.85) for name in names]
@@ -76,7 +76,7 @@ def takeovers(rng: Random) -> Plan:
 
 
 def maintenance(rng: Random) -> Plan:
-    """A writer, a reader with a view, and those who make the log smaller; clocks differ."""
+    """A writer, a reader with a view, and processes that make the log smaller; clocks differ."""
     specs = [_writer(rng, "writer", False)]
     if rng.random() < 0.3:
         lasting = (*specs[0].threads[0][:1], ("put_for_hours", 0, 200), *specs[0].threads[0][1:])
@@ -241,8 +241,8 @@ def agents(rng: Random) -> Plan:
 
 
 def splits(rng: Random) -> Plan:
-    """A split network: members with agents of their own lose each other, in any order, and go on
-    with the keys of those that they lost, if they get a view."""
+    """A split network: members with agents of their own lose each other, in any order. If they get
+    a view, they continue with the keys of the members that they lost."""
     names = "ABC" if rng.random() < 0.4 else "AB"
     alone = rng.choice(names)
     specs = []
@@ -319,4 +319,4 @@ SCENARIOS: dict[str, Callable[[Random], Plan]] = {
 }
 
 OPEN: tuple[str, ...] = ()
-"""Scenarios that find what is not mended yet; the tests leave them out."""
+"""Scenarios that find faults not fixed yet; the tests leave them out."""

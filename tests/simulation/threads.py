@@ -33,7 +33,7 @@ def _wake(what: object) -> None:
 
 
 class Lock:
-    """As `threading.Lock`: anybody may release it."""
+    """As `threading.Lock`: any thread may release it."""
 
     __slots__ = ("_locked",)
 
@@ -177,7 +177,7 @@ class Event:
 
 class Thread:
     """A thread of the process whose task starts it. The keeper's are not run: what they do is an
-    actor of its own, which comes when the scheduler likes and not when a clock does."""
+    actor of its own, which runs when the scheduler chooses it, not by a clock."""
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class Threading:
 
 
 class Time:
-    """The module `time`, as far as it is asked."""
+    """The module `time`, as far as it is used."""
 
     @staticmethod
     def sleep(seconds: float) -> None:

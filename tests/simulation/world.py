@@ -25,7 +25,7 @@ STEP_MS = 20
 """How far the clocks move at each step."""
 STEPS_MAX = 6000
 LATE_STEPS = 60
-"""How long an answer may take that comes late."""
+"""How long a late answer may take."""
 
 
 CHANGES = frozenset(
@@ -50,7 +50,7 @@ class Violation(Exception):
 class Fault:
     """What happens at one call of a process. `kind`: crash (before the call), crash-after, fails
     (no effect, an error), lost (takes effect, its answer is an error), late (takes effect, the
-    answer comes many steps later), power (everybody dies, unsynced bytes go)."""
+    answer comes many steps later), power (all processes die, unsynced bytes are lost)."""
 
     kind: str
 
@@ -160,7 +160,7 @@ class World:
         self.on_death: list[Callable[[Process], None]] = []
         self.on_power: list[Callable[[], None]] = []
         self.keys = NO_KEYS
-        """Of the log's encryption, for everybody who opens the storage."""
+        """Of the log's encryption, for every process that opens the storage."""
         self._steps_max = steps_max
         self._running = False
         self.blocked = False
@@ -187,7 +187,7 @@ class World:
         return process
 
     def close(self) -> None:
-        """Let go of what was run: without this, all of it is one cycle of references."""
+        """Release what was run. Otherwise all of it is one cycle of references."""
         for process in self.processes:
             process.tasks.clear()
             process.memory.clear()
@@ -278,7 +278,7 @@ class World:
             self.sleep(LATE_STEPS)
 
     def sleep(self, steps: int, until: object = None) -> None:
-        """Let others run for so many steps, or until no other can, or until `wake(until)`."""
+        """Let others run for this many steps, or until no other can, or until `wake(until)`."""
         task = getcurrent()
         if not isinstance(task, Task):
             return
