@@ -80,7 +80,7 @@ def test_failed_sync_is_unknown_until_reopening(
         "size",
     ],
 )
-def test_single_storage_failure_is_reported_and_loses_nothing(  # noqa: E501
+def test_single_storage_failure_is_reported_and_loses_nothing(
     memory: MemoryStore, kind: str
 ) -> None:
     """An operation of the storage that fails once is never silent and never loses what was
@@ -232,7 +232,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_full_disk_fails_puts_and_loses_nothing_acknowledged(  # noqa: E501
+def test_full_disk_fails_puts_and_loses_nothing_acknowledged(
     small_disk: Path, preallocate: bool
 ) -> None:
     """On a full disk the put fails memory is unchanged and after room was made all acknowledged

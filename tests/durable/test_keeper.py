@@ -118,7 +118,7 @@ def test_max_total_wal_size_counts_from_the_last_archive(
         eventually(lambda: len(archives(tmp_path)) == 5, "an archive by size")
 
 
-def test_avoid_flush_delays_archive_of_earlier_excess_wal(  # noqa: E501
+def test_avoid_flush_delays_archive_of_earlier_excess_wal(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than max total wal size left by an earlier run waits for a commit with avoid flush

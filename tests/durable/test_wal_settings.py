@@ -23,9 +23,7 @@ from tests.support import FakeClock, contents, copy_files, embedded, eventually,
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
-def test_rocksdb_settings_have_their_names_and_documented_defaults() -> (  # noqa: E501
-    None
-):
+def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
     """The settings that users of rocksdb know have their names and the defaults that the page
     says."""
     lines = [

@@ -233,7 +233,7 @@ def test_a_torn_tail_is_cut_off(memory: MemoryStore, mode: str, name: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
-def test_unsynced_frames_after_a_torn_one_are_quarantined(  # noqa: E501
+def test_unsynced_frames_after_a_torn_one_are_quarantined(
     memory: MemoryStore, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whole frames after a torn one that was never synced are cut off with it and put aside and
@@ -329,7 +329,7 @@ def test_salvage_is_not_for_an_open() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", DAMAGES)
-def test_map_load_verifies_checksums_after_any_stop(  # noqa: E501
+def test_map_load_verifies_checksums_after_any_stop(
     memory: MemoryStore, name: str, mode: str
 ) -> None:
     """All that a start of maps loads is checked by its checksums whether the stop was clean or

@@ -160,9 +160,7 @@ def test_takeover_without_append_occupies_the_next_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("gone", ["archived", "rewritten and pruned"])
-def test_replaced_object_writer_acknowledges_nothing(  # noqa: E501
-    tmp_path: Path, gone: str
-) -> None:
+def test_replaced_object_writer_acknowledges_nothing(tmp_path: Path, gone: str) -> None:
     """A replaced writer on objects acknowledges nothing also when the name it was kept from is
     long."""
     clock = [0]
@@ -413,7 +411,7 @@ def test_torn_tail_before_the_last_segment_is_corruption(memory: MemoryStore) ->
     assert raised.value.file == first
 
 
-def test_empty_older_segment_is_short_and_empty_newest_harmless(  # noqa: E501
+def test_empty_older_segment_is_short_and_empty_newest_harmless(
     memory: MemoryStore,
 ) -> None:
     """An empty file where an older segment was is short and where the newest should begin
