@@ -130,7 +130,7 @@ def test_cancelled_task_does_not_disturb_its_commit(
 
 
 def test_failed_commit_is_reported_to_all_its_tasks(memory: MemoryStore) -> None:
-    """All tasks of a commit that fails are reported and later ones too."""
+    """All tasks of a commit that fails get the error, and later ones too."""
 
     async def work() -> None:
         faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path="*/wal/*"),)))

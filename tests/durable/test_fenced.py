@@ -106,7 +106,7 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
 def test_forgotten_nodes_writer_gets_a_clear_error(
     tmp_path: Path, url: str, opened_anew: bool
 ) -> None:
-    """The writer of a forgotten node is reported so and no other node is named.
+    """The writer of a forgotten node gets that as its error, and no other node is named.
     It named a node that had nothing to do with it, and advised `shared=True`."""
     url = url.format(tmp_path)
     old = imap_wal.open(url, node="n1", shared=True)

@@ -58,7 +58,7 @@ def segment_bytes(root: Path) -> int:
 def test_max_total_wal_size_archives_object_commits(
     tmp_path: Path,
 ) -> None:
-    """Max total wal size forces an archive where every commit is an object."""
+    """`max_total_wal_size` forces an archive where every commit is an object."""
     with imap_wal.open(f"objects+file://{tmp_path}", node="n", max_total_wal_size=20_000) as store:
         entries = store.map("m", raw=True)
         number = 0
@@ -91,7 +91,7 @@ def test_max_total_wal_size_counts_bytes_and_not_segments(
 def test_max_total_wal_size_counts_the_open_segment(
     tmp_path: Path,
 ) -> None:
-    """Max total wal size counts the segment being written and the archive seals it."""
+    """`max_total_wal_size` counts the segment being written and the archive seals it."""
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
         assert not store.writer.maintenance._wake.is_set()
@@ -104,7 +104,7 @@ def test_max_total_wal_size_counts_the_open_segment(
 def test_max_total_wal_size_counts_from_the_last_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Max total wal size counts from the last archive on also from one by hand."""
+    """`max_total_wal_size` counts from the last archive on also from one by hand."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         for number in range(4):

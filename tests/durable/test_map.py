@@ -189,7 +189,7 @@ class Json:
 
 
 def test_custom_serializer_is_required_after_a_reopen(memory: MemoryStore) -> None:
-    """A serializer of ones own is asked for again after a reopen."""
+    """A serializer of one's own is asked for again after a reopen."""
     with embedded(memory) as store:
         store.map("m", serializer=Json())["k"] = {"a": [1]}
         with pytest.raises(InvalidSetting, match=r"written by serializer 'json', not 'raw'"):
@@ -268,7 +268,7 @@ def test_value_above_the_limit_appends_nothing(memory: MemoryStore) -> None:
 
 
 def test_entry_lifetime_is_kept_across_restarts(memory: MemoryStore) -> None:
-    """An entry lives as long as it was reported also across restarts."""
+    """An entry has its lifetime also across restarts."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")

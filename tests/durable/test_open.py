@@ -47,7 +47,7 @@ def test_a_tilde_is_the_home_folder(home: Path, url: Any) -> None:
 def test_wal_dir_takes_a_path_and_root_records_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wal dir takes a path and the root remembers whose home it was."""
+    """`wal_dir` takes a path and the root remembers whose home it was."""
     with imap_wal.open(home / "root", wal_dir=Path("~/fast")) as store:
         store.map("m")["a"] = 1
     assert list((home / "fast").rglob("*.wal"))

@@ -182,7 +182,7 @@ class History:
 
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
 def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -> None:
-    """What was acknowledged or given back survives a kill and then a power loss.
+    """What was acknowledged or returned survives a kill and then a power loss.
     `first`: the durability of the first life. After `always` all are; after the others any, as
     what an open gave back depends on none."""
     lost_power = 0

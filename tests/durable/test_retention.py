@@ -44,7 +44,7 @@ def test_by_age_only_what_is_older_goes() -> None:
 
 
 def test_size_limit_removes_the_oldest_first() -> None:
-    """By size the oldest go until the rest takes no more."""
+    """By size the oldest are removed until the rest takes no more."""
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
     assert expired(files, NOW, 0, 2) == {"old", "oldest"}
     assert expired(files, NOW, 0, 3) == {"oldest"}
@@ -132,7 +132,7 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
 def test_limits_apply_without_automatic_archives(
     tmp_path: Path, scheme: str, settings: dict[str, int]
 ) -> None:
-    """What is covered goes by age or size also where nothing is archived by itself."""
+    """What is covered is removed by age or size also where nothing is archived by itself."""
     url = f"{scheme}://{tmp_path}"
     for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
         with imap_wal.open(url, node="n") as store:

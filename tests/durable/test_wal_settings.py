@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
 def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
-    """The settings that users of rocksdb know have their names and the defaults that the page
+    """The settings that users of RocksDB know have their names and the defaults that the page
     says."""
     lines = [
         line
@@ -67,7 +67,7 @@ def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
 def test_manual_wal_flush_logs_changes_only_when_flushed(
     memory: MemoryStore,
 ) -> None:
-    """With manual wal flush changes reach the log when they are flushed and not before."""
+    """With `manual_wal_flush` changes reach the log when they are flushed and not before."""
     store = embedded(memory, manual_wal_flush=True)
     items = store.map("m")
     items["a"] = 1
@@ -117,7 +117,7 @@ def test_an_agent_refuses_manual_wal_flush() -> None:
 def test_map_with_disable_wal_ends_with_the_store(
     memory: MemoryStore,
 ) -> None:
-    """A map with disable wal is a map in memory and gone with the store."""
+    """A map with `disable_wal` is a map in memory and gone with the store."""
     with embedded(memory) as store:
         cache, kept = store.map("cache", disable_wal=True), store.map("kept")
         cache["a"] = 1

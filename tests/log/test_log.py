@@ -824,7 +824,7 @@ def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> 
 
 
 def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore) -> None:
-    """A reader at a position that prune removed is reported the oldest."""
+    """The error for a reader at a removed position names the oldest position."""
     with create(memory) as opened:
         places = fill(opened, *range(12))
         opened.archive()
@@ -840,7 +840,7 @@ def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore)
 def test_only_a_tail_that_missed_removed_entries_fails(
     memory: MemoryStore,
 ) -> None:
-    """A tail that has read what is removed continues and one that has not is reported."""
+    """A tail that has read what is removed continues; one that has not gets an error."""
     with create(memory) as opened:
         places = fill(opened, *range(20))
         opened.rotate()
@@ -923,7 +923,7 @@ def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> 
 
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
 @pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, 2**64 - 1], ids=str)
-def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(
+def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
     """It was acknowledged, and every later `archive` failed."""
