@@ -13,7 +13,8 @@ from imap_wal.retention.archive import to_absorb
 from storage_backends.memory import MemoryStore
 
 
-def test_thousands_of_archive_runs_leave_a_few_archives_of_a_map() -> None:
+def test_thousands_of_archive_runs_leave_few_archives() -> None:
+    """Thousands of archive runs leave a few archives of a map."""
     archives: list[Archive] = []
     written = largest = 0
     for number in range(5000):
@@ -33,9 +34,10 @@ def test_thousands_of_archive_runs_leave_a_few_archives_of_a_map() -> None:
     assert written <= 8 * 5000 * 50_000, "an entry is written again a few times only"
 
 
-def test_many_archive_runs_lose_nothing_and_readers_see_every_entry_once(
+def test_many_archive_runs_keep_every_entry_exactly_once(
     memory: MemoryStore,
 ) -> None:
+    """Many archive runs lose nothing and readers see every entry once."""
     written = {}
     with imap_wal.open("memory://", node="n1", storage=memory, preallocate=False) as store:
         for number in range(40):

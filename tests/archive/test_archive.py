@@ -25,7 +25,8 @@ from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import copy_files, overwrite, segments
 
 
-def test_duckdb_and_pandas_read_an_archive_with_no_code_of_ours(tmp_path: Path) -> None:
+def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
+    """Duckdb and pandas read an archive with no code of ours."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 2, 3, 4), timestamp_ms=5), put("b", "2", (1, 2, 3, 5), "other"))
@@ -110,9 +111,10 @@ def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize("operation", ["create", "create_from", "delete"])
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(
+def test_crash_during_archive_loses_nothing(
     memory: MemoryStore, operation: str, after: int
 ) -> None:
+    """A crash at any point loses nothing and the next run cleans up."""
     log = node(memory)
     for number in range(3):
         append(
@@ -141,9 +143,10 @@ def test_a_crash_at_any_point_loses_nothing_and_the_next_run_cleans_up(
     assert values(view(left)) == {"a": "2"} and len(values(view(left), "other")) == 3
 
 
-def test_damage_in_a_sealed_segment_stops_the_run_before_anything_changes(
+def test_damaged_sealed_segment_stops_the_archive_run(
     memory: MemoryStore,
 ) -> None:
+    """Damage in a sealed segment stops the run before anything changes."""
     log = node(memory)
     for number in range(2):
         append(log, put("a", number, (1, 1, 1, number)))
@@ -174,9 +177,10 @@ def test_more_maps_than_may_be_open_at_once(
     }
 
 
-def test_a_thousand_maps_are_archived_with_one_pass_over_the_segments_in_bounded_memory(
+def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A thousand maps are archived with one pass over the segments in bounded memory."""
     monkeypatch.setattr(archive, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []

@@ -74,7 +74,8 @@ def test_what_another_process_writes_is_what_this_one_would_write(tmp_path: Path
     assert found[0] == found[1] and found[0]
 
 
-def test_it_runs_elsewhere_with_a_lower_priority_and_ends_after_each_run(tmp_path: Path) -> None:
+def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
+    """It runs elsewhere with a lower priority and ends after each run."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     processes = []
@@ -152,7 +153,8 @@ def test_its_death_is_an_error_and_the_next_run_succeeds(tmp_path: Path) -> None
     log.close()
 
 
-def test_a_stop_ends_the_run_under_way_at_once_and_allows_no_other(tmp_path: Path) -> None:
+def test_stop_ends_the_archiver_run_at_once(tmp_path: Path) -> None:
+    """A stop ends the run under way at once and allows no other."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     stopping = Threads(lambda: (eventually(lambda: other._process, "a process"), other.stop()))
@@ -210,7 +212,8 @@ def test_what_a_run_published_before_it_failed_is_deleted(tmp_path: Path) -> Non
     log.close()
 
 
-def test_only_a_storage_that_another_process_can_open_is_archived_elsewhere() -> None:
+def test_archiver_process_needs_a_storage_it_can_open() -> None:
+    """Only a storage that another process can open is archived elsewhere."""
     assert writer_for("memory://x") is None
     assert writer_for("file:///x", "memory://y") is None
     assert writer_for("s3://bucket/root") is not None
@@ -238,7 +241,8 @@ def test_an_agent_archives_in_a_process_of_its_own(
         assert len(member.keys(limit=1000)) == 200
 
 
-def test_a_stop_of_an_agent_does_not_wait_for_its_archive(tmp_path: Path) -> None:
+def test_agent_stop_does_not_wait_for_its_archive(tmp_path: Path) -> None:
+    """A stop of an agent does not wait for its archive."""
     settings = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})

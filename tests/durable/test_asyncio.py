@@ -30,7 +30,9 @@ def aopen(store: Any, **options: Any) -> Awaitable[imap_wal.AsyncStore]:
     )
 
 
-def test_two_thousand_operations_in_flight_share_commits_and_are_all_kept(url: str) -> None:
+def test_two_thousand_concurrent_operations_are_all_kept(url: str) -> None:
+    """Two thousand operations in flight share commits and are all kept."""
+
     async def work() -> None:
         async with imap_wal.aopen(url, node="n") as store:
             orders = store.map("orders")
@@ -99,9 +101,11 @@ def test_a_change_that_cannot_be_written_fails_alone(memory: MemoryStore) -> Non
     run(work)
 
 
-def test_a_task_that_is_cancelled_does_not_disturb_the_others_of_its_commit(
+def test_cancelled_task_does_not_disturb_its_commit(
     memory: MemoryStore,
 ) -> None:
+    """A task that is cancelled does not disturb the others of its commit."""
+
     async def work() -> None:
         async with await aopen(memory) as store:
             m = store.map("m")
@@ -125,7 +129,9 @@ def test_a_task_that_is_cancelled_does_not_disturb_the_others_of_its_commit(
     run(work)
 
 
-def test_all_tasks_of_a_commit_that_fails_are_told_and_later_ones_too(memory: MemoryStore) -> None:
+def test_failed_commit_is_reported_to_all_its_tasks(memory: MemoryStore) -> None:
+    """All tasks of a commit that fails get the error, and later ones too."""
+
     async def work() -> None:
         faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path="*/wal/*"),)))
         store = await aopen(faulty)
@@ -144,9 +150,11 @@ def test_all_tasks_of_a_commit_that_fails_are_told_and_later_ones_too(memory: Me
     run(work)
 
 
-def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(
+def test_close_waits_for_operations_in_flight(
     memory: MemoryStore,
 ) -> None:
+    """Closing waits for what is in flight and refuses what comes after."""
+
     async def work() -> None:
         store = await aopen(memory)
         m = store.map("m")
@@ -161,9 +169,10 @@ def test_closing_waits_for_what_is_in_flight_and_refuses_what_comes_after(
     run(work)
 
 
-def test_operations_larger_than_a_commit_are_split_between_operations_and_never_inside_one(
+def test_large_operations_are_never_split_inside_one(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Operations larger than a commit are split between operations and never inside one."""
     monkeypatch.setattr("imap_wal.embedded.asyncio_store.COMMIT_BYTES_MAX", 1000)
 
     async def work() -> None:
@@ -211,9 +220,11 @@ def test_threads_and_tasks_may_write_one_store(memory: MemoryStore) -> None:
     run(work)
 
 
-def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialised_before(
+def test_operations_wait_unserialised_for_ring_space(
     memory: MemoryStore,
 ) -> None:
+    """Operations wait for room when the ring is used up and are not serialised before."""
+
     async def work() -> None:
         gate = Gate(memory)
         async with await aopen(gate, ring_bytes=10_000, ring_slots=64) as store:
@@ -251,9 +262,11 @@ def test_operations_wait_for_room_when_the_ring_is_used_up_and_are_not_serialise
     run(work)
 
 
-def test_so_many_operations_as_the_ring_has_slots_gather_and_the_others_wait(
+def test_operations_above_the_ring_slots_wait(
     memory: MemoryStore,
 ) -> None:
+    """So many operations as the ring has slots gather and the others wait."""
+
     async def work() -> None:
         gate = Gate(memory)
         async with await aopen(gate, ring_slots=8) as store:
@@ -313,7 +326,9 @@ def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> Non
     run(work)
 
 
-def test_walks_of_an_asyncio_map_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
+def test_asyncio_walks_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
+    """Walks of an asyncio map show one moment while entries expire."""
+
     async def work() -> None:
         async with await aopen(memory, durability="os") as store:
             m = store.map("m")
@@ -354,7 +369,8 @@ def test_changes_can_be_passed_to_the_functions_of_asyncio(memory: MemoryStore) 
     run(work)
 
 
-def test_the_docstrings_say_how_to_make_a_task_of_a_change() -> None:
+def test_docstrings_explain_tasks_for_changes() -> None:
+    """The docstrings say how to make a task of a change."""
     assert "create_task" in (imap_wal.embedded.asyncio_store.AsyncMap.set.__doc__ or "")
     assert "ensure_future" in (imap_wal.embedded.asyncio_store.AsyncMap.__doc__ or "")
 
@@ -448,7 +464,9 @@ def test_decisions_see_earlier_changes_and_share_their_commit(memory: MemoryStor
     run(work)
 
 
-def test_a_decision_that_could_not_be_logged_fails_and_changes_nothing(memory: MemoryStore) -> None:
+def test_unlogged_decision_fails_and_changes_nothing(memory: MemoryStore) -> None:
+    """A decision that could not be logged fails and changes nothing."""
+
     async def work() -> None:
         faulty = FaultyStore(
             memory, Plan((Fault("error", at=3, kind="append", path="*/wal/*", times=0),))

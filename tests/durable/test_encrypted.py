@@ -87,9 +87,10 @@ def test_an_open_with_the_wrong_keys_changes_nothing(
 
 
 @pytest.mark.parametrize("keys", [None, ("b",), (other("a"),)], ids=["none", "missing", "wrong"])
-def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(
+def test_empty_log_does_not_open_with_wrong_keys(
     place: str, tmp_path: Path, keys: tuple[str, ...] | None
 ) -> None:
+    """A log without segments does not open with the wrong keys either."""
     source = key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:
         store.map("orders").update(dict.fromkeys(map(str, range(20)), SECRET))
@@ -101,7 +102,8 @@ def test_a_log_without_segments_does_not_open_with_the_wrong_keys_either(
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute"])
-def test_a_forged_last_frame_is_not_taken_for_a_torn_tail(tmp_path: Path, mode: str) -> None:
+def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: str) -> None:
+    """A forged last frame is not taken for a torn tail."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -113,7 +115,8 @@ def test_a_forged_last_frame_is_not_taken_for_a_torn_tail(tmp_path: Path, mode: 
     assert content(place) == before
 
 
-def test_point_in_time_gives_up_a_forged_frame_on_demand_and_puts_it_aside(tmp_path: Path) -> None:
+def test_point_in_time_quarantines_a_forged_frame_on_demand(tmp_path: Path) -> None:
+    """Point in time gives up a forged frame on demand and puts it aside."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -140,7 +143,8 @@ def test_a_frame_that_somebody_without_the_key_appends_is_refused(tmp_path: Path
         imap_wal.open(place, encryption_keys=source)
 
 
-def test_a_segment_that_was_replaced_by_one_without_encryption_is_refused(tmp_path: Path) -> None:
+def test_unencrypted_replacement_of_a_segment_is_refused(tmp_path: Path) -> None:
+    """A segment that was replaced by one without encryption is refused."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -230,7 +234,8 @@ def test_keys_rotate_segment_by_segment(place: str, tmp_path: Path) -> None:
     assert entries(place, both) == 40
 
 
-def test_a_log_that_is_open_takes_the_new_key_with_its_next_segment(tmp_path: Path) -> None:
+def test_open_log_uses_new_key_in_next_segment(tmp_path: Path) -> None:
+    """A log that is open takes the new key with its next segment."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
         store.map("orders")["first"] = SECRET
@@ -244,9 +249,8 @@ def test_a_log_that_is_open_takes_the_new_key_with_its_next_segment(tmp_path: Pa
     assert entries(place, source) == 51
 
 
-def test_encryption_is_turned_on_and_off_for_a_log_that_is_there(
-    place: str, tmp_path: Path
-) -> None:
+def test_encryption_is_switched_for_an_existing_log(place: str, tmp_path: Path) -> None:
+    """Encryption is turned on and off for a log that is there."""
     fill(place, "")
     with pytest.raises(EncryptionError, match="add the word 'plain'"):
         entries(place, key_file(tmp_path, "a"))
@@ -279,7 +283,8 @@ def test_a_source_of_another_form_is_refused(tmp_path: Path, wrong: object) -> N
         imap_wal.open(str(tmp_path), encryption_keys=wrong)
 
 
-def test_a_log_of_records_is_encrypted_and_read_by_another_process(tmp_path: Path) -> None:
+def test_encrypted_record_log_is_read_by_another_process(tmp_path: Path) -> None:
+    """A log of records is encrypted and read by another process."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with log.create(place, encryption_keys=source) as records:
         for number in range(10):
@@ -291,8 +296,9 @@ def test_a_log_of_records_is_encrypted_and_read_by_another_process(tmp_path: Pat
         list(log.LogReader(place).read())
 
 
-def test_an_archive_of_another_log_does_not_open_under_the_same_path(tmp_path: Path) -> None:
-    """Same names, same key: only the log directory differs. The file's checksum is in the manifest,
+def test_archive_of_another_log_does_not_open(tmp_path: Path) -> None:
+    """An archive of another log does not open under the same path.
+    Same names, same key: only the log directory differs. The file's checksum is in the manifest,
     which somebody without the key can change."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source) as store:

@@ -22,9 +22,10 @@ from tests.support import contents, copy_files, embedded, eventually
 WAL = "*/wal/*"
 
 
-def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_reopening_works(
+def test_failed_write_leaves_memory_unchanged_and_log_reopens(
     memory: MemoryStore, seed: int
 ) -> None:
+    """After a failed write memory is unchanged nothing is acknowledged and reopening works."""
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     store = embedded(faulty)
     m = store.map("m")
@@ -47,9 +48,10 @@ def test_after_a_failed_write_memory_is_unchanged_nothing_is_acknowledged_and_re
     assert contents(memory) == {"kept": 1, "x": 1}
 
 
-def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reopening_tells(
+def test_failed_sync_is_unknown_until_reopening(
     memory: MemoryStore,
 ) -> None:
+    """After a failed sync the outcome is unknown memory is unchanged and reopening tells."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
     store = embedded(faulty)
     m = store.map("m")
@@ -78,10 +80,12 @@ def test_after_a_failed_sync_the_outcome_is_unknown_memory_is_unchanged_and_reop
         "size",
     ],
 )
-def test_an_operation_of_the_storage_that_fails_once_is_never_silent_and_never_loses_what_was_acknowledged(  # noqa: E501
+def test_single_storage_failure_is_reported_and_loses_nothing(
     memory: MemoryStore, kind: str
 ) -> None:
-    """Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes
+    """An operation of the storage that fails once is never silent and never loses what was
+    acknowledged.
+    Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes
     survive."""
     counted = FaultyStore(MemoryStore(f"count-{kind}"))
     workload(counted, {})
@@ -123,9 +127,10 @@ def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]
     return doubtful
 
 
-def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(
+def test_storage_failure_at_open_leaves_no_lock(
     memory: MemoryStore,
 ) -> None:
+    """A storage that fails at open is unavailable and leaves no lock."""
     counted = FaultyStore(MemoryStore("count-open"))
     embedded(counted).close()
     for at in range(1, counted.count + 1):
@@ -138,9 +143,10 @@ def test_a_storage_that_fails_at_open_is_unavailable_and_leaves_no_lock(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(
+def test_kill_at_any_operation_keeps_what_was_acknowledged(
     memory: MemoryStore, when: Any, seed: int
 ) -> None:
+    """A kill at any operation of a life keeps what was acknowledged."""
     counted = FaultyStore(MemoryStore(f"count-kill-{when}"))
     workload(counted, {})
     for at in range(1, counted.count + 1, 3):
@@ -158,9 +164,10 @@ def test_a_kill_at_any_operation_of_a_life_keeps_what_was_acknowledged(
             assert left.get(key) in (value, *later), f"{faulty.plan} lost {key}"
 
 
-def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(
+def test_async_reports_a_failure_to_the_next_caller(
     memory: MemoryStore,
 ) -> None:
+    """Async tells the next caller of a failure and leaves memory alone."""
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=2, kind="append", path=WAL, times=0, error=NoSpace),))
     )
@@ -176,9 +183,10 @@ def test_async_tells_the_next_caller_of_a_failure_and_leaves_memory_alone(
     store.close()
 
 
-def test_an_archive_that_fails_in_the_background_is_kept_to_be_told_and_loses_nothing(
+def test_failed_background_archive_is_reported_and_loses_nothing(
     memory: MemoryStore,
 ) -> None:
+    """An archive that fails in the background is kept to be reported and loses nothing."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     store = embedded(faulty, segment_bytes=400, max_total_wal_size=400)
     m = store.map("m")
@@ -224,9 +232,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_on_a_full_disk_the_put_fails_memory_is_unchanged_and_after_room_was_made_all_acknowledged_is_there(  # noqa: E501
+def test_full_disk_fails_puts_and_loses_nothing_acknowledged(
     small_disk: Path, preallocate: bool
 ) -> None:
+    """On a full disk the put fails memory is unchanged and after room was made all acknowledged
+    is there."""
     url = f"file://{small_disk}/log"
     acked: dict[int, str] = {}
     store = imap_wal.open(url, node="n", segment_bytes=128 * 1024, preallocate=preallocate)
@@ -258,9 +268,10 @@ def test_opening_on_a_full_disk_is_storage_unavailable(small_disk: Path) -> None
         imap_wal.open(f"file://{small_disk}/log", node="n")
 
 
-def test_nothing_was_acknowledged_of_what_a_dead_process_had_not_committed(
+def test_uncommitted_changes_of_dead_process_were_never_acknowledged(
     memory: MemoryStore,
 ) -> None:
+    """Nothing was acknowledged of what a dead process had not committed."""
     store = embedded(memory)
     store.map("m")["a"] = 1
     left = copy_files(memory)

@@ -103,10 +103,11 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("opened_anew", [False, True])
-def test_the_writer_of_a_forgotten_node_is_told_so_and_no_other_node_is_named(
+def test_forgotten_nodes_writer_gets_a_clear_error(
     tmp_path: Path, url: str, opened_anew: bool
 ) -> None:
-    """It named a node that had nothing to do with it, and advised `shared=True`."""
+    """The writer of a forgotten node gets that as its error, and no other node is named.
+    It named a node that had nothing to do with it, and advised `shared=True`."""
     url = url.format(tmp_path)
     old = imap_wal.open(url, node="n1", shared=True)
     with imap_wal.open(url, node="bystander", shared=True) as bystander:
@@ -158,7 +159,8 @@ def test_a_forked_child_is_fenced_at_its_first_change(tmp_path: Path) -> None:
         assert store.map("m")["a"] == 3
 
 
-def test_a_forked_child_neither_keeps_the_log_locked_nor_writes_into_it(url: str) -> None:
+def test_forked_child_neither_locks_nor_writes_the_log(url: str) -> None:
+    """A forked child neither keeps the log locked nor writes into it."""
     store = imap_wal.open(url, node="n")
     store.map("m")["parent"] = 1
     read, write = os.pipe()

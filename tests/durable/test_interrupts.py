@@ -135,9 +135,10 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_why_not(
+def test_interrupted_change_leaves_a_working_or_failed_store(
     memory: MemoryStore, name: str
 ) -> None:
+    """An interrupt at any line of a change leaves a store that works or says why not."""
     work = WORKS[name]
     before = {} if name == "the very first put" else {"old": 1}
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
@@ -152,10 +153,9 @@ def test_an_interrupt_at_any_line_of_a_change_leaves_a_store_that_works_or_says_
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_in_any_call_of_the_first_put_to_a_local_disk_uses_up_no_name(
-    tmp_path: Path, when: str
-) -> None:
-    """The segment's file may be there, with no header or with one; the next put makes another, and
+def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> None:
+    """An interrupt in any call of the first put to a local disk uses up no name.
+    The segment's file may be there, with no header or with one; the next put makes another, and
     every reader takes the log."""
     at, struck = 0, True
     while struck:
@@ -220,9 +220,10 @@ class _Appender:
         return self._wrap(getattr(self._inner, name))
 
 
-def test_an_interrupt_while_objects_are_written_ends_in_a_commit_or_in_a_clear_error(
+def test_interrupted_object_write_commits_or_fails_clearly(
     tmp_path: Path,
 ) -> None:
+    """An interrupt while objects are written ends in a commit or in a clear error."""
     at, lines = -4, 1
     while at <= lines:
         at += 5

@@ -24,7 +24,8 @@ def archives(root: Path) -> list[Path]:
     return sorted(root.rglob("archive/*/*.parquet"))
 
 
-def test_sealed_segments_are_archived_by_time_and_everything_is_still_there(tmp_path: Path) -> None:
+def test_sealed_segments_are_archived_by_time_without_loss(tmp_path: Path) -> None:
+    """Sealed segments are archived by time and everything is still there."""
     with imap_wal.open(tmp_path.as_uri(), node="n", archive_interval_s=0.1) as store:
         store.map("m").update({"a": 1, "b": 2})
         eventually(lambda: len(archives(tmp_path)) == 1, "an archive")
@@ -54,9 +55,10 @@ def segment_bytes(root: Path) -> int:
     return sum(path.stat().st_size for path in root.rglob("*.wal"))
 
 
-def test_max_total_wal_size_forces_an_archive_where_every_commit_is_an_object(
+def test_max_total_wal_size_archives_object_commits(
     tmp_path: Path,
 ) -> None:
+    """`max_total_wal_size` forces an archive where every commit is an object."""
     with imap_wal.open(f"objects+file://{tmp_path}", node="n", max_total_wal_size=20_000) as store:
         entries = store.map("m", raw=True)
         number = 0
@@ -86,9 +88,10 @@ def test_max_total_wal_size_counts_bytes_and_not_segments(
         assert archives(tmp_path) == [], "eight segments of a few hundred bytes"
 
 
-def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_seals_it(
+def test_max_total_wal_size_counts_the_open_segment(
     tmp_path: Path,
 ) -> None:
+    """`max_total_wal_size` counts the segment being written and the archive seals it."""
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
         assert not store.writer.maintenance._wake.is_set()
@@ -98,9 +101,10 @@ def test_max_total_wal_size_counts_the_segment_being_written_and_the_archive_sea
         )
 
 
-def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_hand(
+def test_max_total_wal_size_counts_from_the_last_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`max_total_wal_size` counts from the last archive on also from one by hand."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         for number in range(4):
@@ -114,9 +118,11 @@ def test_max_total_wal_size_counts_from_the_last_archive_on_also_from_one_by_han
         eventually(lambda: len(archives(tmp_path)) == 5, "an archive by size")
 
 
-def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_with_avoid_flush_during_recovery(  # noqa: E501
+def test_avoid_flush_delays_archive_of_earlier_excess_wal(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """More than max total wal size left by an earlier run waits for a commit with avoid flush
+    during recovery."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with embedded(memory) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 5000
@@ -127,9 +133,10 @@ def test_more_than_max_total_wal_size_left_by_an_earlier_run_waits_for_a_commit_
         eventually(lambda: archives_in(memory), "an archive by size")
 
 
-def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(
+def test_failed_archive_is_retried_without_new_writes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An archive that fails is tried again although nothing more is written."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.02)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.05)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
@@ -143,9 +150,10 @@ def test_an_archive_that_fails_is_tried_again_although_nothing_more_is_written(
         assert len(faulty.fired) == 2
 
 
-def test_a_tail_that_may_stand_in_the_page_cache_alone_is_written_anew_before_it_counts(
+def test_unsynced_tail_is_rewritten_before_it_counts(
     tmp_path: Path,
 ) -> None:
+    """A tail that may stand in the page cache alone is written anew before it counts."""
     store = imap_wal.open(tmp_path.as_uri(), node="n", durability="os", preallocate=False)
     store.map("m")["a"] = 1
     store.committer.log.close(clean=False)  # as if it were killed: nothing is synced
@@ -220,7 +228,8 @@ def archives_in(memory: MemoryStore) -> list[str]:
     return [file.path for file in memory.list("") if file.path.endswith(".parquet")]
 
 
-def test_an_embedded_store_keeps_out_of_a_log_that_hazelcast_members_write(tmp_path: Path) -> None:
+def test_embedded_store_refuses_a_log_of_hazelcast_members(tmp_path: Path) -> None:
+    """An embedded store keeps out of a log that hazelcast members write."""
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
         store.committer.log.clusters.update(
             lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2})

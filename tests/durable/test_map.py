@@ -58,9 +58,8 @@ VALUES: list[Any] = [
 KEYS: list[Any] = [None, True, 0, -1, 2**63, 1.5, "", "a", b"a", (), (1, "a", (b"b",))]
 
 
-def test_what_was_put_is_there_after_a_clean_reopen_and_after_a_kill(
-    url: str, memory: MemoryStore
-) -> None:
+def test_put_survives_a_clean_reopen_and_a_kill(url: str, memory: MemoryStore) -> None:
+    """What was put is there after a clean reopen and after a kill."""
     for store, again in (
         (embedded(memory), lambda: embedded(copy_files(memory))),
         (imap_wal.open(url, node="n"), lambda: imap_wal.open(url, node="n")),
@@ -140,7 +139,8 @@ def test_get_gives_what_a_reopen_would_give(memory: MemoryStore) -> None:
         assert contents(memory) == {"k": m["k"]}
 
 
-def test_several_maps_of_one_store_are_apart_whatever_they_are_called(memory: MemoryStore) -> None:
+def test_maps_of_one_store_are_separate(memory: MemoryStore) -> None:
+    """Several maps of one store are apart whatever they are called."""
     names = ["orders", "../a b", "a/b", ".", "ä", "ORDERS", "*"]
     with embedded(memory) as store:
         for name in names:
@@ -188,7 +188,8 @@ class Json:
     load_key = load
 
 
-def test_a_serializer_of_ones_own_is_asked_for_again_after_a_reopen(memory: MemoryStore) -> None:
+def test_custom_serializer_is_required_after_a_reopen(memory: MemoryStore) -> None:
+    """A serializer of one's own is asked for again after a reopen."""
     with embedded(memory) as store:
         store.map("m", serializer=Json())["k"] = {"a": [1]}
         with pytest.raises(InvalidSetting, match=r"written by serializer 'json', not 'raw'"):
@@ -215,9 +216,10 @@ def test_a_serializer_of_ones_own_is_asked_for_again_after_a_reopen(memory: Memo
         lambda m: m.__setitem__("k", _endless()),
     ],
 )
-def test_what_msgpack_cannot_write_is_not_serializable_and_nothing_is_appended(
+def test_unserializable_value_appends_nothing(
     memory: MemoryStore, change: Callable[[Any], None]
 ) -> None:
+    """What msgpack cannot write is not serializable and nothing is appended."""
     with embedded(memory) as store:
         m = store.map("m")
         m["before"] = 1
@@ -248,7 +250,8 @@ def test_a_value_of_64_megabytes_is_kept(url: str) -> None:
         assert store.map("m")["small"] == 1
 
 
-def test_a_value_above_the_limit_is_refused_and_nothing_is_appended(memory: MemoryStore) -> None:
+def test_value_above_the_limit_appends_nothing(memory: MemoryStore) -> None:
+    """A value above the limit is refused and nothing is appended."""
     with embedded(memory, max_value_bytes=1000) as store:
         m = store.map("m", raw=True)
         m[b"k"] = b"x" * 999
@@ -264,7 +267,8 @@ def test_a_value_above_the_limit_is_refused_and_nothing_is_appended(memory: Memo
         assert len(m) == 1
 
 
-def test_an_entry_lives_as_long_as_it_was_told_also_across_restarts(memory: MemoryStore) -> None:
+def test_entry_lifetime_is_kept_across_restarts(memory: MemoryStore) -> None:
+    """An entry has its lifetime also across restarts."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -304,9 +308,10 @@ def test_a_ttl_that_is_over_before_it_begins_is_refused(memory: MemoryStore, ttl
         store.map("m").put("k", 1, ttl=ttl)
 
 
-def test_what_has_expired_is_forgotten_in_memory_also_by_a_program_that_only_puts_and_gets(
+def test_expired_entries_are_removed_from_memory(
     memory: MemoryStore,
 ) -> None:
+    """What has expired is forgotten in memory also by a program that only puts and gets."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -354,9 +359,10 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
         assert store.statistics.commits.commits == 2
 
 
-def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(
+def test_update_above_the_frame_count_is_refused_whole(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An update of more changes than a frame counts is refused whole."""
     monkeypatch.setattr("imap_wal.embedded.map_writer.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):
@@ -365,9 +371,8 @@ def test_an_update_of_more_changes_than_a_frame_counts_is_refused_whole(
     assert len(contents(memory)) == 5
 
 
-def test_an_update_cut_at_any_place_is_there_whole_or_not_at_all(
-    memory: MemoryStore, seed: int
-) -> None:
+def test_truncated_update_is_present_whole_or_absent(memory: MemoryStore, seed: int) -> None:
+    """An update cut at any place is there whole or not at all."""
     from random import Random
 
     with embedded(memory, segment_bytes=1024 * 1024) as store:
@@ -415,10 +420,11 @@ def test_many_threads_on_one_map_lose_nothing_and_share_commits(url: str) -> Non
         assert dict(store.map("m").items()) == expected
 
 
-def test_changes_of_one_key_by_many_threads_go_through_one_queue_and_memory_ends_as_the_log_says(
+def test_concurrent_changes_of_a_key_match_the_log(
     memory: MemoryStore,
 ) -> None:
-    """Each change has a number and a place of its own, both rise in the order in which memory was
+    """Changes of one key by many threads go through one queue and memory ends as the log says.
+    Each change has a number and a place of its own, both rise in the order in which memory was
     changed."""
     threads, each, keys = 8, 120, 3
     with embedded(memory, durability="os", ring_slots=16, segment_bytes=8000) as store:
@@ -469,7 +475,8 @@ def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -
             use()
 
 
-def test_reads_of_a_closed_store_are_refused_and_give_no_old_value(memory: MemoryStore) -> None:
+def test_reads_of_a_closed_store_are_refused(memory: MemoryStore) -> None:
+    """Reads of a closed store are refused and give no old value."""
     store = embedded(memory)
     m = store.map("m")
     m["a"] = 1
@@ -608,9 +615,8 @@ def test_a_log_of_a_newer_version_is_not_touched(memory: MemoryStore) -> None:
     assert left.read(path) == bytes(data)
 
 
-def test_a_damaged_frame_in_a_sealed_segment_stops_the_open_even_after_a_clean_shutdown(
-    url: str, tmp_path: Path
-) -> None:
+def test_damaged_sealed_frame_stops_open_after_clean_shutdown(url: str, tmp_path: Path) -> None:
+    """A damaged frame in a sealed segment stops the open even after a clean shutdown."""
     with imap_wal.open(url, node="n", segment_bytes=1000) as store:
         for number in range(50):
             store.map("m")[number] = "x" * 50

@@ -44,9 +44,10 @@ def test_a_tilde_is_the_home_folder(home: Path, url: Any) -> None:
         assert store.map("m")["a"] == 1
 
 
-def test_wal_dir_takes_a_path_and_the_root_remembers_whose_home_it_was(
+def test_wal_dir_takes_a_path_and_root_records_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`wal_dir` takes a path and the root remembers whose home it was."""
     with imap_wal.open(home / "root", wal_dir=Path("~/fast")) as store:
         store.map("m")["a"] = 1
     assert list((home / "fast").rglob("*.wal"))
@@ -76,7 +77,9 @@ def test_asyncio_and_the_log_take_a_path_too(home: Path) -> None:
     assert (home / "maps").is_dir()
 
 
-def test_an_empty_url_is_refused_with_a_word_on_what_to_pass(home: Path) -> None:
+def test_empty_url_is_refused_with_advice(home: Path) -> None:
+    """An empty url is refused with a word on what to pass."""
+
     async def aopen() -> None:
         async with imap_wal.aopen(""):
             pass
@@ -95,9 +98,10 @@ def test_an_empty_url_is_refused_with_a_word_on_what_to_pass(home: Path) -> None
     assert not list(home.parent.iterdir())
 
 
-def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name_are_still_read(
+def test_node_is_named_embedded_and_host_logs_are_read(
     memory: MemoryStore,
 ) -> None:
+    """The node is called embedded wherever it runs and logs under a host name are still read."""
     options: dict[str, Any] = {"storage": memory, "preallocate": False}
     with imap_wal.open(
         memory.url, node="some-host", **options
@@ -112,7 +116,8 @@ def test_the_node_is_called_embedded_wherever_it_runs_and_logs_under_a_host_name
     assert sorted(memory.folders("default/embedded/nodes")) == ["embedded", "some-host"]
 
 
-def test_a_locked_log_is_not_answered_with_the_advice_to_write_another(memory: MemoryStore) -> None:
+def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> None:
+    """A locked log is not answered with the advice to write another."""
     with (
         imap_wal.open(memory.url, storage=memory),
         pytest.raises(
@@ -144,9 +149,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
-def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_the_end(
+def test_small_disk_takes_puts_and_is_freed_at_close(
     small_disk: Path,
 ) -> None:
+    """A disk with less room than a segment takes puts and gives all back at the end."""
     with imap_wal.open(small_disk / "log") as store:  # segments of 64 MiB
         m = store.map("m", raw=True)
         m[b"first"] = b"1"
@@ -164,9 +170,8 @@ def test_a_disk_with_less_room_than_a_segment_takes_puts_and_gives_all_back_at_t
 
 
 @pytest.mark.parametrize("url", [None, 5, "  ", "\t", b"maps"])
-def test_a_root_that_is_no_folder_or_url_is_refused_and_creates_nothing(
-    home: Path, url: Any
-) -> None:
+def test_root_that_is_no_folder_or_url_is_refused(home: Path, url: Any) -> None:
+    """A root that is no folder or url is refused and creates nothing."""
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open, LogReader):
         with pytest.raises(InvalidSetting, match="url is"):
             use(url)
@@ -258,7 +263,8 @@ def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -
 
 
 @pytest.mark.parametrize("name", ["takeover", "shared"])
-def test_a_flag_that_is_a_text_is_refused_and_shuts_no_store_out(tmp_path: Path, name: str) -> None:
+def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> None:
+    """A flag that is a text is refused and shuts no store out."""
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
@@ -320,10 +326,11 @@ def test_a_folder_whose_name_is_no_utf8_is_opened(tmp_path: Path) -> None:
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_a_key_value_or_map_name_with_a_lone_surrogate_is_an_error_of_the_library(
+def test_lone_surrogate_is_an_error_of_the_library(
     tmp_path: Path,
 ) -> None:
-    """It was a bare UnicodeEncodeError, or one that is no ValueError."""
+    """A key value or map name with a lone surrogate is an error of the library.
+    It was a bare UnicodeEncodeError, or one that is no ValueError."""
     with imap_wal.open(tmp_path) as store, imap_wal.log.create(tmp_path / "log") as log:
         m = store.map("m")
         for named in (lambda: store.map(LONE), lambda: log.append(LONE, (b"k", b"v"))):

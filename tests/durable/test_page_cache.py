@@ -181,10 +181,9 @@ class History:
 
 
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
-def test_what_was_acknowledged_or_given_back_survives_a_kill_and_then_a_power_loss(
-    first: str, seed: int
-) -> None:
-    """`first`: the durability of the first life. After `always` all are; after the others any, as
+def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -> None:
+    """What was acknowledged or returned survives a kill and then a power loss.
+    `first`: the durability of the first life. After `always` all are; after the others any, as
     what an open gave back depends on none."""
     lost_power = 0
     for number in range(ROUNDS):

@@ -35,5 +35,6 @@ def test_a_map_with_durability_os_equals_a_dict_through_kills() -> None:
     run_state_machine_as_test(Killing, settings=_settings)
 
 
-def test_a_map_with_durability_always_equals_a_dict_through_power_losses() -> None:
+def test_map_with_always_equals_dict_through_power_losses() -> None:
+    """A map with durability always equals a dict through power losses."""
     run_state_machine_as_test(LosingPower, settings=_settings)

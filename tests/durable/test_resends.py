@@ -78,9 +78,8 @@ def resend_everything(member: Plugin, sent: list[tuple[int, dict[str, str | None
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("meanwhile", ["nothing", "archived", "archived, rewritten and pruned"])
-def test_put_a_put_b_and_put_a_sent_again_is_b_also_after_the_agent_was_started_anew(
-    tmp_path: Path, end: int, meanwhile: str
-) -> None:
+def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhile: str) -> None:
+    """Put a put b and put a sent again is b also after the agent was started anew."""
     settings = config(tmp_path, archive_interval_s=0 if meanwhile == "nothing" else 0.05)
     sent: list[tuple[int, dict[str, str | None]]] = [
         (1, {"k": "A"}),
@@ -119,10 +118,9 @@ def test_put_a_put_b_and_put_a_sent_again_is_b_also_after_the_agent_was_started_
         assert restored(settings) == expected
 
 
-def test_of_messages_resent_in_any_order_over_kills_every_change_has_one_effect(
-    tmp_path: Path, seed: int
-) -> None:
-    """A member that lost answers sends again from any point on, on a new connection, to an agent
+def test_resent_changes_have_one_effect_over_kills(tmp_path: Path, seed: int) -> None:
+    """Of messages resent in any order over kills every change has one effect.
+    A member that lost answers sends again from any point on, on a new connection, to an agent
     that may have been killed."""
     chance = Random(seed)
     settings = config(tmp_path, segment_bytes=2000)

@@ -43,7 +43,8 @@ def test_by_age_only_what_is_older_goes() -> None:
     assert expired(files, NOW, 0, 0) == set()
 
 
-def test_by_size_the_oldest_go_until_the_rest_takes_no_more() -> None:
+def test_size_limit_removes_the_oldest_first() -> None:
+    """By size the oldest are removed until the rest takes no more."""
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
     assert expired(files, NOW, 0, 2) == {"old", "oldest"}
     assert expired(files, NOW, 0, 3) == {"oldest"}
@@ -75,9 +76,8 @@ def archives(root: Path, name: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
-def test_covered_archives_go_by_age_and_what_is_not_covered_stays_however_old(
-    tmp_path: Path, by: str
-) -> None:
+def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> None:
+    """Covered archives go by age and what is not covered stays however old."""
     expected = archived(tmp_path, 4)
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     for path in [*archives(tmp_path, "m")[:2], *archives(tmp_path, "other")]:
@@ -129,9 +129,10 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("settings", [{"wal_ttl_seconds": 1}, {"wal_size_limit_mb": 1}])
-def test_what_is_covered_goes_by_age_or_size_also_where_nothing_is_archived_by_itself(
+def test_limits_apply_without_automatic_archives(
     tmp_path: Path, scheme: str, settings: dict[str, int]
 ) -> None:
+    """What is covered is removed by age or size also where nothing is archived by itself."""
     url = f"{scheme}://{tmp_path}"
     for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
         with imap_wal.open(url, node="n") as store:
@@ -166,9 +167,10 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert "the storage is away" in told["agent's retention"].what
 
 
-def test_what_is_covered_is_looked_for_at_the_start_and_every_half_of_its_time(
+def test_covered_files_are_checked_at_start_and_every_half_time(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is covered is looked for at the start and every half of its time."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     clock = FakeClock()
 
@@ -202,9 +204,10 @@ def parquet(storage: MemoryStore) -> list[str]:
     return [file.path for file in storage.list("") if "/archive/" in file.path]
 
 
-def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(
+def test_failed_removal_is_reported_and_retried(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A removal that fails is kept to be reported and tried again."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.archive()
@@ -225,9 +228,10 @@ def test_a_removal_that_fails_is_kept_to_be_told_and_tried_again(
         )
 
 
-def test_what_is_removed_is_the_same_whether_all_segments_are_read_for_it_or_those_that_may_go(
+def test_removal_is_the_same_with_fewer_segments_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is removed is the same whether all segments are read for it or those that may go."""
     monkeypatch.setattr(policy, "MB", 1000)
     chance = Random(7)
     with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:

@@ -38,9 +38,8 @@ WALKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("walk", WALKS)
-def test_a_copy_shows_the_moment_it_began_while_entries_expire_at_every_look(
-    memory: MemoryStore, walk: str
-) -> None:
+def test_copy_shows_one_moment_while_entries_expire(memory: MemoryStore, walk: str) -> None:
+    """A copy shows the moment it began while entries expire at every look."""
     clock = Ticking()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -52,9 +51,10 @@ def test_a_copy_shows_the_moment_it_began_while_entries_expire_at_every_look(
         assert WALKS[walk](m) == {}
 
 
-def test_a_copy_shows_the_moment_it_began_though_another_thread_deletes_in_between(
+def test_copy_shows_one_moment_while_a_thread_deletes(
     memory: MemoryStore,
 ) -> None:
+    """A copy shows the moment it began though another thread deletes in between."""
     with embedded(memory) as store:
         m = store.map("m", serializer=(slow := Meddling()))
         m.update({number: number for number in range(10)})
@@ -81,8 +81,9 @@ class Meddling(imap_wal.MsgpackSerializer):
         return super().load(data)
 
 
-def test_who_asks_for_keys_and_then_for_a_value_gets_no_old_one(memory: MemoryStore) -> None:
-    """`dict(m)` is recognised by calls from the same instruction; other code is not taken for
+def test_value_after_a_key_listing_is_not_old(memory: MemoryStore) -> None:
+    """Who asks for keys and then for a value gets no old one.
+    `dict(m)` is recognised by calls from the same instruction; other code is not taken for
     it."""
     with embedded(memory) as store:
         m = store.map("m")
@@ -101,10 +102,12 @@ def test_who_asks_for_keys_and_then_for_a_value_gets_no_old_one(memory: MemorySt
         assert not m._copies
 
 
-def test_walks_of_a_map_where_entries_expire_and_threads_write_never_fail_and_never_mix_two_moments(
+def test_walks_show_one_moment_during_expiry_and_writes(
     memory: MemoryStore,
 ) -> None:
-    """All keys get the same number in one commit: a walk that shows two numbers mixes two
+    """Walks of a map where entries expire and threads write never fail and never mix two
+    moments.
+    All keys get the same number in one commit: a walk that shows two numbers mixes two
     moments."""
     with embedded(memory, durability="os") as store:
         m = store.map("m")
@@ -197,7 +200,8 @@ def test_of_many_threads_that_pop_one_key_one_gets_it(
         assert contents(memory) == left
 
 
-def test_threads_that_set_a_default_all_get_the_value_of_the_first(memory: MemoryStore) -> None:
+def test_threads_setting_a_default_get_the_first_value(memory: MemoryStore) -> None:
+    """Threads that set a default all get the value of the first."""
     with embedded(memory) as store:
         m = store.map("m")
         got: list[list[int]] = [[] for _ in range(8)]
@@ -240,7 +244,8 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
             m.popitem()
 
 
-def test_a_pop_waits_for_the_put_of_its_key_and_of_no_other(memory: MemoryStore) -> None:
+def test_pop_waits_only_for_puts_of_its_key(memory: MemoryStore) -> None:
+    """A pop waits for the put of its key and of no other."""
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")
@@ -259,9 +264,10 @@ def test_a_pop_waits_for_the_put_of_its_key_and_of_no_other(memory: MemoryStore)
         assert got == {"a": 2, "b": 1}
 
 
-def test_of_two_whose_changes_of_one_key_meet_in_one_sync_the_second_sees_the_first(
+def test_second_change_in_one_sync_sees_the_first(
     memory: MemoryStore,
 ) -> None:
+    """Of two whose changes of one key meet in one sync the second sees the first."""
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")
@@ -337,7 +343,8 @@ def test_pop_and_setdefault_see_no_entry_that_has_expired(memory: MemoryStore) -
         assert dict(m) == {}
 
 
-def test_puts_with_a_lifetime_keep_one_deadline_a_key_and_some() -> None:
+def test_puts_with_a_lifetime_keep_few_deadlines() -> None:
+    """Puts with a lifetime keep one deadline a key and some."""
     state = MapState("m", RawSerializer())
     for number in range(30_000):
         state.set(b"%d" % (number % 100), b"v", 10_000 + number)

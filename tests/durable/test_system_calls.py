@@ -66,9 +66,8 @@ def strace(tmp_path: Path, url: str, durability: str) -> list[str]:
     return names[names.index("begin") + 1 : names.index("end")]
 
 
-def test_every_acknowledgement_of_always_comes_after_an_fdatasync_of_what_was_written(
-    tmp_path: Path, url: str
-) -> None:
+def test_always_acknowledges_only_after_fdatasync(tmp_path: Path, url: str) -> None:
+    """Every acknowledgement of `always` comes after an fdatasync of what was written."""
     calls = strace(tmp_path, url, "always")
     assert len(calls) == 9
     for number in range(3):

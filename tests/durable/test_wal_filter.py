@@ -28,9 +28,10 @@ def key(entry: DataEntry) -> Any:
     return msgpack.unpackb(entry.key)
 
 
-def test_it_sees_every_entry_in_the_order_of_the_log_and_what_it_keeps_is_what_an_open_gives(
+def test_wal_filter_sees_entries_in_log_order(
     memory: MemoryStore,
 ) -> None:
+    """It sees every entry in the order of the log and what it keeps is what an open gives."""
     store = embedded(memory, segment_bytes=600)
     for number in range(20):
         store.map("a")[number % 7] = number
@@ -59,7 +60,8 @@ def test_what_it_skips_never_was_so_an_older_value_shows(memory: MemoryStore) ->
     ) == {"m": {"a": 1, "b": 2}}
 
 
-def test_it_changes_values_keys_maps_and_lifetimes_and_the_order_stays(memory: MemoryStore) -> None:
+def test_wal_filter_changes_entries_and_keeps_their_order(memory: MemoryStore) -> None:
+    """It changes values keys maps and lifetimes and the order stays."""
     store = embedded(memory)
     store.map("m").update({"a": 1, "b": 2, "c": 3})
     answers: dict[str, dict[str, Any]] = {
@@ -77,9 +79,8 @@ def test_it_changes_values_keys_maps_and_lifetimes_and_the_order_stays(memory: M
 
 
 @pytest.mark.parametrize("at", range(1, 31, 5))
-def test_stop_leaves_out_its_entry_and_all_that_come_after_also_over_archives_of_several_maps(
-    memory: MemoryStore, at: int
-) -> None:
+def test_wal_filter_stop_drops_all_later_entries(memory: MemoryStore, at: int) -> None:
+    """Stop leaves out its entry and all that come after also over archives of several maps."""
     store = embedded(memory)
     chance = Random(at)
     maps: dict[str, dict[Any, Any]] = {"a": {}, "b": {}, "c": {}}
@@ -95,9 +96,10 @@ def test_stop_leaves_out_its_entry_and_all_that_come_after_also_over_archives_of
     }
 
 
-def test_nothing_on_storage_is_changed_and_the_next_open_sees_all_again(
+def test_wal_filter_changes_nothing_on_storage(
     memory: MemoryStore,
 ) -> None:
+    """Nothing on storage is changed and the next open sees all again."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with embedded(memory, wal_filter=lambda entry: None) as store:
@@ -107,9 +109,10 @@ def test_nothing_on_storage_is_changed_and_the_next_open_sees_all_again(
         assert dict(store.map("m")) == {"a": 1, "b": 2}
 
 
-def test_an_answer_that_is_none_and_a_filter_that_fails_leave_the_log_closed_and_whole(
+def test_failed_wal_filter_leaves_the_log_closed_and_whole(
     memory: MemoryStore,
 ) -> None:
+    """An answer that is none and a filter that fails leave the log closed and whole."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with pytest.raises(InvalidSetting, match="wal_filter answered 7"):

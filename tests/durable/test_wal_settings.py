@@ -23,9 +23,9 @@ from tests.support import FakeClock, contents, copy_files, embedded, eventually,
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
-def test_the_settings_that_users_of_rocksdb_know_have_their_names_and_the_defaults_that_the_page_says() -> (  # noqa: E501
-    None
-):
+def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
+    """The settings that users of RocksDB know have their names and the defaults that the page
+    says."""
     lines = [
         line
         for line in PAGE.read_text(encoding="utf-8")
@@ -64,9 +64,10 @@ def test_the_settings_that_users_of_rocksdb_know_have_their_names_and_the_defaul
 # ---- manual_wal_flush ----------------------------------------------------------------------------
 
 
-def test_with_manual_wal_flush_changes_reach_the_log_when_they_are_flushed_and_not_before(
+def test_manual_wal_flush_logs_changes_only_when_flushed(
     memory: MemoryStore,
 ) -> None:
+    """With `manual_wal_flush` changes reach the log when they are flushed and not before."""
     store = embedded(memory, manual_wal_flush=True)
     items = store.map("m")
     items["a"] = 1
@@ -113,9 +114,10 @@ def test_an_agent_refuses_manual_wal_flush() -> None:
 # ---- disable_wal ---------------------------------------------------------------------------------
 
 
-def test_a_map_with_disable_wal_is_a_map_in_memory_and_gone_with_the_store(
+def test_map_with_disable_wal_ends_with_the_store(
     memory: MemoryStore,
 ) -> None:
+    """A map with `disable_wal` is a map in memory and gone with the store."""
     with embedded(memory) as store:
         cache, kept = store.map("cache", disable_wal=True), store.map("kept")
         cache["a"] = 1
@@ -161,9 +163,8 @@ def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("avoid", [False, True])
-def test_what_an_earlier_run_left_is_archived_at_the_start_unless_avoid_flush_during_recovery(
-    memory: MemoryStore, avoid: bool
-) -> None:
+def test_earlier_wal_is_archived_at_start_unless_avoided(memory: MemoryStore, avoid: bool) -> None:
+    """What an earlier run left is archived at the start unless avoid flush during recovery."""
     first = embedded(memory)
     first.map("m").update({number: number for number in range(100)})
     left = copy_files(memory)
@@ -224,8 +225,9 @@ def test_an_agents_clock_offset_is_a_possible_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scratch", ["none", "file", "", 5])
-def test_a_scratch_that_is_no_folder_is_refused_at_the_open(tmp_path: Path, scratch: Any) -> None:
-    """A restore failed, when it did not fit in memory."""
+def test_scratch_that_is_no_folder_is_refused_at_open(tmp_path: Path, scratch: Any) -> None:
+    """A scratch that is no folder is refused at the open.
+    A restore failed, when it did not fit in memory."""
     (tmp_path / "file").write_text("x")
     given = tmp_path / scratch if scratch in ("none", "file") else scratch
     for opened in (imap_wal.open, imap_wal.log.create):

@@ -106,7 +106,7 @@ MUTATIONS = (
         "storage_backends/local.py",
         "self._publish(path, (data,), os.link)",
         "self._publish(path, (data,), os.replace)",
-        "tests/unit/test_manifest.py::test_of_three_processes_no_update_is_lost_and_none_is_made_twice",
+        "tests/unit/test_manifest.py::test_three_processes_make_each_update_exactly_once",
     ),
     Mutation(
         "CRC not seeded with the segment id",
@@ -121,7 +121,7 @@ MUTATIONS = (
         '_SEED = struct.Struct("<QII")',
         '_SEED = type("S", (), {"pack": lambda self, a, b, c: struct.pack("<II", b, c), "size": '
         "16})()",
-        "tests/unit/test_format.py::test_a_frame_copied_to_another_place_of_its_segment_does_not_verify",
+        "tests/unit/test_format.py::test_frame_copied_within_its_segment_does_not_verify",
     ),
     Mutation(
         "CRC not compared",
@@ -143,28 +143,28 @@ MUTATIONS = (
         "imap_wal/read/selection.py",
         "kept = [not row[ORDER] < ",
         "kept = [True or row[ORDER] < ",
-        f"{_REWRITE}::test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced",
+        f"{_REWRITE}::test_replaced_owner_does_not_undo_a_deletion",
     ),
     Mutation(
         "what a rewrite learned of partitions is not carried on",
         "imap_wal/rewrite/plan.py",
         "versions=known_versions(before) if complete",
         "versions=NO_VERSIONS if complete",
-        f"{_REWRITE}::test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older",
+        f"{_REWRITE}::test_tombstone_unseen_by_later_rewrite_still_voids_older",
     ),
     Mutation(
         "partition versions of a snapshot's tombstones are lost",
         "imap_wal/rewrite/plan.py",
         "self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])",
         "pass",
-        f"{_REWRITE}::test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older",
+        f"{_REWRITE}::test_tombstone_dropped_by_second_rewrite_still_voids_older",
     ),
     Mutation(
         "a drop loses partition versions",
         "imap_wal/rewrite/drop.py",
         "return known_versions(before).raised(pairs.items())",
         "return known_versions(before)",
-        f"{_REWRITE}::test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop",
+        f"{_REWRITE}::test_replaced_owners_change_stays_void_after_drop",
     ),
     Mutation(
         "a rewrite below the orphan floor is published",
@@ -185,14 +185,14 @@ MUTATIONS = (
         "imap_wal/rewrite/run.py",
         "                confirm(log, job, result)\n",
         "                pass\n",
-        f"{_REWRITE}::test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing",
+        f"{_REWRITE}::test_rewrite_with_a_changed_part_publishes_nothing",
     ),
     Mutation(
         "snapshot not read before what it covers is removed",
         "imap_wal/retention/snapshots.py",
         "check_contents(log.store, path, 0 if known else checksum, size)",
         "pass",
-        f"{_REWRITE}::test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole",
+        f"{_REWRITE}::test_covered_files_stay_while_their_snapshot_is_damaged",
     ),
     Mutation(
         "part names without anything of their own",
@@ -206,7 +206,7 @@ MUTATIONS = (
         "imap_wal/storage_clock.py",
         "abs(skew_ms) > skew_ms_max",
         "skew_ms is None",
-        f"{_REWRITE}::test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused",
+        f"{_REWRITE}::test_rewrite_with_a_wrong_clock_is_refused",
     ),
     Mutation(
         "a segment that was archived is not read on",
@@ -220,7 +220,7 @@ MUTATIONS = (
         "imap_wal/read/newest_index.py",
         "self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)",
         "self.page_bytes = 2**62",
-        "tests/rewrite/test_large_values.py::test_restore_and_rewrite_of_large_values_keep_to_a_small_bound",
+        "tests/rewrite/test_large_values.py::test_large_values_restore_and_rewrite_within_memory_bound",
     ),
     Mutation(
         "an unexpected error ends a thread of the agent",
@@ -241,14 +241,14 @@ MUTATIONS = (
         "imap_wal/rewrite/plan.py",
         'part-{partition:05d}-{number:05d}-{token}.parquet"',
         'part-{partition * 1000 + number:05d}.parquet"',
-        "tests/spark/test_spark.py::test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order",
+        "tests/spark/test_spark.py::test_range_of_many_parts_is_complete_and_ordered",
     ),
     Mutation(
         "rows of a file not compared with the manifest",
         "imap_wal/parquet/file.py",
         "if records and found != records:",
         "if records and found < 0:",
-        f"{_REWRITE}::test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served",
+        f"{_REWRITE}::test_snapshot_of_another_map_or_with_missing_rows_is_refused",
     ),
     Mutation(
         "verify does not look for conflicts of order",
@@ -269,7 +269,7 @@ MUTATIONS = (
         "imap_wal/read/rivals.py",
         "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))",
         "return [*kept, new]",
-        "tests/restore/test_rivals.py::test_a_value_is_taken_before_a_tombstone_and_then_the_first_name",
+        "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",
     ),
     Mutation(
         "a rewrite drops the claims that lost",
@@ -304,7 +304,7 @@ MUTATIONS = (
         "imap_wal/retention/archive.py",
         "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:",
         "    while ordered and ordered[-1].bytes < 0:",
-        "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_a_few_archives_of_a_map",
+        "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_few_archives",
     ),
     Mutation(
         "a failed sync is forgotten",
@@ -341,7 +341,7 @@ MUTATIONS = (
         "imap_wal/retention/archive.py",
         "if path not in kept]",
         "if path or kept]",
-        "tests/unit/test_writer.py::test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long",
+        "tests/unit/test_writer.py::test_replaced_object_writer_acknowledges_nothing",
     ),
     Mutation(
         "sealed segment archived, last entry left out",

@@ -101,9 +101,10 @@ def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
         assert told(opened.read()) == ["1", "2", "3"]
 
 
-def test_a_log_that_was_created_and_not_opened_because_the_process_died_can_be_opened(
+def test_created_but_unopened_log_can_be_opened(
     memory: MemoryStore,
 ) -> None:
+    """A log that was created and not opened because the process died can be opened."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="lock"),)))
     with pytest.raises(StorageUnavailable):
         create(faulty)
@@ -112,7 +113,8 @@ def test_a_log_that_was_created_and_not_opened_because_the_process_died_can_be_o
         fill(opened, 1)
 
 
-def test_of_many_that_create_a_log_at_once_one_makes_it(url: str) -> None:
+def test_one_of_many_concurrent_creators_makes_the_log(url: str) -> None:
+    """Of many that create a log at once one makes it."""
     outcomes: list[str] = []
 
     def work() -> None:
@@ -127,18 +129,18 @@ def test_of_many_that_create_a_log_at_once_one_makes_it(url: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
-def test_what_was_appended_is_there_after_a_reopen_whatever_the_durability(
-    url: str, durability: str
-) -> None:
+def test_appended_entries_survive_a_reopen_with_any_durability(url: str, durability: str) -> None:
+    """What was appended is there after a reopen whatever the durability."""
     with log.create(url, durability=durability) as opened:
         places = fill(opened, *range(10))
         opened.sync()
     assert [record.position for record in LogReader(url).read()] == places
 
 
-def test_a_durability_that_cannot_keep_the_promise_is_refused_and_nothing_is_created(
+def test_durability_that_storage_cannot_keep_is_refused(
     tmp_path: Path,
 ) -> None:
+    """A durability that cannot keep the promise is refused and nothing is created."""
     with pytest.raises(
         InvalidSetting, match="positions, which are known only once they are written"
     ):
@@ -174,7 +176,8 @@ def test_a_log_is_refused_among_hazelcast_members(memory: MemoryStore) -> None:
         create(memory)
 
 
-def test_logs_that_share_a_cluster_are_the_newest_values_of_a_map(memory: MemoryStore) -> None:
+def test_logs_sharing_a_cluster_have_newest_map_values(memory: MemoryStore) -> None:
+    """Logs that share a cluster are the newest values of a map."""
     with create(memory, node="a") as first, create(memory, node="b") as second:
         first.append("m", (b"k", b"1"), (b"only", b"a"))
         second.append("m", (b"k", b"2"))
@@ -205,9 +208,10 @@ def test_segments_may_stand_elsewhere(tmp_path: Path, url: str) -> None:
 # ---- append --------------------------------------------------------------------------------------
 
 
-def test_one_append_is_one_commit_whose_entries_follow_the_position_it_returns(
+def test_one_append_is_one_commit_with_consecutive_positions(
     memory: MemoryStore,
 ) -> None:
+    """One append is one commit whose entries follow the position it returns."""
     with create(memory) as opened:
         fill(opened, "before")
         first = opened.append("m", (b"a", b"1"), Change(b"b", None), Change(b"c", b"3", 99))
@@ -229,9 +233,10 @@ def test_one_append_is_one_commit_whose_entries_follow_the_position_it_returns(
         assert opened.statistics.records == 4
 
 
-def test_positions_are_monotone_as_values_and_as_text_over_segments_reopens_and_takeovers(
+def test_positions_are_monotone_over_segments_reopens_and_takeovers(
     url: str,
 ) -> None:
+    """Positions are monotone as values and as text over segments reopens and takeovers."""
     places: list[Position] = []
     with log.create(url, **SMALL) as opened:
         places += fill(opened, *range(20))
@@ -278,10 +283,11 @@ def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, sche
         assert CliRunner().invoke(group, [command, url]).exit_code == 0
 
 
-def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_does_not_grow(
+def test_manifest_does_not_grow_with_segments(
     memory: MemoryStore,
 ) -> None:
-    """Metadata by compare-and-swap, and a list of segments that is told by their names."""
+    """A log has no end segment follows segment and its manifest does not grow.
+    Metadata by compare-and-swap, and a list of segments that is told by their names."""
     with create(memory) as opened:
         places = fill(opened, 0)
         before = max(file.size for file in memory.list("") if "/manifest/" in file.path)
@@ -304,7 +310,8 @@ def test_a_log_has_no_end_segment_follows_segment_and_its_manifest_does_not_grow
         assert places[-1][:2] == (2, len(files) + 1)
 
 
-def test_threads_append_and_each_gets_the_position_of_its_own_entry(memory: MemoryStore) -> None:
+def test_each_thread_gets_its_own_append_position(memory: MemoryStore) -> None:
+    """Threads append and each gets the position of its own entry."""
     opened = create(memory)
     mine: dict[bytes, Position] = {}
 
@@ -365,7 +372,8 @@ def test_a_closed_log_says_so(memory: MemoryStore) -> None:
             use()
 
 
-def test_a_failed_write_is_told_and_the_next_open_goes_on(memory: MemoryStore) -> None:
+def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStore) -> None:
+    """A failed write is reported and the next open continues."""
     faulty = FaultyStore(memory)
     opened = create(faulty)
     fill(opened, 1)
@@ -384,9 +392,10 @@ def test_a_failed_write_is_told_and_the_next_open_goes_on(memory: MemoryStore) -
 # ---- one writer ----------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_and_one_that_takes_over_shuts_the_first_out(
+def test_second_writer_is_refused_unless_it_takes_over(
     memory: MemoryStore,
 ) -> None:
+    """A second writer is refused and one that takes over shuts the first out."""
     old = create(memory)
     place = fill(old, "old")[0]
     with pytest.raises(WriterLocked):
@@ -494,9 +503,10 @@ def test_memory_of_a_reader_does_not_grow_with_the_log(
             opened.archive()
 
 
-def test_a_damaged_frame_is_an_error_with_file_and_place_and_what_stands_before_it_is_read(
+def test_damaged_frame_is_an_error_with_its_place(
     memory: MemoryStore,
 ) -> None:
+    """A damaged frame is an error with file and place and what is before it is read."""
     with create(memory) as opened:
         fill(opened, *range(9))
     path = segments(memory)[1]
@@ -537,7 +547,8 @@ def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
     return found, Threads(work).join
 
 
-def test_a_tail_sees_an_entry_as_soon_as_its_append_returned(memory: MemoryStore) -> None:
+def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> None:
+    """A tail sees an entry as soon as its append returned."""
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))  # only a commit can wake it
     slow, stop = reading(memory), threading.Event()
@@ -568,9 +579,10 @@ def test_a_tail_sees_an_entry_as_soon_as_its_append_returned(memory: MemoryStore
     )
 
 
-def test_a_tail_ends_when_its_log_is_closed_with_all_that_was_acknowledged(
+def test_tail_ends_with_its_closed_log(
     memory: MemoryStore,
 ) -> None:
+    """A tail ends when its log is closed with all that was acknowledged."""
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))
     fill(opened, *range(50))
@@ -599,7 +611,8 @@ def test_a_tail_waits_where_it_was_told_to_begin(memory: MemoryStore) -> None:
     assert told(found) == ["new"]
 
 
-def test_a_tail_in_another_process_sees_everything_over_rotations_and_archives(url: str) -> None:
+def test_tail_in_another_process_sees_everything(url: str) -> None:
+    """A tail in another process sees everything over rotations and archives."""
     with log.create(url, **SMALL) as opened:
         start = fill(opened, "begin")[0]
         with child(tail_until, url, str(start), b"end") as (_, pipe):
@@ -613,7 +626,8 @@ def test_a_tail_in_another_process_sees_everything_over_rotations_and_archives(u
             assert [pipe.recv() for _ in sent] == sent
 
 
-def test_a_writer_that_is_killed_leaves_all_it_acknowledged_to_the_readers(url: str) -> None:
+def test_killed_writer_leaves_acknowledged_entries_to_readers(url: str) -> None:
+    """A writer that is killed leaves all it acknowledged to the readers."""
     log.create(url).close()
     stop = threading.Event()
     found, join = collect(LogReader(url).tail(poll_s=0.002, stop=stop))
@@ -656,9 +670,11 @@ def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -
         assert seen == places
 
 
-def test_a_reader_with_a_limit_reads_on_in_the_segment_where_it_stopped(
+def test_limited_reader_continues_in_the_same_segment(
     memory: MemoryStore,
 ) -> None:
+    """A reader with a limit reads on in the segment where it stopped."""
+
     class Limited(Bound):
         def limit(self) -> Position | None:
             return self.position
@@ -695,7 +711,8 @@ def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> Non
         )
 
 
-def test_another_disk_under_the_name_of_a_log_is_told_to_its_tail(memory: MemoryStore) -> None:
+def test_tail_reports_another_disk_under_its_log(memory: MemoryStore) -> None:
+    """Another disk under the name of a log is reported to its tail."""
     opened = create(memory)
     fill(opened, 1)
     tail = reading(memory).tail(poll_s=0.001)
@@ -780,7 +797,8 @@ def test_shrink_upto_a_position_keeps_everything_above_it(
         assert told(opened.read()) == ["after", "again"]
 
 
-def test_what_a_snapshot_covers_goes_when_it_has_outlived_its_time(memory: MemoryStore) -> None:
+def test_covered_files_are_removed_after_their_retention(memory: MemoryStore) -> None:
+    """What a snapshot covers goes when it has outlived its time."""
     with create(memory, wal_ttl_seconds=1, clock=FakeClock()) as opened:
         places = fill(opened, *range(12))
         opened.archive()
@@ -805,7 +823,8 @@ def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> 
         assert told(opened.read()) == ["new"]
 
 
-def test_a_reader_at_a_position_that_prune_removed_is_told_the_oldest(memory: MemoryStore) -> None:
+def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore) -> None:
+    """The error for a reader at a removed position names the oldest position."""
     with create(memory) as opened:
         places = fill(opened, *range(12))
         opened.archive()
@@ -818,9 +837,10 @@ def test_a_reader_at_a_position_that_prune_removed_is_told_the_oldest(memory: Me
         assert told(opened.read()) == ["new"]
 
 
-def test_a_tail_that_has_read_what_is_removed_goes_on_and_one_that_has_not_is_told(
+def test_only_a_tail_that_missed_removed_entries_fails(
     memory: MemoryStore,
 ) -> None:
+    """A tail that has read what is removed continues; one that has not gets an error."""
     with create(memory) as opened:
         places = fill(opened, *range(20))
         opened.rotate()
@@ -859,9 +879,10 @@ def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> N
     ] == expected
 
 
-def test_the_log_of_an_agent_is_read_without_what_a_later_lifetime_made_void(
+def test_agent_log_is_read_without_void_entries(
     memory: MemoryStore,
 ) -> None:
+    """The log of an agent is read without what a later lifetime made void."""
     writer = agent_log(memory)
     append_rows(writer, put("a", "1", (1, 1, 1, 1)))
     cut = writer.end
@@ -879,9 +900,8 @@ def test_the_log_of_an_agent_is_read_without_what_a_later_lifetime_made_void(
     assert told(read.read()) == ["1", "2"]
 
 
-def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(
-    memory: MemoryStore, url: str
-) -> None:
+def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> None:
+    """A log is replicated by reading one and appending to the other."""
     with embedded(memory) as store:
         store.map("m").update(a=1, b=2)
         store.map("other").put("c", 3, ttl=1000)
@@ -903,7 +923,7 @@ def test_a_log_is_replicated_by_reading_one_and_appending_to_the_other(
 
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
 @pytest.mark.parametrize("value", [-(2**63) - 1, 2**63, 2**64 - 1], ids=str)
-def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(
+def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
     """It was acknowledged, and every later `archive` failed."""
@@ -995,7 +1015,8 @@ def test_a_log_archives_by_size_when_it_is_told_to(memory: MemoryStore) -> None:
         assert [record.position for record in opened.read()] == places
 
 
-def test_a_log_in_a_folder_is_what_the_tools_for_maps_read(url: str, tmp_path: Path) -> None:
+def test_log_in_a_folder_is_readable_by_map_tools(url: str, tmp_path: Path) -> None:
+    """A log in a folder is what the tools for maps read."""
     with log.create(url) as opened:
         fill(opened, 1, 2)
     store = LocalStore(f"{tmp_path}/log")

@@ -181,10 +181,9 @@ def test_a_log_equals_a_list() -> None:
     )
 
 
-def test_readers_in_threads_and_one_in_another_process_all_see_the_same(
-    url: str, seed: int
-) -> None:
-    """While it is written by several threads, rotated, archived, closed and opened again."""
+def test_readers_in_threads_and_processes_see_the_same(url: str, seed: int) -> None:
+    """Readers in threads and one in another process all see the same.
+    While it is written by several threads, rotated, archived, closed and opened again."""
     chance = random.Random(seed)
     log.create(url).close()
     acknowledged: dict[str, bytes | None] = {}

@@ -68,7 +68,8 @@ def rows_of(store: SegmentStore) -> list[Row]:
 # ---- what is hidden ----
 
 
-def test_a_clear_hides_what_is_older_in_its_partition_and_nothing_else(memory: MemoryStore) -> None:
+def test_clear_hides_only_older_entries_of_its_partition(memory: MemoryStore) -> None:
+    """A clear hides what is older in its partition and nothing else."""
     log = node(memory)
     keys = [f"{HEAD}key-{number}" for number in range(40)]
     append(log, *(put(key, "old", (1, 1, 1, number)) for number, key in enumerate(keys, 1)))
@@ -87,9 +88,10 @@ def test_a_clear_hides_what_is_older_in_its_partition_and_nothing_else(memory: M
     )
 
 
-def test_a_late_change_with_a_lower_order_is_hidden_whatever_is_read_first(
+def test_late_change_with_lower_order_stays_cleared(
     memory: MemoryStore,
 ) -> None:
+    """A late change with a lower order is hidden whatever is read first."""
     first, second = node(memory), node(memory, "n2")
     append_clear(second, clear((1, 2, 1, 1)))
     made = view(memory)
@@ -99,7 +101,8 @@ def test_a_late_change_with_a_lower_order_is_hidden_whatever_is_read_first(
     assert values(made) == values(view(memory)) == {"b": "newer"}
 
 
-def test_a_clear_counts_in_the_number_of_partitions_that_its_writer_had() -> None:
+def test_clear_uses_the_partition_count_of_its_writer() -> None:
+    """A clear counts in the number of partitions that its writer had."""
     floors = Floors()
     keys = [random.Random(number).randbytes(20) for number in range(200)]
     floors.add(clear((2, 1, 1, 1), 3, 7), "n1")
@@ -112,9 +115,10 @@ def test_a_clear_counts_in_the_number_of_partitions_that_its_writer_had() -> Non
     }
 
 
-def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(
+def test_key_is_hashed_once_per_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A key is hashed once for a lookup whatever the number of counts."""
     floors = Floors()
     for count in range(2, 60):
         floors.add(clear((2, 1, 1, count), count // 2, count), "n1")
@@ -135,8 +139,9 @@ def test_a_key_is_hashed_once_for_a_lookup_whatever_the_number_of_counts(
     }
 
 
-def test_clears_with_too_many_numbers_of_partitions_are_refused_by_the_map_and_the_order() -> None:
-    """20,000 of them made a lookup of 64 keys take 12 seconds."""
+def test_too_many_partition_counts_of_clears_are_refused() -> None:
+    """Clears with too many numbers of partitions are refused by the map and the order.
+    20,000 of them made a lookup of 64 keys take 12 seconds."""
     index = NewestIndex(1 << 30)
     index.add(
         "n1",
@@ -153,10 +158,11 @@ def test_clears_with_too_many_numbers_of_partitions_are_refused_by_the_map_and_t
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
-def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(
+def test_index_with_clears_equals_its_definition(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """Also where two nodes claim a key: a claim that was cleared is none."""
+    """An index with clears equals its definition in any order and on scratch.
+    Also where two nodes claim a key: a claim that was cleared is none."""
     random_ = random.Random(seed)
     for _ in range(10):
         everything: list[tuple[str, Row]] = []
@@ -215,7 +221,8 @@ def test_an_index_with_clears_equals_its_definition_in_any_order_and_on_scratch(
         index.close()
 
 
-def test_a_map_that_is_filled_and_cleared_again_and_again_takes_the_room_of_one_filling() -> None:
+def test_repeatedly_cleared_map_uses_space_of_one_filling() -> None:
+    """A map that is filled and cleared again and again takes the room of one filling."""
     index = NewestIndex(3_000_000)
     for round_ in range(1, 30):
         for start in range(0, 1000, 100):
@@ -235,9 +242,10 @@ def test_a_map_that_is_filled_and_cleared_again_and_again_takes_the_room_of_one_
 # ---- on storage ----
 
 
-def test_frames_with_a_clear_are_refused_by_a_version_that_does_not_know_them(
+def test_older_version_refuses_frames_with_a_clear(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Frames with a clear are refused by a version that does not know them."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)))
@@ -252,9 +260,10 @@ def test_frames_with_a_clear_are_refused_by_a_version_that_does_not_know_them(
         view(memory)
 
 
-def test_an_archive_and_a_snapshot_with_a_clear_raise_the_manifests_format(
+def test_clear_in_archive_or_snapshot_raises_manifest_format(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An archive and a snapshot with a clear raise the manifests format."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)))
     append_clear(second, clear((1, 1, 1, 2)))
@@ -295,7 +304,8 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
     assert archive.tombstones == 3
 
 
-def test_a_clear_is_read_in_its_place_from_segments_and_archives(memory: MemoryStore) -> None:
+def test_clear_is_read_in_place_from_segments_and_archives(memory: MemoryStore) -> None:
+    """A clear is read in its place from segments and archives."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)), put("a", "2", (1, 1, 1, 3)))
@@ -329,9 +339,10 @@ def test_a_rewrite_drops_a_clear_with_what_it_hides(memory: MemoryStore) -> None
     assert values(view(memory)) == {"b": "2"}
 
 
-def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(
+def test_clear_after_the_first_look_is_kept(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A clear that came after the first look is kept until the next rewrite."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     logs = cluster(memory)
@@ -358,9 +369,10 @@ def test_a_clear_that_came_after_the_first_look_is_kept_until_the_next_rewrite(
     assert values(view(memory)) == {}
 
 
-def test_a_clear_is_kept_while_another_embedded_store_may_append_something_older(
+def test_clear_is_kept_while_another_store_may_append(
     memory: MemoryStore,
 ) -> None:
+    """A clear is kept while another embedded store may append something older."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 0, 1, 1)))
     append_clear(second, clear((2, 0, 1, 1)))
@@ -373,7 +385,8 @@ def test_a_clear_is_kept_while_another_embedded_store_may_append_something_older
     assert rows_of(memory) == []
 
 
-def test_of_two_clears_of_a_partition_a_snapshot_keeps_the_newer(memory: MemoryStore) -> None:
+def test_snapshot_keeps_the_newer_clear_of_a_partition(memory: MemoryStore) -> None:
+    """Of two clears of a partition a snapshot keeps the newer."""
     first, second = node(memory), node(memory, "n2")
     append_clear(first, clear((1, 0, 1, 1)), clear((1, 0, 1, 2), 1, 2))
     append_clear(second, clear((2, 0, 1, 1)))
@@ -404,7 +417,8 @@ def test_clear_of_an_embedded_map_is_one_entry(memory: MemoryStore) -> None:
     assert contents(memory) == {7: "again"} and contents(memory, "other") == {"kept": 1}
 
 
-def test_clear_of_a_shared_store_keeps_what_it_does_not_know(memory: MemoryStore) -> None:
+def test_clear_of_a_shared_store_keeps_unknown_entries(memory: MemoryStore) -> None:
+    """Clear of a shared store keeps what it does not know."""
     import imap_wal
 
     options = {"storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True}

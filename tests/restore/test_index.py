@@ -116,10 +116,11 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 30_000, 1])
-def test_many_nodes_that_fall_out_give_the_same_rows_and_conflicts_in_any_order(
+def test_many_conflicting_nodes_merge_alike_in_any_order(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """Against the definition: of all rows of a key those with the greatest (incarnation, partition
+    """Many nodes that fall out give the same rows and conflicts in any order.
+    Against the definition: of all rows of a key those with the greatest (incarnation, partition
     version) count, of each node the newest."""
     random_ = random.Random(seed)
     for _ in range(10):
@@ -184,9 +185,10 @@ def on_disk(folder: Path) -> int:
     return found
 
 
-def test_disk_grows_with_the_newest_rows_and_not_with_how_often_they_were_written(
+def test_disk_use_follows_rows_and_not_writes(
     tmp_path: Path,
 ) -> None:
+    """Disk grows with the newest rows and not with how often they were written."""
     most = {}
     for keys, rounds in ((4_000, 1), (8_000, 1), (16_000, 1), (4_000, 12)):
         index = NewestIndex(1_000_000, tmp_path)
@@ -265,9 +267,10 @@ def test_a_listing_of_keys_reads_no_value(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 60_000, 1])
-def test_a_listing_under_way_misses_no_key_whatever_happens_to_the_index(
+def test_listing_misses_no_key_while_the_index_changes(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
+    """A listing under way misses no key whatever happens to the index."""
     random_ = random.Random(seed)
     rows = [put(f"key-{number:03d}", number, (1, 1, 1, number)) for number in range(300)]
     index = NewestIndex(memory_bytes, tmp_path)
@@ -324,7 +327,8 @@ def test_a_full_scratch_is_said_and_loses_nothing(
     index.close()
 
 
-def test_reading_costs_the_same_whether_one_node_wrote_or_a_hundred(tmp_path: Path) -> None:
+def test_read_cost_does_not_depend_on_node_count(tmp_path: Path) -> None:
+    """Reading costs the same whether one node wrote or a hundred."""
     calls = {}
     for nodes in (1, 100):
         index = NewestIndex(1 << 30, tmp_path)
@@ -347,9 +351,11 @@ def test_reading_costs_the_same_whether_one_node_wrote_or_a_hundred(tmp_path: Pa
     assert calls[100] < 2 * calls[1], calls
 
 
-def test_a_listing_of_rows_goes_on_when_its_map_is_moved_to_scratch_between_two_pages(
+def test_row_listing_continues_after_a_move_to_scratch(
     tmp_path: Path,
 ) -> None:
+    """A listing of rows continues when its map is moved to scratch between two pages."""
+
     def rows(name: str, count: int, size: int) -> list[Row]:
         return [
             (name, b"%03d" % each, "k", bytes(size), "v", False, 1, 0, 0, (1, 0, 1, each + 1))
@@ -376,9 +382,10 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
-def test_the_keys_of_some_partitions_are_listed_while_keys_are_added(
+def test_partition_keys_are_listed_while_keys_are_added(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
+    """The keys of some partitions are listed while keys are added."""
     random_ = random.Random(seed)
     index = NewestIndex(memory_bytes, tmp_path)
     there: set[bytes] = set()

@@ -31,9 +31,10 @@ from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import FakeClock, copy_files, node_log, overwrite, segments
 
 
-def test_the_greater_order_wins_whatever_the_clocks_and_the_reading_order_say(
+def test_greater_order_wins_over_clocks_and_reading_order(
     memory: MemoryStore,
 ) -> None:
+    """The greater order wins whatever the clocks and the reading order say."""
     first, second = node(memory), node(memory, "n2")
     append(
         second,
@@ -92,9 +93,10 @@ def test_damage_in_a_sealed_segment_is_located(memory: MemoryStore) -> None:
     assert caught.value.file == path and caught.value.offset > 0
 
 
-def test_damage_before_synced_frames_of_the_newest_segment_is_no_torn_tail(
+def test_damage_before_synced_frames_is_no_torn_tail(
     memory: MemoryStore,
 ) -> None:
+    """Damage before synced frames of the newest segment is no torn tail."""
     log = node(memory)
     for number in range(3):
         append(log, put("a", number, (1, 1, 1, number)))
@@ -127,7 +129,8 @@ def test_the_last_segment_of_a_closed_log_cannot_vanish(memory: MemoryStore) -> 
         view(memory)
 
 
-def test_a_sealed_segment_that_was_cut_between_two_frames_is_short(memory: MemoryStore) -> None:
+def test_sealed_segment_cut_between_frames_is_short(memory: MemoryStore) -> None:
+    """A sealed segment that was cut between two frames is short."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     end = log.end.frame
@@ -144,9 +147,8 @@ def test_a_sealed_segment_that_was_cut_between_two_frames_is_short(memory: Memor
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(
-    memory: MemoryStore, which: int
-) -> None:
+def test_sealed_segment_without_its_frames_is_short(memory: MemoryStore, which: int) -> None:
+    """A sealed segment that lost all its frames is short and not empty."""
     log = node(memory)
     for request in range(1, 4):
         append(log, put("a", str(request), (1, 1, 1, request)))
@@ -158,10 +160,11 @@ def test_a_sealed_segment_that_lost_all_its_frames_is_short_and_not_empty(
     assert caught.value.file == path
 
 
-def test_a_sealed_segment_in_which_nothing_was_ever_written_is_no_damage(
+def test_never_written_sealed_segment_is_no_damage(
     memory: MemoryStore,
 ) -> None:
-    """A failed commit was taken back before the rotation."""
+    """A sealed segment in which nothing was ever written is no damage.
+    A failed commit was taken back before the rotation."""
     log = node(memory)
     for request in range(1, 4):
         mark = log.mark()
@@ -223,7 +226,8 @@ def test_a_missing_node_is_a_decision(memory: MemoryStore) -> None:
     assert values(made) == {"a": "1"} and list(made.missing) == ["n2"]
 
 
-def test_another_disk_under_an_old_node_name_is_a_missing_node(memory: MemoryStore) -> None:
+def test_another_disk_under_an_old_name_is_missing_node(memory: MemoryStore) -> None:
+    """Another disk under an old node name is a missing node."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     made = cluster(memory)
     made.manifests.update(lambda manifest: replace(manifest, nodes={"n1": "another"}))
@@ -231,9 +235,10 @@ def test_another_disk_under_an_old_node_name_is_a_missing_node(memory: MemorySto
         view(memory)
 
 
-def test_two_nodes_that_claim_one_partition_version_do_not_stop_a_restore(
+def test_two_claims_of_a_version_do_not_stop_restore(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Two nodes that claim one partition version do not stop a restore."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
@@ -273,9 +278,10 @@ def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
     assert made.ends() == {"n1": log.end}
 
 
-def test_a_commit_during_a_look_does_not_make_it_search_the_preallocated_rest(
+def test_commit_during_a_look_does_not_scan_preallocated_space(
     memory: MemoryStore,
 ) -> None:
+    """A commit during a look does not make it search the preallocated rest."""
     store = Hooked(memory)
     log = node(memory, settings=Settings(preallocate=True, segment_bytes=16 << 20))
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -336,9 +342,8 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
 
 
 @pytest.mark.parametrize("pruned", [False, True])
-def test_a_restore_begins_with_the_snapshot_and_replays_of_the_log_only_what_follows_it(
-    memory: MemoryStore, pruned: bool
-) -> None:
+def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pruned: bool) -> None:
+    """A restore begins with the snapshot and replays of the log only what follows it."""
     log = node(memory)
     for number in range(30):
         append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
@@ -390,9 +395,10 @@ def test_a_restore_begins_with_the_snapshot_and_replays_of_the_log_only_what_fol
     assert any("/snapshot/orders/" in path for path in touched)
 
 
-def test_a_dropped_map_is_forgotten_by_a_view_that_had_merged_it_even_if_a_rewrite_followed(
+def test_dropped_map_is_forgotten_by_a_merged_view(
     memory: MemoryStore,
 ) -> None:
+    """A dropped map is forgotten by a view that had merged it even if a rewrite followed."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     made = view(memory)
@@ -422,9 +428,10 @@ def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemorySto
     assert values(early) == {"a": "before", "b": "new"}
 
 
-def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back(
+def test_returning_node_counts_in_the_lifetime_it_missed(
     memory: MemoryStore,
 ) -> None:
+    """A node that was missing when a lifetime began counts when it comes back."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.close()
@@ -439,7 +446,8 @@ def test_a_node_that_was_missing_when_a_lifetime_began_counts_when_it_comes_back
     assert values(view(memory)) == {"a": "1"}
 
 
-def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemoryStore) -> None:
+def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> None:
+    """Files that go while they are read begin the pass anew."""
     log = node(memory)
     for number in range(4):
         append(
@@ -467,9 +475,10 @@ def test_files_that_go_while_they_are_read_begin_the_pass_anew(memory: MemorySto
         assert {row[1].decode() for changes in reading for row in changes.rows} == set(expected)
 
 
-def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment(
+def test_view_finds_entries_archived_since_it_was_empty(
     memory: MemoryStore,
 ) -> None:
+    """The view finds what was written and archived since there was no segment."""
     log = node(memory)
     made = view(memory)
     for value in ("1", "2"):
@@ -481,9 +490,10 @@ def test_the_view_finds_what_was_written_and_archived_since_there_was_no_segment
         assert values(made) == {"a": value}
 
 
-def test_changes_go_on_in_the_archive_when_a_segment_is_archived_under_them(
+def test_changes_continue_in_the_archive_of_a_segment(
     memory: MemoryStore,
 ) -> None:
+    """Changes continue in the archive when a segment is archived under them."""
     log = node(memory)
     rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]
     for row in rows:
@@ -566,9 +576,10 @@ def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> Non
     log.close()
 
 
-def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the_one_that_moved(
+def test_look_reads_only_the_changed_one_of_fifty_nodes(
     memory: MemoryStore,
 ) -> None:
+    """A look after a change asks each of fifty nodes twice and reads only the one that moved."""
     logs = [
         node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16))
         for number in range(50)
@@ -593,10 +604,11 @@ def test_a_look_after_a_change_asks_each_of_fifty_nodes_twice_and_reads_only_the
     assert calls() <= 2 * 50 + 20 and values(made)["k8"] == "new"
 
 
-def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(
+def test_cheap_view_misses_no_earlier_acknowledged_change(
     memory: MemoryStore,
 ) -> None:
-    """Each of the ways in which an acknowledged change can come to be where the view did not look
+    """A view that asks little misses nothing that was acknowledged before.
+    Each of the ways in which an acknowledged change can come to be where the view did not look
     last time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}
@@ -643,9 +655,10 @@ def test_a_view_that_asks_little_misses_nothing_that_was_acknowledged_before(
                 assert values(made) == expected == values(view(memory))
 
 
-def test_a_listing_of_keys_under_way_is_whole_when_a_new_lifetime_makes_the_view_begin_anew(
+def test_key_listing_is_whole_across_a_new_lifetime(
     memory: MemoryStore,
 ) -> None:
+    """A listing of keys under way is whole when a new lifetime makes the view begin anew."""
     log = node(memory)
     append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
     cuts = pin_cuts(cluster(memory))

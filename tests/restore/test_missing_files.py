@@ -78,9 +78,8 @@ def remove(url: str, path: str) -> str:
 
 
 @pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
-def test_a_missing_archive_is_named_with_the_entries_that_are_missing(
-    url: str, read: Callable[[str], Any]
-) -> None:
+def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str], Any]) -> None:
+    """A missing archive is named with the entries that are missing."""
     archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
     path = remove(url, archive.path)
     with pytest.raises(ShortLog) as raised:
@@ -91,9 +90,10 @@ def test_a_missing_archive_is_named_with_the_entries_that_are_missing(
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_a_missing_file_of_a_snapshot_is_named_with_what_is_missing(
+def test_missing_snapshot_file_is_named_with_its_contents(
     url: str, read: Callable[[str], Any]
 ) -> None:
+    """A missing file of a snapshot is named with what is missing."""
     manifest = log_of(url).manifest()
     snapshot = manifest.snapshots["a"]
     path = remove(url, snapshot.files[0])
@@ -107,6 +107,7 @@ def test_a_missing_file_of_a_snapshot_is_named_with_what_is_missing(
     assert "imap-wal repair" in str(raised.value)
 
 
-def test_a_file_that_no_manifest_names_any_more_is_not_called_missing(url: str) -> None:
+def test_file_that_no_manifest_names_is_not_missing(url: str) -> None:
+    """A file that no manifest names any more is not called missing."""
     error = NotFound("no such file", f"{NODE}/archive/b/of-an-earlier-manifest.parquet")
     assert log_of(url).lost(error) is error

@@ -42,11 +42,12 @@ from tests.kit.rivals import (
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
 @settings(deadline=None, max_examples=60)
 @given(history=st.lists(changes, max_size=30), order=st.randoms(use_true_random=False))
-def test_an_index_has_the_same_winners_and_conflicts_in_any_order(
+def test_index_has_same_winners_and_conflicts_in_any_order(
     memory_bytes: int,
     history: list[tuple[str, str, int, int, int, str | None, int]],
     order: random.Random,
 ) -> None:
+    """An index has the same winners and conflicts in any order."""
     claims = as_rows(history)
     winners, rivals = expected(claims)
     for _ in range(3):
@@ -121,9 +122,10 @@ def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
 
 @settings(deadline=None, max_examples=40)
 @given(history=st.lists(changes, max_size=25), order=st.randoms(use_true_random=False))
-def test_every_reader_of_a_log_agrees_before_and_after_a_rewrite(
+def test_readers_agree_before_and_after_a_rewrite(
     history: list[tuple[str, str, int, int, int, str | None, int]], order: random.Random
 ) -> None:
+    """Every reader of a log agrees before and after a rewrite."""
     claims = as_rows(history)
     winners, rivals = expected(claims)
     with logs(claims, order) as store:
@@ -137,7 +139,8 @@ def test_every_reader_of_a_log_agrees_before_and_after_a_rewrite(
         check_readers(log, winners, rivals)
 
 
-def test_a_value_is_taken_before_a_tombstone_and_then_the_first_name(memory: MemoryStore) -> None:
+def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
+    """A value is taken before a tombstone and then the first name."""
     first, second = node(memory), node(memory, "n2")
     append(
         first,
@@ -165,9 +168,10 @@ def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> No
     assert view(memory).statistics.conflicts == 0
 
 
-def test_a_reader_names_each_key_once_and_not_more_than_a_hundred(
+def test_reader_names_each_conflicting_key_once_up_to_hundred(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A reader names each key once and not more than a hundred."""
     first, second = node(memory), node(memory, "n2")
     for log, value in ((first, "1"), (second, "2")):
         append(
@@ -203,7 +207,8 @@ def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_large_values_in_conflict_are_not_all_in_memory_at_once(tmp_path: Path) -> None:
+def test_large_conflicting_values_are_not_all_in_memory(tmp_path: Path) -> None:
+    """Large values in conflict are not all in memory at once."""
     index = NewestIndex(1_000_000, tmp_path)
     for number in range(60):
         for writer, size in (("n1", 10), ("n2", 100_000), ("n3", 100_000)):

@@ -75,9 +75,10 @@ def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
     ]
 
 
-def test_the_snapshot_holds_the_newest_of_every_key_and_the_service_is_untouched(
+def test_snapshot_has_newest_values_without_touching_the_service(
     memory: MemoryStore,
 ) -> None:
+    """The snapshot holds the newest of every key and the service is untouched."""
     log = node(memory)
     append(log, *(put(f"k{number % 10}", number, (1, 1, 1, number + 1)) for number in range(100)))
     append(log, put("k0", None, (1, 1, 1, 101)), put("x", "1", (1, 1, 1, 102), "other"))
@@ -137,7 +138,8 @@ def test_a_map_that_did_not_change_is_not_written_again(memory: MemoryStore) -> 
     assert values(view(memory)) == {"a": "1"} and values(view(memory), "other") == {"a": "2"}
 
 
-def test_of_two_rewriters_one_publishes_and_the_other_loses_the_race(memory: MemoryStore) -> None:
+def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
+    """Of two rewriters one publishes and the other loses the race."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     gate = threading.Event()
 
@@ -205,10 +207,9 @@ HOUR_MS = 3_600_000
 
 
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
-def test_a_deletion_is_not_undone_by_a_change_of_an_owner_that_was_replaced(
-    memory: MemoryStore, history: str
-) -> None:
-    """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
+def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: str) -> None:
+    """A deletion is not undone by a change of an owner that was replaced.
+    n1 owns the partition (version 1) and its change is under way; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
     It is never acknowledged, and must not come back: whatever the clocks say, however long it
     took."""
@@ -242,10 +243,11 @@ def in_partition(partition: int, row: Row) -> Row:
     return (*row[:8], partition, row[9])
 
 
-def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_older(
+def test_tombstone_unseen_by_later_rewrite_still_voids_older(
     memory: MemoryStore,
 ) -> None:
-    """The table is carried on: the rewrite after the one that dropped the tombstone reads nothing
+    """A tombstone that a later rewrite no longer sees still voids what is older.
+    The table is carried on: the rewrite after the one that dropped the tombstone reads nothing
     of version 2, and neither does one that reads another map, or that covers a part of the
     nodes."""
     first, second = node(memory), node(memory, "n2")
@@ -261,10 +263,11 @@ def test_a_tombstone_that_a_later_rewrite_no_longer_sees_still_voids_what_is_old
     assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
 
 
-def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts(
+def test_transaction_logged_after_later_turns_counts(
     memory: MemoryStore,
 ) -> None:
-    """The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
+    """A transaction that is logged after later turns of the same owner counts.
+    The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
     transaction, after a rewrite that has read n1's later turn (2) of another key."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -281,10 +284,11 @@ def test_a_transaction_that_is_logged_after_later_turns_of_the_same_owner_counts
 
 
 @pytest.mark.parametrize("kept_because", ["a node is missing", "as of a time", "it came late"])
-def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_is_older(
+def test_tombstone_dropped_by_second_rewrite_still_voids_older(
     memory: MemoryStore, kept_because: str
 ) -> None:
-    """The second rewrite finds the tombstone in the first one's snapshot and in no log. It
+    """A tombstone that one rewrite kept and the next drops still voids what is older.
+    The second rewrite finds the tombstone in the first one's snapshot and in no log. It
     must learn the partition version from there."""
     first, second, clock = node(memory), node(memory, "n2"), FakeClock()
     node(memory, "n3").close()
@@ -318,10 +322,9 @@ def test_a_tombstone_that_one_rewrite_kept_and_the_next_drops_still_voids_what_i
 
 
 @pytest.mark.parametrize("found_in", ["a log", "an archive", "a snapshot"])
-def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(
-    memory: MemoryStore, found_in: str
-) -> None:
-    """A drop covers the entry that hid that change, so it must keep the partition version."""
+def test_replaced_owners_change_stays_void_after_drop(memory: MemoryStore, found_in: str) -> None:
+    """A change of an owner that was replaced does not come back after a drop.
+    A drop covers the entry that hid that change, so it must keep the partition version."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("b", "newer", (1, 2, 1, 2)))
@@ -342,7 +345,8 @@ def test_a_change_of_an_owner_that_was_replaced_does_not_come_back_after_a_drop(
     assert values(view(memory)) == {"b": "after the drop"}
 
 
-def test_a_map_of_which_a_file_is_damaged_can_be_dropped(memory: MemoryStore) -> None:
+def test_map_with_a_damaged_file_can_be_dropped(memory: MemoryStore) -> None:
+    """A map of which a file is damaged can be dropped."""
     first = node(memory)
     members(memory)
     append(first, put("a", "1", (1, 1, 1, 1)))
@@ -353,10 +357,11 @@ def test_a_map_of_which_a_file_is_damaged_can_be_dropped(memory: MemoryStore) ->
     assert values(view(memory)) == {}
 
 
-def test_a_map_without_a_snapshot_keeps_what_owners_of_lower_versions_wrote(
+def test_map_without_snapshot_keeps_lower_version_changes(
     memory: MemoryStore,
 ) -> None:
-    """What a rewrite of one map learns of a partition says nothing of another map's log, which may
+    """A map without a snapshot keeps what owners of lower versions wrote.
+    What a rewrite of one map learns of a partition says nothing of another map's log, which may
     hold older changes of the same partition that were acknowledged in their time."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -383,10 +388,11 @@ def test_a_rewrite_without_a_missing_node_learns_nothing_of_partitions(memory: M
     assert values(view(memory)) == {"a": "1", "b": "1"}
 
 
-def test_embedded_stores_that_share_a_log_keep_what_an_earlier_open_writes_later(
+def test_shared_log_keeps_later_writes_of_earlier_open(
     memory: MemoryStore,
 ) -> None:
-    """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
+    """Embedded stores that share a log keep what an earlier open writes later.
+    Each open has an incarnation of its own, and all may be writing: none is replaced by another.
     A tombstone is then kept until no node but its own is open."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", None, (2, 0, 1, 1)))
@@ -420,9 +426,10 @@ def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> Non
     assert values(view(memory)) == {}
 
 
-def test_tombstones_stay_when_a_node_is_missing_and_what_it_covered_stays_covered(
+def test_tombstones_stay_while_a_node_is_missing(
     memory: MemoryStore,
 ) -> None:
+    """Tombstones stay when a node is missing and what it covered stays covered."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("b", "1", (1, 1, 1, 1)))
     run(memory)
@@ -439,9 +446,10 @@ def test_tombstones_stay_when_a_node_is_missing_and_what_it_covered_stays_covere
     assert values(view(memory, recovery_policy=RecoveryPolicy.PARTIAL)) == {"b": "1"}
 
 
-def test_expired_entries_go_when_they_are_over_by_every_clock_that_is_allowed(
+def test_entries_are_removed_when_expired_by_every_clock(
     memory: MemoryStore,
 ) -> None:
+    """Expired entries go when they are over by every clock that is allowed."""
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
@@ -453,7 +461,8 @@ def test_expired_entries_go_when_they_are_over_by_every_clock_that_is_allowed(
     assert run(memory, clock).maps[0].live == 1
 
 
-def test_a_map_that_nobody_writes_goes_when_all_of_it_has_expired(memory: MemoryStore) -> None:
+def test_unwritten_map_is_removed_when_all_has_expired(memory: MemoryStore) -> None:
+    """A map that no one writes goes when all of it has expired."""
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
@@ -469,8 +478,9 @@ def test_a_map_that_nobody_writes_goes_when_all_of_it_has_expired(memory: Memory
     assert snapshot(memory).files == () and kept.unchanged
 
 
-def test_a_rewrite_by_a_machine_whose_clock_is_wrong_is_refused(tmp_path: Path) -> None:
-    """It would drop entries that live, for good."""
+def test_rewrite_with_a_wrong_clock_is_refused(tmp_path: Path) -> None:
+    """A rewrite by a machine whose clock is wrong is refused.
+    It would drop entries that live, for good."""
     store = open_store(str(tmp_path))
     real = SystemClock()
     soon = real.now_ms() + HOUR_MS
@@ -501,7 +511,8 @@ def node_again(store: MemoryStore) -> NodeLog:
     )
 
 
-def test_as_of_covers_what_was_written_until_then_and_leaves_the_rest(memory: MemoryStore) -> None:
+def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> None:
+    """As of covers what was written until then and leaves the rest."""
     clock = FakeClock()
     log = node(memory)
     start = clock.now_ms()
@@ -601,10 +612,11 @@ def goes_now(store: MemoryStore) -> set[str]:
 
 
 @pytest.mark.parametrize("history", range(12))
-def test_a_file_of_the_log_goes_when_snapshots_cover_every_map_in_it_and_not_before(
+def test_log_file_is_removed_once_snapshots_cover_every_map(
     memory: MemoryStore, history: int, seed: int
 ) -> None:
-    """Low-water marks are a map's: one that is rewritten often does not take the others' entries
+    """A file of the log goes when snapshots cover every map in it and not before.
+    Low-water marks are a map's: one that is rewritten often does not take the others' entries
     along, one that never is keeps its segments."""
     chance = random.Random(seed + history)
     log, request = node(memory), 0
@@ -662,7 +674,8 @@ def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
     return ClusterLog(store, "ns", "c", SystemClock(offset_ms))
 
 
-def test_prune_leaves_a_rewrite_under_way_alone_and_removes_one_that_died(tmp_path: Path) -> None:
+def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
+    """Prune leaves a rewrite under way alone and removes one that died."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -721,9 +734,8 @@ def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
-def test_a_rewrite_whose_part_is_not_what_was_written_publishes_nothing(
-    memory: MemoryStore, damage: str
-) -> None:
+def test_rewrite_with_a_changed_part_publishes_nothing(memory: MemoryStore, damage: str) -> None:
+    """A rewrite whose part is not what was written publishes nothing."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
 
     class Losing(LocalEngine):
@@ -750,9 +762,10 @@ def spoil(store: SegmentStore, path: str, damage: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
-def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_whole(
+def test_covered_files_stay_while_their_snapshot_is_damaged(
     memory: MemoryStore, damage: str
 ) -> None:
+    """Nothing that a snapshot covers is removed while a file of it is not whole."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
     archive(memory, log)
@@ -768,9 +781,10 @@ def test_nothing_that_a_snapshot_covers_is_removed_while_a_file_of_it_is_not_who
         view(memory)
 
 
-def test_a_snapshot_that_was_replaced_since_the_manifest_was_read_is_no_damage(
+def test_snapshot_replaced_during_a_read_is_no_damage(
     memory: MemoryStore,
 ) -> None:
+    """A snapshot that was replaced since the manifest was read is no damage."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     run(memory)
@@ -784,8 +798,9 @@ def test_a_snapshot_that_was_replaced_since_the_manifest_was_read_is_no_damage(
         demand_whole(cluster(memory), before, ["orders"])
 
 
-def test_a_snapshot_of_another_map_or_with_rows_missing_is_not_served(memory: MemoryStore) -> None:
-    """The manifest has the number of rows too: a file that agrees with itself is not enough."""
+def test_snapshot_of_another_map_or_with_missing_rows_is_refused(memory: MemoryStore) -> None:
+    """A snapshot of another map or with rows missing is not served.
+    The manifest has the number of rows too: a file that agrees with itself is not enough."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     run(memory)
     kept = snapshot(memory)
@@ -818,8 +833,9 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
     assert values(view(memory)) == {"a": "3"}
 
 
-def test_a_file_of_the_current_generation_that_no_manifest_names_goes(memory: MemoryStore) -> None:
-    """What a second attempt of a Spark task left."""
+def test_unnamed_file_of_the_current_generation_is_removed(memory: MemoryStore) -> None:
+    """A file of the current generation that no manifest names goes.
+    What a second attempt of a Spark task left."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     run(memory)
     (path,) = snapshot(memory).files
@@ -890,9 +906,10 @@ def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
     assert values(view(memory)) == expected and values(view(memory), "other") == expected
 
 
-def test_a_rewrite_under_which_another_one_and_a_prune_took_the_log_away_begins_again(
+def test_rewrite_restarts_when_its_log_was_pruned(
     memory: MemoryStore,
 ) -> None:
+    """A rewrite under which another one and a prune took the log away begins again."""
     log = node(memory)
     for number in range(5):
         append(log, put(f"k{number}", number, (1, 1, 1, number + 1)))
@@ -955,10 +972,9 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
-def test_a_rewrite_whose_publishing_fails_at_any_operation_leaves_a_log_that_restores(
-    kind: str, when: Any
-) -> None:
-    """Whether the manifest names the new files is not known then: they must stay, or a published
+def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:
+    """A rewrite whose publishing fails at any operation leaves a log that restores.
+    Whether the manifest names the new files is not known then: they must stay, or a published
     snapshot would name files that are gone."""
     at = 0
     while True:

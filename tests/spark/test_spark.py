@@ -178,9 +178,10 @@ def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(history=st.lists(rivals.changes, min_size=15, max_size=40))
-def test_spark_takes_the_same_claims_as_every_other_reader_and_keeps_the_same_ones(
+def test_spark_resolves_claims_like_every_other_reader(
     spark: Any, tmp_path: Path, history: list[tuple[str, str, int, int, int, str | None, int]]
 ) -> None:
+    """Spark takes the same claims as every other reader and keeps the same ones."""
     claims = rivals.as_rows(history)
     winners, in_conflict = rivals.expected(claims)
     root = tmp_path / f"rivals-{len(list(tmp_path.iterdir()))}"
@@ -219,9 +220,8 @@ def test_spark_takes_the_same_claims_as_every_other_reader_and_keeps_the_same_on
     assert {(bytes(row["key"]), bytes(row["value"])) for row in latest.collect()} == living
 
 
-def test_keys_that_two_nodes_claim_stop_no_spark_job_and_are_decided_by_resolve(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_conflicting_keys_do_not_stop_spark_jobs(spark: Any, tmp_path: Path) -> None:
+    """Keys that two nodes claim stop no spark job and are decided by resolve."""
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
@@ -339,10 +339,11 @@ def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
         taken([line(1, "x")])
 
 
-def test_a_range_of_more_than_a_thousand_parts_is_whole_and_in_key_order(
+def test_range_of_many_parts_is_complete_and_ordered(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two ranges, of some 1,300 keys each."""
+    """A range of more than a thousand parts is whole and in key order.
+    Two ranges, of some 1,300 keys each."""
     from imap_wal.rewrite import local_engine
     from pyspark_imap_wal import rewrite_engine
 

@@ -103,7 +103,8 @@ def test_sixteen_threads_lose_no_wake_up_and_no_change(memory: MemoryStore, slot
     assert target.ring.statistics.waiting == 0
 
 
-def test_the_position_of_each_batch_is_where_its_first_entry_stands(memory: MemoryStore) -> None:
+def test_batch_position_is_that_of_its_first_entry(memory: MemoryStore) -> None:
+    """The position of each batch is where its first entry is."""
     target = committer(memory)
     batches = [batch(1, 3), batch(4, 2), batch(6)]
     for each in batches:
@@ -117,7 +118,8 @@ def test_the_position_of_each_batch_is_where_its_first_entry_stands(memory: Memo
     ]
 
 
-def test_a_commit_takes_at_least_one_batch_and_else_as_many_as_fit(memory: MemoryStore) -> None:
+def test_commit_takes_at_least_one_batch(memory: MemoryStore) -> None:
+    """A commit takes at least one batch and else as many as fit."""
     target = committer(memory, commit_bytes_max=len(row("k1.0", "v")) * 2)
     for request in range(1, 6):
         target.submit(batch(request))
@@ -126,9 +128,10 @@ def test_a_commit_takes_at_least_one_batch_and_else_as_many_as_fit(memory: Memor
     assert [frame.count for frame in frames(memory)] == [2, 2, 1, 9]
 
 
-def test_kinds_do_not_mix_in_a_frame_and_always_never_leaves_two_frames_unsynced(
+def test_frame_has_one_kind_and_always_syncs_each_frame(
     memory: MemoryStore,
 ) -> None:
+    """Kinds do not mix in a frame and always never leaves two frames unsynced."""
     faulty = FaultyStore(memory)
     target = committer(faulty)
     for kind in (format.ENTRIES, format.METADATA, format.ENTRIES):
@@ -145,7 +148,8 @@ def test_kinds_do_not_mix_in_a_frame_and_always_never_leaves_two_frames_unsynced
     assert done == ["append", "sync"] * 4, "the header, and each frame"
 
 
-def test_segments_rotate_by_size_and_say_how_the_one_before_ended(memory: MemoryStore) -> None:
+def test_segments_rotate_by_size(memory: MemoryStore) -> None:
+    """Segments rotate by size and say how the one before ended."""
     target = committer(memory, segment_bytes=600)
     for request in range(1, 40):
         commit(target, batch(request))
@@ -162,9 +166,10 @@ def test_segments_rotate_by_size_and_say_how_the_one_before_ended(memory: Memory
         )
 
 
-def test_a_write_that_fails_for_lack_of_space_appends_nothing_and_nothing_more_is_acknowledged(
+def test_full_disk_appends_nothing_and_stops_acknowledgements(
     memory: MemoryStore, seed: int
 ) -> None:
+    """A write that fails for lack of space appends nothing and nothing more is acknowledged."""
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     target = committer(faulty)
     applied: list[str] = []
@@ -185,9 +190,10 @@ def test_a_write_that_fails_for_lack_of_space_appends_nothing_and_nothing_more_i
     assert with_new_epoch.requests == {1: 1}
 
 
-def test_a_write_that_fails_and_cannot_be_cut_back_is_an_unknown_outcome(
+def test_failed_write_that_cannot_be_truncated_is_unknown(
     memory: MemoryStore,
 ) -> None:
+    """A write that fails and cannot be cut back is an unknown outcome."""
     faulty = FaultyStore(
         memory, Plan((Fault("short-write", at=3, path=WAL), Fault("error", kind="truncate")))
     )
@@ -199,9 +205,10 @@ def test_a_write_that_fails_and_cannot_be_cut_back_is_an_unknown_outcome(
         failed.result()
 
 
-def test_a_commit_of_two_frames_of_which_the_second_fails_is_an_unknown_outcome(
+def test_failed_second_frame_of_a_commit_is_unknown(
     memory: MemoryStore,
 ) -> None:
+    """A commit of two frames of which the second fails is an unknown outcome."""
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=3, kind="append", path=WAL, error=NoSpace),))
     )
@@ -223,7 +230,8 @@ def test_a_segment_that_cannot_be_begun_appends_nothing(memory: MemoryStore) -> 
         failed.result()
 
 
-def test_a_sync_that_fails_is_never_tried_again_on_that_file(memory: MemoryStore) -> None:
+def test_failed_sync_is_never_retried_on_that_file(memory: MemoryStore) -> None:
+    """A sync that fails is never tried again on that file."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
     target = committer(faulty)
     applied: list[str] = []
@@ -285,9 +293,10 @@ def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(
         late.result()
 
 
-def test_the_background_sync_of_interval_empties_what_waits_and_its_failure_stops_acknowledgements(
+def test_failed_background_sync_stops_acknowledgements(
     memory: MemoryStore,
 ) -> None:
+    """The background sync of interval empties what waits and its failure stops acknowledgements."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL, times=0),)))
     target = committer(faulty, durability="interval", sync_interval_ms=1000)
     clock: FakeClock = target._clock  # type: ignore[assignment]
@@ -309,7 +318,8 @@ def test_the_background_sync_of_interval_empties_what_waits_and_its_failure_stop
         refused.result()
 
 
-def test_os_acknowledges_without_a_sync_and_a_barrier_makes_it_safe(memory: MemoryStore) -> None:
+def test_os_durability_acknowledges_before_a_barrier_syncs(memory: MemoryStore) -> None:
+    """Os acknowledges without a sync and a barrier makes it safe."""
     target = committer(memory, durability="os")
     for request in range(1, 5):
         commit(target, batch(request))
@@ -331,9 +341,10 @@ def test_close_answers_late_comers_instead_of_leaving_them_asleep(memory: Memory
         late.result()
 
 
-def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others_asleep(
+def test_interrupt_before_a_wait_does_not_block_others(
     memory: MemoryStore,
 ) -> None:
+    """A caller that was interrupted before it waited does not keep the others asleep."""
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -352,9 +363,10 @@ def test_a_caller_that_was_interrupted_before_it_waited_does_not_keep_the_others
 
 
 @pytest.mark.usefixtures("sigint")
-def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_asleep(
+def test_interrupt_during_a_wait_does_not_block_others(
     memory: MemoryStore,
 ) -> None:
+    """A caller that is interrupted while it waits does not keep the others asleep."""
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -383,9 +395,9 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_keep_the_others_as
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_acknowledged_is_there(
-    seed: int, preallocate: bool
-) -> None:
+def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate: bool) -> None:
+    """What is before a kill at any operation is read back and what was acknowledged is there."""
+
     def run(store: SegmentStore) -> list[int]:
         acked: list[int] = []
         chance = Random(seed)
@@ -424,9 +436,11 @@ def test_what_stands_before_a_kill_at_any_operation_is_read_back_and_what_was_ac
                 assert reopened.identity == IDENTITY
 
 
-def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_next_commit_goes_on(
+def test_unconfirmed_commit_is_unknown_and_the_next_continues(
     memory: MemoryStore,
 ) -> None:
+    """What cannot be confirmed before the acknowledgement is unknown and the next commit
+    continues."""
     target = committer(memory)
     answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
 
@@ -445,9 +459,10 @@ def test_what_cannot_be_confirmed_before_the_acknowledgement_is_unknown_and_the_
     assert answers == []
 
 
-def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(
+def test_large_commit_is_written_in_several_frames(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A commit of more than a frame holds is written in several frames."""
     size = len(row("k1.0", "v"))
     monkeypatch.setattr("imap_wal.write.committer.PAYLOAD_BYTES_MAX", 2 * size)
     target = committer(memory)
@@ -460,7 +475,8 @@ def test_a_commit_of_more_than_a_frame_holds_is_written_in_several_frames(
 
 
 @pytest.mark.parametrize("name", ["commit_bytes_max", "max_value_bytes"])
-def test_a_setting_that_would_allow_a_frame_above_2_gib_is_refused(name: str) -> None:
+def test_setting_for_frames_above_2_gib_is_refused(name: str) -> None:
+    """A setting that would allow a frame above 2 gib is refused."""
     assert Settings(**{name: format.PAYLOAD_BYTES_MAX})
     with pytest.raises(InvalidSetting, match=f"{name} is {format.PAYLOAD_BYTES_MAX + 1}"):
         Settings(**{name: format.PAYLOAD_BYTES_MAX + 1})

@@ -75,7 +75,8 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
     assert sum(a == b for a, b in zip(once[sealed:], again[sealed:])) < 20
 
 
-def test_a_missing_key_a_wrong_key_and_no_keys_are_told_apart(store: KeyedStore) -> None:
+def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> None:
+    """A missing key a wrong key and no keys are distinguished."""
     written(store, "value")
     for keys, said in (
         (("b",), "'a', and the keys given are b"),
@@ -88,9 +89,10 @@ def test_a_missing_key_a_wrong_key_and_no_keys_are_told_apart(store: KeyedStore)
         payloads(store.inner)
 
 
-def test_a_segment_that_is_not_encrypted_is_read_only_where_that_is_allowed(
+def test_unencrypted_segment_is_read_only_if_allowed(
     store: KeyedStore,
 ) -> None:
+    """A segment that is not encrypted is read only where that is allowed."""
     written(store.inner, "value")  # type: ignore[arg-type]
     with pytest.raises(
         EncryptionError, match="it is not encrypted, and the keys demand that it is"
@@ -145,7 +147,8 @@ def test_a_frame_whose_clear_fields_were_changed_is_forged(
         payloads(store)
 
 
-def test_a_frame_that_was_moved_inside_of_its_segment_is_forged(store: KeyedStore) -> None:
+def test_encrypted_frame_moved_in_its_segment_is_forged(store: KeyedStore) -> None:
+    """A frame that was moved inside of its segment is forged."""
     head = written(store, "aaaa", "bbbb")
     first, second = SegmentReader(store, PATH).frames()
     data = store.read(PATH)
@@ -181,7 +184,8 @@ def test_a_changed_header_does_not_open(store: KeyedStore, changes: dict[str, ob
         payloads(keyed(store.inner, "a", "b"))
 
 
-def test_a_header_of_version_1_has_no_key_and_one_of_version_2_has() -> None:
+def test_only_a_version_2_header_has_a_key() -> None:
+    """A header of version 1 has no key and one of version 2 has."""
     head = header().encode()
     sealed = header(key_id="a", key_check=bytes(16)).encode()
     assert format.decode_header(sealed, "f")[0].key_id == "a"
@@ -195,7 +199,8 @@ def test_a_header_of_version_1_has_no_key_and_one_of_version_2_has() -> None:
             format.decode_header(header(**wrong).encode(), "f")
 
 
-def test_a_header_that_was_cut_off_is_no_damage_and_anything_after_it_is(store: KeyedStore) -> None:
+def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> None:
+    """A header that was cut off is no damage and anything after it is."""
     head = written(store, "value")
     size = len(head.encode())
     data = store.read(PATH)
@@ -223,7 +228,8 @@ def encrypted_segment() -> bytes:
     return store.read("segment")
 
 
-def test_the_golden_encrypted_segment_is_read_and_written_again_byte_for_byte() -> None:
+def test_golden_encrypted_segment_round_trips() -> None:
+    """The golden encrypted segment is read and written again byte for byte."""
     golden = (GOLDEN / "segment-v2.wal").read_bytes()
     store = keyed(MemoryStore("golden-encrypted-read"), "a")
     store.replace("segment", golden)

@@ -50,9 +50,8 @@ MANIFEST = NodeManifest(
         (f"{NODE}/notes.txt", False),
     ],
 )
-def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(
-    path: str, newer: bool
-) -> None:
+def test_open_and_verify_agree_on_files_newer_than_manifest(path: str, newer: bool) -> None:
+    """An open and verify agree on which files are newer than the manifest."""
     file = StoredFile(path, 1, 0)
     in_wal = [file] if path.endswith((".wal", ".writer")) and "/wal/" in path else []
     wal = sorted_out(in_wal, MANIFEST.archived)
@@ -70,7 +69,8 @@ def test_an_open_and_verify_agree_on_which_files_are_newer_than_the_manifest(
     store.close()
 
 
-def test_an_open_refuses_a_manifest_older_than_a_file_that_a_later_epoch_put_aside() -> None:
+def test_manifest_older_than_a_quarantined_file_is_refused() -> None:
+    """An open refuses a manifest older than a file that a later epoch put aside."""
     store = MemoryStore(f"evidence-{next(numbers)}")
     with embedded(store) as opened:
         opened.map("m")["k"] = 1
@@ -82,8 +82,9 @@ def test_an_open_refuses_a_manifest_older_than_a_file_that_a_later_epoch_put_asi
         embedded(store)
 
 
-def test_a_snapshot_of_objects_that_the_manifest_does_not_know_yet_is_no_evidence() -> None:
-    """On an object store the manifest names the newest segment of the last open."""
+def test_object_snapshot_before_its_manifest_is_no_evidence() -> None:
+    """A snapshot of objects that the manifest does not know yet is no evidence.
+    On an object store the manifest names the newest segment of the last open."""
     mark = LowWaterMark("d", Position(3, 8, 0, 0))
     cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
     for number, older in ((8, False), (7, True)):

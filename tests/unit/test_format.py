@@ -55,9 +55,10 @@ def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> N
         assert status != "clean", f"bit {at}: unseen"
 
 
-def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_not_a_torn_tail(
+def test_flipped_bit_in_synced_frames_is_corruption(
     memory: MemoryStore,
 ) -> None:
+    """Every single flipped bit below the last synced place is corruption and not a torn tail."""
     whole = small_segment()
     expected, _ = frames(memory, whole)
     for at in range(expected[0].offset * 8, expected[2].offset * 8):
@@ -66,7 +67,8 @@ def test_every_single_flipped_bit_below_the_last_synced_place_is_corruption_and_
         assert frames(memory, bytes(data))[1] == "corrupt", f"bit {at}"
 
 
-def test_a_frame_copied_to_another_place_of_its_segment_does_not_verify() -> None:
+def test_frame_copied_within_its_segment_does_not_verify() -> None:
+    """A frame copied to another place of its segment does not verify."""
     head = header()
     chunks, length, _ = format.encode_frame(
         head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")]
@@ -92,10 +94,11 @@ def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
     kind=st.sampled_from(sorted(format.TYPES)),
     payload=st.binary(max_size=200),
 )
-def test_a_whole_frame_is_accepted_in_its_segment_and_at_its_place_and_nowhere_else(
+def test_frame_is_accepted_only_at_its_own_place(
     ours: bytes, theirs: bytes, offset: int, elsewhere: int, kind: int, payload: bytes
 ) -> None:
-    """Whatever stood there before, in a segment that was recycled, copied, or moved by some
+    """A whole frame is accepted in its segment and at its place and nowhere else.
+    Whatever stood there before, in a segment that was recycled, copied, or moved by some
     bytes."""
     seed, foreign = header(segment_id=ours).checksum_seed, header(segment_id=theirs).checksum_seed
     data = b"".join(format.encode_frame(seed, offset, kind, 1, 0, [payload])[0])
@@ -129,7 +132,8 @@ def test_where_no_frame_stands_the_reason_is_told(data: bytes, reason: str, need
     assert format.decode_frame(7, data, 0, 0) == NoFrame(reason, needed)
 
 
-def test_a_frame_counts_its_entries_and_tells_what_was_synced_before_it() -> None:
+def test_frame_counts_entries_and_records_last_sync() -> None:
+    """A frame counts its entries and tells what was synced before it."""
     chunks, length, checksum = format.encode_frame(
         7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"]
     )
@@ -160,9 +164,8 @@ def test_a_foreign_file_is_corrupt_and_says_so() -> None:
         format.decode_header(b"PAR1" + bytes(range(1, 200)), "f")
 
 
-def test_a_newer_version_is_not_taken_for_damage_and_a_flipped_version_not_for_a_newer_one() -> (
-    None
-):
+def test_newer_version_and_flipped_version_are_distinct() -> None:
+    """A newer version is not taken for damage and a flipped version not for a newer one."""
     data = bytearray(header().encode())
     data[8:10] = struct.pack("<H", 3)
     with pytest.raises(CorruptLog, match="checksum"):
@@ -192,9 +195,8 @@ def test_positions_order_alike_as_tuples_and_as_text(first: Position, second: Po
 
 
 @given(_position, st.integers(0, 3), _number)
-def test_positions_that_differ_in_one_field_order_alike_as_tuples_and_as_text(
-    first: Position, field: int, other: int
-) -> None:
+def test_positions_order_alike_as_tuples_and_text(first: Position, field: int, other: int) -> None:
+    """Positions that differ in one field order alike as tuples and as text."""
     second = Position(*first[:field], other, *first[field + 1 :])
     assert (first < second, first == second) == (
         str(first) < str(second),
@@ -272,7 +274,8 @@ class _Claims(bytes):
         return 2**30
 
 
-def test_a_frame_that_no_reader_would_take_is_refused_before_a_byte_of_it_exists() -> None:
+def test_unreadable_frame_is_refused_before_it_is_written() -> None:
+    """A frame that no reader would take is refused before a byte of it exists."""
     with pytest.raises(TooLarge, match="commit less at once"):
         format.encode_frame(1, 0, format.ENTRIES, 1, 0, [_Claims(), _Claims()])
     with pytest.raises(TooLarge):

@@ -98,7 +98,8 @@ def manifests_of(kind: str, store: MemoryStore) -> tuple[ManifestLog[Any], Any]:
     return cluster_manifests(store, kind, FakeClock(), SeededRandomness(1)), CLUSTER
 
 
-def test_the_golden_segment_is_read_and_written_again_byte_for_byte() -> None:
+def test_golden_segment_round_trips() -> None:
+    """The golden segment is read and written again byte for byte."""
     golden = (GOLDEN / "segment-v1.wal").read_bytes()
     store = MemoryStore("golden-read")
     store.replace("segment-v1.wal", golden)
@@ -154,9 +155,10 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", WIRE)
-def test_a_golden_message_of_the_wire_reads_as_it_is_described_and_is_written_again_byte_for_byte(
+def test_golden_wire_message_round_trips(
     name: str,
 ) -> None:
+    """A golden message of the wire reads as it is described and is written again byte for byte."""
     described = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
     header, payload = (
         bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text().split("\n")[:2]

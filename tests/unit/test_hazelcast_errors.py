@@ -16,9 +16,10 @@ def of_member(name: str, text: str) -> UndefinedErrorCodeError:
 
 
 @pytest.mark.parametrize("kind", [NotAppended, OutcomeUnknown, LogUnavailable])
-def test_a_members_error_is_the_class_of_its_name_with_the_members_text(
+def test_member_error_has_its_named_class_and_text(
     kind: type[ImapWalError],
 ) -> None:
+    """A members error is the class of its name with the members text."""
     raised = of_member(
         f"io.imapwal.hazelcast.{kind.__name__}", 'map "orders": not appended by tcp://a:1'
     )

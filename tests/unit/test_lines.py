@@ -8,7 +8,8 @@ from imap_wal.agent.lines import ABOUT_MAX, WINDOW_S, Lines
 from tests.support import FakeClock
 
 
-def test_a_line_is_written_once_in_a_window_and_the_others_are_counted() -> None:
+def test_repeated_line_is_written_once_per_window() -> None:
+    """A line is written once in a window and the others are counted."""
     clock = FakeClock()
     lines = Lines(clock)
     with capture_logs() as written:

@@ -46,7 +46,9 @@ def test_a_log_without_manifests_is_empty(memory: MemoryStore) -> None:
     assert memory.list("") == []
 
 
-def test_of_eight_threads_no_update_is_lost_and_none_is_made_twice(memory: MemoryStore) -> None:
+def test_eight_threads_make_each_update_exactly_once(memory: MemoryStore) -> None:
+    """Of eight threads no update is lost and none is made twice."""
+
     def work() -> None:
         manifests = log(memory)
         for _ in range(25):
@@ -56,7 +58,8 @@ def test_of_eight_threads_no_update_is_lost_and_none_is_made_twice(memory: Memor
     assert log(memory).read()[1].incarnation == 200
 
 
-def test_of_three_processes_no_update_is_lost_and_none_is_made_twice(tmp_path: Path) -> None:
+def test_three_processes_make_each_update_exactly_once(tmp_path: Path) -> None:
+    """Of three processes no update is lost and none is made twice."""
     processes = [
         multiprocessing.get_context("forkserver").Process(
             target=count_often, args=(str(tmp_path), 40)
@@ -96,7 +99,8 @@ class Meanwhile:
         after()
 
 
-def test_a_writer_that_slept_until_its_number_was_cleaned_does_not_win(memory: MemoryStore) -> None:
+def test_stale_writer_loses_after_its_number_was_cleaned(memory: MemoryStore) -> None:
+    """A writer that slept until its number was cleaned does not win."""
     manifests = log(memory)
     manifests.update(count)
 
@@ -116,18 +120,21 @@ def test_a_writer_that_slept_until_its_number_was_cleaned_does_not_win(memory: M
     assert log(memory).read()[1].incarnation == KEEP + 12
 
 
-def test_a_writer_on_whose_manifest_another_built_at_once_has_won_and_does_not_do_it_again(
+def test_writer_has_won_when_another_builds_on_its_manifest(
     memory: MemoryStore,
 ) -> None:
+    """A writer on whose manifest another built at once has won and does not do it again."""
     manifests = log(memory)
     quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
     quick.update(count)
     assert log(memory).read() == (2, replace(ClusterManifest(), incarnation=2))
 
 
-def test_a_writer_whose_create_succeeded_without_an_answer_knows_its_own_by_the_nonce(
+def test_unanswered_create_is_recognised_by_its_nonce(
     memory: MemoryStore,
 ) -> None:
+    """A writer whose create succeeded without an answer knows its own by the nonce."""
+
     class Retrying(Meanwhile):
         """A driver that loses an answer and asks again."""
 
@@ -141,7 +148,8 @@ def test_a_writer_whose_create_succeeded_without_an_answer_knows_its_own_by_the_
     assert len(calls) == 1
 
 
-def test_a_number_that_somebody_else_took_is_not_taken_for_ones_own(memory: MemoryStore) -> None:
+def test_number_taken_by_another_writer_is_not_ours(memory: MemoryStore) -> None:
+    """A number that another writer took is not taken for ones own."""
     manifests = log(memory)
     racer = log(Meanwhile(memory, before=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
     assert racer.update(count).incarnation == 2
@@ -171,10 +179,11 @@ def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -
     assert manifests.read()[0] == 1
 
 
-def test_a_writer_that_slept_while_all_former_manifests_were_deleted_does_not_win(
+def test_stale_writer_loses_after_old_manifests_are_deleted(
     memory: MemoryStore,
 ) -> None:
-    """Also if more were published after that."""
+    """A writer that slept while all former manifests were deleted does not win.
+    Also if more were published after that."""
     for more in range(3):
         manifests = log(memory)
         manifests.update(count)
@@ -228,9 +237,10 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
                 node_manifests(memory, "n", FakeClock(), SeededRandomness(1)).read()
 
 
-def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(
+def test_manifest_of_a_newer_format_is_not_overwritten(
     memory: MemoryStore,
 ) -> None:
+    """A manifest of a newer format is unsupported and not overwritten."""
     body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
     body["checksum"] = (
         f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"  # noqa: E501
@@ -241,9 +251,10 @@ def test_a_manifest_of_a_newer_format_is_unsupported_and_not_overwritten(
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 
 
-def test_a_long_list_of_archives_is_packed_and_copied_without_parsing(
+def test_long_archive_list_is_copied_without_parsing(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A long list of archives is packed and copied without parsing."""
     archives = tuple(
         Archive(
             "m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at

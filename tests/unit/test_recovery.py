@@ -157,9 +157,10 @@ def flip_header(store: MemoryStore, segment: int) -> None:
 
 @pytest.mark.parametrize("name", DAMAGES)
 @pytest.mark.parametrize("mode", ["absolute", "torn-tail"])
-def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed(
+def test_damage_in_synced_frames_is_refused_without_changes(
     memory: MemoryStore, mode: str, name: str
 ) -> None:
+    """Damage below the last synced position is refused and nothing is changed."""
     damage, tail, _, _ = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -179,9 +180,10 @@ def test_damage_below_the_last_synced_position_is_refused_and_nothing_is_changed
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_point_in_time_keeps_what_stands_before_the_damage_and_nothing_behind_it_ever_comes_back(
+def test_point_in_time_permanently_drops_entries_after_damage(
     memory: MemoryStore, name: str
 ) -> None:
+    """Point in time keeps what is before the damage and nothing after it ever comes back."""
     damage, tail, kept, frames_lost = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -231,9 +233,11 @@ def test_a_torn_tail_is_cut_off(memory: MemoryStore, mode: str, name: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
-def test_whole_frames_behind_a_torn_one_that_was_never_synced_are_cut_off_with_it_and_put_aside_and_said(  # noqa: E501
+def test_unsynced_frames_after_a_torn_one_are_quarantined(
     memory: MemoryStore, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Whole frames after a torn one that was never synced are cut off with it and put aside and
+    said."""
     history(memory, segments_=1, frames=6, sync=False)
     left = copy_files(memory)
     flip(left, 0, 2)
@@ -261,9 +265,10 @@ def test_a_newer_version_is_refused_in_every_mode(memory: MemoryStore, mode: str
         node_log(left, recovery_mode=mode)
 
 
-def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
+def test_refusal_names_file_offset_and_positions_at_stake(
     memory: MemoryStore,
 ) -> None:
+    """The refusal names file offset and the first and last position at stake."""
     history(memory)
     left = copy_files(memory)
     path = segments(left)[1]
@@ -288,10 +293,11 @@ def test_the_refusal_names_file_offset_and_the_first_and_last_position_at_stake(
 )
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("exchanged", range(3))
-def test_a_segment_that_was_exchanged_for_a_whole_one_from_elsewhere_is_refused(
+def test_exchanged_whole_segment_is_refused(
     memory: MemoryStore, exchanged: int, closed: bool, seed: int, said: str
 ) -> None:
-    """Of the same node, epoch and number, with whole frames. From a copy of the log that was
+    """A segment that was exchanged for a whole one from elsewhere is refused.
+    Of the same node, epoch and number, with whole frames. From a copy of the log that was
     written
     to: its neighbours know that it is not theirs. From another log: its header names that log."""
     history(memory)
@@ -323,10 +329,12 @@ def test_salvage_is_not_for_an_open() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", DAMAGES)
-def test_all_that_a_start_of_maps_loads_is_checked_by_its_checksums_whether_the_stop_was_clean_or_not(  # noqa: E501
+def test_map_load_verifies_checksums_after_any_stop(
     memory: MemoryStore, name: str, mode: str
 ) -> None:
-    """No setting turns that off. A clean stop makes the open quick, not the restore behind it
+    """All that a start of maps loads is checked by its checksums whether the stop was clean or
+    not.
+    No setting turns that off. A clean stop makes the open quick, not the restore behind it
     credulous."""
     history(memory)
     node_log(copied := copy_files(memory)).close()
@@ -340,8 +348,9 @@ def test_all_that_a_start_of_maps_loads_is_checked_by_its_checksums_whether_the_
             contents(copied, recovery_mode=mode)
 
 
-def test_damage_below_the_checkpoint_is_found_by_point_in_time_too(memory: MemoryStore) -> None:
-    """A restore meets it, and sends people here."""
+def test_point_in_time_finds_damage_below_the_checkpoint(memory: MemoryStore) -> None:
+    """Damage below the checkpoint is found by point in time too.
+    A restore meets it, and sends people here."""
     history(memory)
     left = copy_files(memory)
     node_log(left).close()
@@ -416,7 +425,8 @@ def table() -> Iterator[tuple[str, str, str]]:
         )
 
 
-def test_the_page_has_every_mode_of_an_open_and_a_line_for_every_kind_of_damage() -> None:
+def test_recovery_page_lists_every_mode_and_damage() -> None:
+    """The page has every mode of an open and a line for every kind of damage."""
     assert {mode for _, mode, _ in table()} == set(RecoveryMode)
     assert len({line for line, *_ in table()}) == len(LINES)
     assert all(any(line.startswith(begin) for line, *_ in table()) for begin in LINES)
@@ -446,7 +456,8 @@ def test_an_open_does_with_damage_what_the_page_says(
             assert (recovery.frames == len(ALL)) == ("scan" in said)
 
 
-def test_a_refusal_for_a_missing_segment_names_what_is_at_stake(memory: MemoryStore) -> None:
+def test_missing_segment_refusal_names_what_is_at_stake(memory: MemoryStore) -> None:
+    """A refusal for a missing segment names what is at stake."""
     history(memory)
     left = copy_files(memory)
     left.delete(segments(left)[1])
@@ -458,7 +469,8 @@ def test_a_refusal_for_a_missing_segment_names_what_is_at_stake(memory: MemorySt
         node_log(left)
 
 
-def test_absolute_looks_at_all_there_is_also_after_a_clean_stop(memory: MemoryStore) -> None:
+def test_absolute_reads_the_whole_log_after_clean_stop(memory: MemoryStore) -> None:
+    """Absolute looks at all there is also after a clean stop."""
     history(memory)
     left = copy_files(memory)
     node_log(left).close()
@@ -473,9 +485,10 @@ def test_absolute_looks_at_all_there_is_also_after_a_clean_stop(memory: MemorySt
 
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("whose", [{"cluster": "other"}, {"namespace": "other"}, {"node": "other"}])
-def test_a_segment_of_another_log_is_refused_though_it_is_whole(
+def test_whole_segment_of_another_log_is_refused(
     memory: MemoryStore, tmp_path: Path, clean: bool, whose: dict[str, str]
 ) -> None:
+    """A segment of another log is refused though it is whole."""
     history(memory, segments_=1)
     about = {
         "node": IDENTITY.node,
@@ -503,9 +516,10 @@ def test_a_segment_of_another_log_is_refused_though_it_is_whole(
     "name",
     ["a segment missing", "a bit flipped in a sealed segment", "a bit flipped in the last frame"],
 )
-def test_a_recovery_killed_at_any_operation_ends_the_same_the_next_time(
+def test_killed_recovery_has_the_same_result_next_time(
     memory: MemoryStore, mode: str, name: str
 ) -> None:
+    """A recovery killed at any operation ends the same the next time."""
     damage, tail, kept, _ = DAMAGES[name]
     if mode == "torn-tail" and not tail:
         return
@@ -543,9 +557,8 @@ class Counting(MemoryStore):
 
 
 @pytest.mark.parametrize("frames", [10, 2000])
-def test_a_clean_start_reads_the_last_frame_only_however_long_the_log_is(
-    memory: MemoryStore, frames: int
-) -> None:
+def test_clean_start_reads_only_the_last_frame(memory: MemoryStore, frames: int) -> None:
+    """A clean start reads the last frame only however long the log is."""
     log = node_log(memory, segment_bytes=1 << 30)
     for number in range(frames):
         log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
@@ -575,7 +588,8 @@ def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) ->
     assert store.bytes < 10_000
 
 
-def test_a_clean_log_whose_last_frame_is_gone_is_not_taken_for_clean(memory: MemoryStore) -> None:
+def test_clean_log_without_its_last_frame_is_damaged(memory: MemoryStore) -> None:
+    """A clean log whose last frame is gone is not taken for clean."""
     log = node_log(memory)
     for number in range(3):
         log.write(format.ENTRIES, 1, [row(str(number), "v", number + 1)])
@@ -598,7 +612,8 @@ def test_a_clean_log_whose_last_frame_is_gone_is_not_taken_for_clean(memory: Mem
     assert entries(left) == []
 
 
-def test_requests_of_what_was_given_up_are_not_taken_for_duplicates(memory: MemoryStore) -> None:
+def test_requests_of_dropped_entries_are_not_duplicates(memory: MemoryStore) -> None:
+    """Requests of what was given up are not taken for duplicates."""
     history(memory)
     left = copy_files(memory)
     flip(left, 1, 2)
@@ -631,9 +646,10 @@ class Meanwhile:
 
 @pytest.mark.parametrize("closed", [True, False])
 @pytest.mark.parametrize("mode", MODES)
-def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(
+def test_files_pruned_during_recovery_are_not_missing(
     memory: MemoryStore, mode: str, closed: bool
 ) -> None:
+    """What a prune removes during a recovery is not missing whenever it runs."""
     from imap_wal.read.cluster import ClusterLog
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune
@@ -666,9 +682,10 @@ def test_what_a_prune_removes_during_a_recovery_is_not_missing_whenever_it_runs(
     assert len(pruned) >= (12 if closed and mode == "torn-tail" else 25)
 
 
-def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_damage(
+def test_point_in_time_counts_all_that_is_missing(
     memory: MemoryStore,
 ) -> None:
+    """Point in time gives numbers to all that is missing after the first damage."""
     history(memory, segments_=6)
     left = copy_files(memory)
     flip(left, 1, 2)
@@ -683,10 +700,11 @@ def test_point_in_time_gives_numbers_to_all_that_is_missing_after_the_first_dama
         }
 
 
-def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_empty(
+def test_closed_log_with_lost_segment_header_is_damaged(
     memory: MemoryStore,
 ) -> None:
-    """The manifest names a frame in it: a header that was never whole is no explanation."""
+    """A closed log whose newest segment lost its header is damaged and not empty.
+    The manifest names a frame in it: a header that was never whole is no explanation."""
     history(memory, segments_=2)
     left = copy_files(memory)
     node_log(left).close()
@@ -701,9 +719,8 @@ def test_a_closed_log_whose_newest_segment_lost_its_header_is_damaged_and_not_em
 @pytest.mark.parametrize(
     "content", [b"\xc1", b"\x81\x01", b"\x05", b"\x92\x01\x02", b"\xd9\xffshort"]
 )
-def test_a_frame_whose_checksum_is_right_and_whose_content_is_not_entries_is_damage(
-    memory: MemoryStore, content: bytes
-) -> None:
+def test_frame_without_valid_entries_is_damage(memory: MemoryStore, content: bytes) -> None:
+    """A frame whose checksum is right and whose content is not entries is damage."""
     log = node_log(memory)
     log.requests[1] = 1
     log.write(format.ENTRIES, 1, [row("k1", "v", request=1)])

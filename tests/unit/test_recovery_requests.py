@@ -73,9 +73,10 @@ def commit(log: NodeLog, requests: range) -> None:
         log.requests[1] = request
 
 
-def test_a_recovery_reads_each_object_with_one_request_and_several_at_a_time(
+def test_recovery_reads_each_object_once_and_in_parallel(
     objects: SegmentStore,
 ) -> None:
+    """A recovery reads each object with one request and several at a time."""
     log = node_log(objects)
     commit(log, range(1, 41))
     counted = Counted(objects)
@@ -129,9 +130,10 @@ def test_the_checkpoint_of_an_open_store_follows_its_commits(
         eventually(lambda: log.manifests.read()[1].checkpoint == log.end, "the checkpoint moves")
 
 
-def test_the_checkpoint_moves_after_a_minute_if_there_is_something_new(
+def test_checkpoint_advances_each_minute_if_needed(
     objects: SegmentStore,
 ) -> None:
+    """The checkpoint moves after a minute if there is something new."""
     log = node_log(objects)
     made = committer(log)
     before = log.manifests.read()

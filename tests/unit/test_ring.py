@@ -30,7 +30,8 @@ def test_a_full_ring_refuses_and_overwrites_nothing() -> None:
     assert ring.statistics.waits == 3
 
 
-def test_eight_producers_of_twenty_thousand_lose_nothing_and_keep_their_order() -> None:
+def test_eight_producers_lose_nothing_and_keep_order() -> None:
+    """Eight producers of twenty thousand lose nothing and keep their order."""
     ring: RingBuffer[tuple[int, int]] = RingBuffer(64)
     consuming = threading.Lock()
     producers, each = 8, 20_000
@@ -55,7 +56,8 @@ def test_eight_producers_of_twenty_thousand_lose_nothing_and_keep_their_order() 
     assert ring.statistics.waiting == 0
 
 
-def test_waiting_bytes_are_bounded_and_an_item_above_the_bound_enters_an_empty_ring_alone() -> None:
+def test_waiting_bytes_are_bounded_except_one_large_item() -> None:
+    """Waiting bytes are bounded and an item above the bound enters an empty ring alone."""
     ring: RingBuffer[str] = RingBuffer(16, bytes_max=100)
     assert ring.try_publish("a", 60)
     assert not ring.try_publish("b", 41)
@@ -70,7 +72,8 @@ def test_waiting_bytes_are_bounded_and_an_item_above_the_bound_enters_an_empty_r
     assert ring.try_publish("d", 1)
 
 
-def test_take_stops_at_a_number_of_bytes_but_gives_at_least_one() -> None:
+def test_take_is_bounded_but_returns_at_least_one() -> None:
+    """Take stops at a number of bytes but gives at least one."""
     ring: RingBuffer[str] = RingBuffer(8)
     for item, size in (("a", 10), ("b", 10), ("c", 100), ("d", 1)):
         assert ring.try_publish(item, size)

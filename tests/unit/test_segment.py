@@ -52,7 +52,8 @@ def test_a_whole_segment_is_clean_also_with_preallocated_zeros(memory: MemorySto
     assert read(memory) == (places[:-1], Tail("clean", places[-1], 4096))
 
 
-def test_a_segment_cut_at_any_byte_of_its_last_frame_has_a_torn_tail(memory: MemoryStore) -> None:
+def test_segment_cut_in_its_last_frame_is_torn(memory: MemoryStore) -> None:
+    """A segment cut at any byte of its last frame has a torn tail."""
     places = write(memory, 3)
     whole = memory.read(PATH)
     for end in range(places[2] + 1, places[3]):
@@ -62,9 +63,10 @@ def test_a_segment_cut_at_any_byte_of_its_last_frame_has_a_torn_tail(memory: Mem
     assert read(memory) == (places[:2], Tail("clean", places[2], places[2]))
 
 
-def test_a_last_frame_of_which_only_a_beginning_reached_preallocated_space_is_a_torn_tail(
+def test_partial_last_frame_in_preallocated_space_is_torn(
     memory: MemoryStore,
 ) -> None:
+    """A last frame of which only a beginning reached preallocated space is a torn tail."""
     places = write(memory, 3, preallocate=2048)
     whole = memory.read(PATH)
     for end in range(places[2] + 1, places[3]):
@@ -86,9 +88,8 @@ def test_a_random_garbage_tail_is_cut_and_never_read(memory: MemoryStore, seed: 
 
 
 @pytest.mark.parametrize("hit", range(4))
-def test_damage_in_the_middle_is_corrupt_and_counts_the_whole_frames_after_it(
-    memory: MemoryStore, hit: int
-) -> None:
+def test_damage_in_the_middle_counts_later_whole_frames(memory: MemoryStore, hit: int) -> None:
+    """Damage in the middle is corrupt and counts the whole frames after it."""
     places = write(memory, 5, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[hit] + 15] ^= 0x10
@@ -100,9 +101,10 @@ def test_damage_in_the_middle_is_corrupt_and_counts_the_whole_frames_after_it(
     )
 
 
-def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_counted(
+def test_unsynced_damage_is_a_tail_with_counted_frames(
     memory: MemoryStore,
 ) -> None:
+    """Damage above the last synced position is a tail whose whole frames are counted."""
     places = write(memory, 4, sync=False)
     data = bytearray(memory.read(PATH))
     data[places[1]] ^= 1
@@ -110,9 +112,10 @@ def test_damage_above_the_last_synced_position_is_a_tail_whose_whole_frames_are_
     assert read(memory)[1] == Tail("torn-tail", places[1], places[-1], 2, 4, places[3])
 
 
-def test_a_hole_where_a_synced_frame_stood_is_corrupt_although_it_looks_like_unwritten_space(
+def test_hole_in_place_of_a_synced_frame_is_corrupt(
     memory: MemoryStore,
 ) -> None:
+    """A hole where a synced frame was is corrupt although it looks like unwritten space."""
     places = write(memory, 4, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[1] : places[2]] = bytes(places[2] - places[1])
@@ -123,7 +126,8 @@ def test_a_hole_where_a_synced_frame_stood_is_corrupt_although_it_looks_like_unw
     assert tail.frames_after == 2
 
 
-def test_a_frame_of_an_unknown_type_is_an_error_and_not_skipped(memory: MemoryStore) -> None:
+def test_frame_of_unknown_type_is_an_error(memory: MemoryStore) -> None:
+    """A frame of an unknown type is an error and not skipped."""
     writer = SegmentWriter(memory, PATH, header())
     writer.append(9, 1, [row("a", "1")])
     writer.append(format.ENTRIES, 1, [row("b", "2")])
@@ -144,9 +148,10 @@ _frames = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(written=_frames, preallocate=st.sampled_from([0, 4096]))
-def test_records_of_every_type_come_back_in_order_as_what_they_are(
+def test_records_of_every_type_round_trip_in_order(
     memory: MemoryStore, written: list[tuple[int, list[bytes], bool]], preallocate: int
 ) -> None:
+    """Records of every type come back in order as what they are."""
     memory.delete(PATH)
     writer = SegmentWriter(memory, PATH, header(), preallocate)
     for kind, payload, sync in written:
@@ -182,9 +187,10 @@ def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) 
         ]
 
 
-def test_a_segment_that_is_being_written_is_read_to_its_last_whole_frame(
+def test_open_segment_is_read_to_its_last_whole_frame(
     memory: MemoryStore,
 ) -> None:
+    """A segment that is being written is read to its last whole frame."""
     writer = SegmentWriter(memory, PATH, header(), 4096)
     reader = SegmentReader(memory, PATH)
     assert list(reader.frames()) == []
@@ -218,9 +224,10 @@ def test_sealing_gives_preallocated_space_back(memory: MemoryStore) -> None:
     assert memory.size(PATH) == writer.size < 4096
 
 
-def test_a_cut_or_empty_header_is_unborn_but_not_one_that_has_frames_behind_it(
+def test_cut_header_without_frames_is_unborn(
     memory: MemoryStore,
 ) -> None:
+    """A cut or empty header is unborn but not one that has frames after it."""
     write(memory, 1)
     whole = memory.read(PATH)
     head = len(header().encode())
@@ -282,9 +289,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_the_search_after_damage_hashes_a_bounded_number_of_bytes_for_each_byte_whatever_they_are(
+def test_search_after_damage_hashes_bounded_bytes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """The search after damage hashes a bounded number of bytes for each byte whatever they are."""
     writer = SegmentWriter(memory, PATH, header())
     writer.append(format.ENTRIES, 1, [row("a", "1")])
     torn = writer.append(format.ENTRIES, 1, [HOSTILE[name]])

@@ -50,9 +50,10 @@ def test_a_file_is_read_again_only_when_it_has_changed(source: Source) -> None:
     assert (watched.last, watched.look(), watched.last) == ("one", "another", "another")
 
 
-def test_a_failed_read_is_told_once_and_tried_again_although_the_file_stays_as_it_is(
+def test_failed_read_is_reported_once_and_retried(
     source: Source,
 ) -> None:
+    """A failed read is reported once and tried again although the file stays as it is."""
     watched = source.watched()
     source.path.write_text("another")
     source.fails = True
@@ -101,7 +102,8 @@ def test_a_slow_key_command_does_not_stop_writing(tmp_path: Path) -> None:
     assert [error.key_id for error in errors] == ["k2"]
 
 
-def test_a_number_of_thousands_of_digits_is_a_wrong_file_of_clients(tmp_path: Path) -> None:
+def test_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
+    """A number of thousands of digits is a wrong file of clients."""
     path = tmp_path / "clients.toml"
     path.write_text("")
     path.chmod(0o644)

@@ -67,9 +67,10 @@ def manifest(store: SegmentStore):
 # ---- one writer ----------------------------------------------------------------------------------
 
 
-def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goes_on(
+def test_second_process_is_refused_and_the_holder_named(
     url: str,
 ) -> None:
+    """A second process is refused at once naming the holder and the first continues."""
     with imap_wal.open(url, node="n1") as first:
         first.map("m")["a"] = 1
         code = (
@@ -89,7 +90,8 @@ def test_a_second_process_is_refused_at_once_naming_the_holder_and_the_first_goe
         assert dict(again.map("m").items()) == {"a": 1, "b": 2}
 
 
-def test_another_node_that_asks_to_share_the_cluster_is_not_kept_out(url: str) -> None:
+def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
+    """Another node that asks to share the cluster is not kept out."""
     with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2", shared=True) as two:
         one.map("m")["a"] = 1
         two.map("m")["b"] = 2
@@ -99,9 +101,10 @@ def test_another_node_that_asks_to_share_the_cluster_is_not_kept_out(url: str) -
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
 @pytest.mark.parametrize("kind", ["file", "memory"])
-def test_a_writer_that_was_taken_over_acknowledges_nothing_more_and_loses_nothing(
+def test_replaced_writer_acknowledges_and_loses_nothing(
     tmp_path: Path, memory: MemoryStore, durability: str, kind: str
 ) -> None:
+    """A writer that was taken over acknowledges nothing more and loses nothing."""
     store = memory if kind == "memory" else LocalStore(str(tmp_path))
     first = embedded(store, durability=durability)
     old = first.map("m")
@@ -123,9 +126,10 @@ def test_a_writer_that_was_taken_over_acknowledges_nothing_more_and_loses_nothin
         assert dict(third.map("m").items()) == expected
 
 
-def test_a_writer_that_sleeps_through_several_takeovers_and_rotates_cannot_harm_the_log(
+def test_stale_writer_cannot_harm_the_log_after_takeovers(
     memory: MemoryStore,
 ) -> None:
+    """A writer that sleeps through several takeovers and rotates cannot harm the log."""
     first = embedded(memory, segment_bytes=300, durability="os")
     first.map("m").update({"acked": 1})
     for epoch in range(3):
@@ -138,7 +142,8 @@ def test_a_writer_that_sleeps_through_several_takeovers_and_rotates_cannot_harm_
     assert contents(memory) == {"acked": 1, "epoch0": 1, "epoch1": 1, "epoch2": 1}
 
 
-def test_on_a_storage_that_cannot_append_takeover_occupies_the_next_name(tmp_path: Path) -> None:
+def test_takeover_without_append_occupies_the_next_name(tmp_path: Path) -> None:
+    """On a storage that cannot append takeover occupies the next name."""
     clock = [0]
     store = LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])
     first = embedded(store)
@@ -155,9 +160,9 @@ def test_on_a_storage_that_cannot_append_takeover_occupies_the_next_name(tmp_pat
 
 
 @pytest.mark.parametrize("gone", ["archived", "rewritten and pruned"])
-def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it_was_kept_from_is_long(  # noqa: E501
-    tmp_path: Path, gone: str
-) -> None:
+def test_replaced_object_writer_acknowledges_nothing(tmp_path: Path, gone: str) -> None:
+    """A replaced writer on objects acknowledges nothing also when the name it was kept from is
+    long."""
     clock = [0]
 
     def objects() -> LocalObjects:
@@ -185,9 +190,11 @@ def test_a_replaced_writer_on_objects_acknowledges_nothing_also_when_the_name_it
         assert dict(third.map("m").items()) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_log_opens(
+def test_commit_before_an_object_takeover_is_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A commit just before a takeover of objects fences is scanned and the log opens."""
+
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
 
@@ -210,9 +217,11 @@ def test_a_commit_just_before_a_takeover_of_objects_fences_is_scanned_and_the_lo
         assert dict(third.map("m").items()) == {"a": 1, "late": 1, "b": 2}
 
 
-def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_stays(
+def test_aborted_object_takeovers_leave_one_fence_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Takeovers of objects that die half way leave one fence an epoch and it stays."""
+
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
 
@@ -239,9 +248,10 @@ def test_takeovers_of_objects_that_die_half_way_leave_one_fence_an_epoch_and_it_
         assert dict(store.map("m").items()) == {"a": 1, "b0": 0, "b1": 1, "b2": 2}
 
 
-def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(
+def test_replaced_writer_does_not_mark_the_log_clean(
     memory: MemoryStore,
 ) -> None:
+    """Closing a writer that was taken over does not mark the log clean."""
     first = node_log(memory)
     write(first, 1)
     second = node_log(memory, takeover=True)
@@ -251,7 +261,8 @@ def test_closing_a_writer_that_was_taken_over_does_not_mark_the_log_clean(
     assert manifest(memory).epoch == second.epoch == 2
 
 
-def test_the_session_of_a_writer_that_was_taken_over_is_refused(memory: MemoryStore) -> None:
+def test_session_of_a_replaced_writer_is_refused(memory: MemoryStore) -> None:
+    """The session of a writer that was taken over is refused."""
     first = node_log(memory)
     node_log(memory, takeover=True)
     with pytest.raises(Fenced):
@@ -261,7 +272,8 @@ def test_the_session_of_a_writer_that_was_taken_over_is_refused(memory: MemorySt
 # ---- crash and reopen ----------------------------------------------------------------------------
 
 
-def test_a_clean_shutdown_is_in_the_log_and_in_the_manifest(memory: MemoryStore) -> None:
+def test_clean_shutdown_is_recorded_in_log_and_manifest(memory: MemoryStore) -> None:
+    """A clean shutdown is in the log and in the manifest."""
     log = node_log(memory)
     log.requests[1] = 2
     write(log, 1, 2)
@@ -275,9 +287,10 @@ def test_a_clean_shutdown_is_in_the_log_and_in_the_manifest(memory: MemoryStore)
     assert not manifest(memory).clean
 
 
-def test_the_highest_request_of_every_session_is_found_again_after_a_kill(
+def test_highest_request_per_session_survives_a_kill(
     memory: MemoryStore,
 ) -> None:
+    """The highest request of every session is found again after a kill."""
     log = node_log(memory, segment_bytes=300)
     for request in range(1, 20):
         log.write(
@@ -296,9 +309,10 @@ def test_the_highest_request_of_every_session_is_found_again_after_a_kill(
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(
+def test_log_cut_in_its_last_frame_opens_with_new_epoch(
     memory: MemoryStore, preallocate: bool
 ) -> None:
+    """A log cut at any byte of its last frame continues under a new epoch."""
     log = node_log(memory, preallocate=preallocate, segment_bytes=1000)
     write(log, 1, 2)
     start = log.end.frame
@@ -321,9 +335,8 @@ def test_a_log_cut_at_any_byte_of_its_last_frame_goes_on_under_a_new_epoch(
 
 
 @pytest.mark.parametrize("rest", [0, 4096])
-def test_a_crash_before_the_first_commit_of_a_segment_leaves_no_damage(
-    memory: MemoryStore, rest: int
-) -> None:
+def test_crash_before_first_commit_leaves_no_damage(memory: MemoryStore, rest: int) -> None:
+    """A crash before the first commit of a segment leaves no damage."""
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -345,9 +358,10 @@ def contents_of_m(store: SegmentStore) -> dict[bytes, bytes]:
         return dict(opened.map("m", raw=True).items())
 
 
-def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(
+def test_flipped_header_bit_never_hides_the_newest_segment(
     memory: MemoryStore,
 ) -> None:
+    """No flipped bit in the header of the newest segment makes it vanish."""
     log = node_log(memory)
     write(log, 1, 2)
     path = segments(memory)[0]
@@ -364,9 +378,10 @@ def test_no_flipped_bit_in_the_header_of_the_newest_segment_makes_it_vanish(
         assert not left._medium.locks, "the lock was let go"
 
 
-def test_a_damaged_frame_that_was_synced_stops_the_open_and_names_file_and_byte(
+def test_damaged_synced_frame_stops_the_open(
     memory: MemoryStore,
 ) -> None:
+    """A damaged frame that was synced stops the open and names file and byte."""
     log = node_log(memory)
     write(log, 1)
     place = log.end.frame
@@ -382,7 +397,8 @@ def test_a_damaged_frame_that_was_synced_stops_the_open_and_names_file_and_byte(
     assert left.read(path) == bytes(data)
 
 
-def test_a_torn_tail_of_a_segment_that_is_not_the_last_is_corruption(memory: MemoryStore) -> None:
+def test_torn_tail_before_the_last_segment_is_corruption(memory: MemoryStore) -> None:
+    """A torn tail of a segment that is not the last is corruption."""
     log = node_log(memory)
     write(log, 1, 2)
     log.rotate()
@@ -395,9 +411,11 @@ def test_a_torn_tail_of_a_segment_that_is_not_the_last_is_corruption(memory: Mem
     assert raised.value.file == first
 
 
-def test_an_empty_file_where_an_older_segment_stood_is_short_and_where_the_newest_should_begin_nothing_is_lost(  # noqa: E501
+def test_empty_older_segment_is_short_and_empty_newest_harmless(
     memory: MemoryStore,
 ) -> None:
+    """An empty file where an older segment was is short and where the newest should begin
+    nothing is lost."""
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -428,7 +446,8 @@ def test_foreign_files_in_the_log_directory_are_left_alone(memory: MemoryStore) 
     assert left.read(f"{folder}/notes.txt") == b"mine"
 
 
-def test_a_foreign_file_under_the_name_of_a_segment_is_not_deleted(memory: MemoryStore) -> None:
+def test_foreign_file_with_a_segment_name_is_not_deleted(memory: MemoryStore) -> None:
+    """A foreign file under the name of a segment is not deleted."""
     write(node_log(memory), 1)
     left = copy_files(memory)
     path = layout.wal_path(IDENTITY.node_folder, 1, 2)
@@ -438,9 +457,10 @@ def test_a_foreign_file_under_the_name_of_a_segment_is_not_deleted(memory: Memor
     assert left.read(path) == b"my notes"
 
 
-def test_a_new_disk_under_a_known_node_name_is_not_taken_for_an_empty_log(
+def test_new_disk_under_known_node_name_is_refused(
     memory: MemoryStore,
 ) -> None:
+    """A new disk under a known node name is not taken for an empty log."""
     log = node_log(memory)
     write(log, 1)
     log.close()
@@ -458,7 +478,8 @@ def test_reopening_many_times_without_writing_leaves_no_segments(memory: MemoryS
     assert manifest(memory).epoch == 5
 
 
-def test_a_session_is_kept_for_a_plug_in_and_new_for_everybody_else(memory: MemoryStore) -> None:
+def test_session_is_kept_only_for_a_plug_in(memory: MemoryStore) -> None:
+    """A session is kept for a plug in and new for all others."""
     log = node_log(memory)
     assert [
         log.new_session("p"),
@@ -487,7 +508,8 @@ def test_an_empty_name_is_refused() -> None:
         layout.encode("")
 
 
-def test_a_segment_name_says_epoch_and_number_and_nothing_else_is_taken_for_one() -> None:
+def test_segment_name_has_only_epoch_and_number() -> None:
+    """A segment name says epoch and number and nothing else is taken for one."""
     assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
     for path in (
         "n/wal/3-1.wal",
