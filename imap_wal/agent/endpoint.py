@@ -4,8 +4,7 @@
     {path}.lock   held by the agent that listens; its one line names that agent; mode 0600
 
 If the agent makes their folder, whoever may connect can enter it, but only the agent's user can
-write
-there: whoever can write there can replace the socket.
+write there: whoever can write there can replace the socket.
 
 Before libzmq binds, it removes whatever is at the path of the endpoint: a file, or the socket of a
 running process. So an agent binds only after it holds the lock and has checked that path.

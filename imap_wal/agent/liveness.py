@@ -1,7 +1,6 @@
 """Which agents run, and whether the cluster that has the log is alive: small files that change.
 
-    SignOfLife   one file of each agent, created again under the next number, the former one
-    deleted:
+    SignOfLife   one file of each agent, created again under the next number, the former deleted:
                  in `claims/alive/` while it hears members of the newest incarnation, otherwise in
                  `claims/present/`, with the id of the cluster that its member is in
     Watch        what an agent has seen of the files of others: a new lifetime is claimed only when

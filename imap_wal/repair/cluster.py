@@ -1,9 +1,10 @@
 """A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
 
     plan    every byte is read; the items say what is kept and what is given up
-    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims ─▶ cluster's
-    manifest ─▶ markers go prefer  keys that a node and others claim are decided for it: a rewrite
-    of their maps in the copy, before the markers go
+    write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims
+            ─▶ cluster's manifest ─▶ markers are removed
+    prefer  keys that a node and others claim are decided for it: a rewrite of their maps in the
+            copy, before the markers are removed
 
 A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever
 opens the copy is refused.

@@ -1,18 +1,17 @@
 """Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet;
 then the segments go.
 
-    write   segments ─▶ a local file a map ─▶ store.create_from ─▶ one node manifest (archives,
-    archived, metadata, requests) ─▶ delete segments read    row groups ─▶ rows as a segment gives
-    them
+    write   segments ─▶ a local file for each map ─▶ store.create_from ─▶ one node manifest
+            (archives, archived, metadata, requests) ─▶ delete segments
+    read    row groups ─▶ rows as a segment returns them
 
 A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the
 next run deletes them. A crash after it leaves segments at or below `archived`: nobody reads those
 either, same end.
 
-Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition ·
-    the order: incarnation, partition_version, session,
-request · where it stood: node, epoch, segment, frame, index. A snapshot's files have no position,
-and are sorted by key.
+Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
+the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
+frame, index. A snapshot's files have no position, and are sorted by key.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 is published. The engines (`local`, `spark`) only merge.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
-    engine    everything up to `until`, newest first: per map the delete set and the data set ─▶
-    part files of a new generation publish   one compare-and-swap of the cluster's manifest:
-    snapshots with low-water marks; `LostRace` when another rewrite, a drop, a new cluster
-              lifetime or a new node came in between
+    engine    everything up to `until`, newest first: per map the delete set and the data set
+              ─▶ part files of a new generation
+    publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks;
+              `LostRace` when another rewrite, a drop, a new lifetime or a new node came first
 
 When may a tombstone be dropped? It must still hide every older change of its key that this snapshot
 does not cover. It is dropped when there can be none:

@@ -2,7 +2,8 @@
 map in the order of time.
 
 aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for
-two weeks, or its flight is cancelled cancelled[flight, day]   set when a flight is cancelled
+                         two weeks, or its flight is cancelled
+cancelled[flight, day]   set when a flight is cancelled
 """
 
 from __future__ import annotations

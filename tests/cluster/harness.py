@@ -2,8 +2,7 @@
 
 Agent     `imap-wal agent` beside a member: start, kill, freeze, statistics
 Member    a JVM with TestMember.java: start, kill, leave, questions on its standard input
-Cluster   members with an agent each over one directory of logs, started together and killed
-together
+Cluster   members with an agent each over one directory of logs, started and killed together
 """
 
 from __future__ import annotations

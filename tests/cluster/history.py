@@ -2,7 +2,8 @@
 and what each of them expects to be there afterwards.
 
 @written                    runs once, on the first lifetime of the cluster, beside the other
-writers; returns what its test needs @written(last=True)         runs alone, after those
+                            writers; returns what its test needs
+@written(last=True)         runs alone, after those
 now.written("name")         what that writer returned; raises what it raised
 """
 

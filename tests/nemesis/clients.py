@@ -3,7 +3,7 @@
 acknowledged   it took effect, and gave this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
 unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also
-later
+               later
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ history       each key's history is linearizable
 query         a query (`entry_set`) and reads of single keys say the same
 restart       what was live before everything was killed is what is live after the restart
 stale read    a member that was frozen or cut off answered from memory before it noticed: counted,
-but
-              not a failure
+              but not a failure
 """
 
 from __future__ import annotations
