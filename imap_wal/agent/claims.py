@@ -4,7 +4,8 @@
     a request for a view             the next incarnation of the same cluster id, with a closed list
 
 Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ record the
-cutoffs ─▶ publish the lifetime. If a process ends before it is done, the next hello completes the claim.
+cutoffs ─▶ publish the lifetime. If a process ends before it is done, the next hello completes the
+claim.
 See docs/decisions/0004 and 0023.
 """
 
