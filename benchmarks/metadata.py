@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.agent.sessions import Sessions
+from imap_wal.agent.sessions import SessionRegistry
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position
@@ -152,7 +152,7 @@ def commit_seconds(store: SegmentStore) -> float:
     claimed the log."""
     log = opened(store, "n000")
     ring: RingBuffer[CommitRequest] = RingBuffer(64)
-    sessions = Sessions(log, ClusterLog(store, "bench", "c"))
+    sessions = SessionRegistry(log, ClusterLog(store, "bench", "c"))
     session, _ = (
         sessions.hello(
             b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}

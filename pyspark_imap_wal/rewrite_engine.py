@@ -33,7 +33,16 @@ from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.table import Table
 from imap_wal.rewrite.local_engine import PartWriter
-from imap_wal.rewrite.plan import Job, Merged, Part, Result, Subject, Tally, Totals, worth_reading
+from imap_wal.rewrite.plan import (
+    Merged,
+    Part,
+    Result,
+    RewritePlan,
+    Subject,
+    Tally,
+    Totals,
+    worth_reading,
+)
 from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
 from storage_backends import StorageError
 
@@ -84,7 +93,7 @@ class SparkEngine:
         self._spark = spark
         self._tasks = tasks
 
-    def run(self, job: Job, log: ClusterLog) -> Result:
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         if job.url.startswith("memory:"):
             raise InvalidSetting(
                 "Spark's workers cannot see memory:// of this process; use --engine local"
@@ -140,7 +149,7 @@ class SparkEngine:
         return Result(tuple(merged), pairs)
 
     def _combine(
-        self, spark: SparkSession, job: Job, pieces: list[FileScan], tasks: int
+        self, spark: SparkSession, job: RewritePlan, pieces: list[FileScan], tasks: int
     ) -> DataFrame:
         """The newest rows of each task's pieces: one for each map, key and node."""
         groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
@@ -181,7 +190,12 @@ def _read(combined: DataFrame) -> tuple[dict[str, _Read], PartitionVersions]:
 
 
 def clears_part(
-    log: ClusterLog, job: Job, name: str, claims: Sequence[Claim], late: set[Subject], number: int
+    log: ClusterLog,
+    job: RewritePlan,
+    name: str,
+    claims: Sequence[Claim],
+    late: set[Subject],
+    number: int,
 ) -> tuple[Part, ...]:
     """The clears of a map that are kept: few rows, which the tasks of all ranges of keys needed. So
     the driver writes them. `number`: one that no range has."""
@@ -233,7 +247,7 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
     return {name: tuple(sorted(each, key=order)) for name, each in parts.items()}
 
 
-def _combine(job: Job) -> ArrowMap:
+def _combine(job: RewritePlan) -> ArrowMap:
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
         store = open_store(known(job.url))
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
@@ -284,7 +298,7 @@ def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
     index.clear()
 
 
-def _write(job: Job, cleared: Cleared) -> ArrowMap:
+def _write(job: RewritePlan, cleared: Cleared) -> ArrowMap:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0

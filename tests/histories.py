@@ -16,7 +16,7 @@ from imap_wal import format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import Order, Row, clear_of, is_clear, pack
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
@@ -156,7 +156,10 @@ class Cluster:
         self.log.manifests.update(
             lambda manifest: replace(
                 manifest,
-                lifetimes=(*manifest.lifetimes, Lifetime(f"id-{incarnation}", incarnation, cuts)),
+                lifetimes=(
+                    *manifest.lifetimes,
+                    IncarnationRecord(f"id-{incarnation}", incarnation, cuts),
+                ),
             )
         )
         self.version = [1] * PARTITIONS

@@ -24,7 +24,12 @@ from imap_wal.agent.peers import LOCAL, Peer, Right
 from imap_wal.agent.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import CLOSED_ADVICE, ClaimManifest, ClusterManifest, Lifetime
+from imap_wal.manifest.cluster import (
+    CLOSED_ADVICE,
+    ClaimManifest,
+    ClusterManifest,
+    IncarnationRecord,
+)
 from imap_wal.manifest.older import current_cluster, older_manifest
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.write.node_log import NodeLog
@@ -312,7 +317,7 @@ def reserve(cluster: ClusterLog) -> int:
 def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     """Publish the lifetime of the newest claim; False if a later one has begun."""
     incarnation = claims.newest
-    pinned: tuple[tuple[Lifetime, ...], dict[str, Position]] | None = None
+    pinned: tuple[tuple[IncarnationRecord, ...], dict[str, Position]] | None = None
 
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
         nonlocal pinned
@@ -324,7 +329,10 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             pinned is None or pinned[0] != manifest.lifetimes
         ):  # never below the cuts of a lifetime before it
             pinned = manifest.lifetimes, pin(cluster, claims)
-        lifetimes = (*manifest.lifetimes, Lifetime(claims.cluster_id, incarnation, pinned[1]))
+        lifetimes = (
+            *manifest.lifetimes,
+            IncarnationRecord(claims.cluster_id, incarnation, pinned[1]),
+        )
         return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
 
     return _begun(cluster.manifests.update(publish), incarnation)

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import structlog
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.sessions import Sessions
+from imap_wal.agent.sessions import SessionRegistry
 from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -41,7 +41,7 @@ class OpenLog:
         self.node_log = open_node_log(context, what=what, takeover=takeover, maps=True)
         with ExitStack() as undo:
             undo.callback(self._let_go)
-            self.sessions = Sessions(self.node_log, all_logs, config.start_rules)
+            self.sessions = SessionRegistry(self.node_log, all_logs, config.start_rules)
             archiver = writer_for(config.url, config.wal_dir)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)

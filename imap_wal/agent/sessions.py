@@ -59,7 +59,7 @@ SESSIONS_KEPT = PLUGINS_KEPT
 """Sessions without a connection that are known here: the node's manifest has as many."""
 
 
-class Sessions:
+class SessionRegistry:
     """All sessions of one agent run over one NodeLog. Used by the serving thread."""
 
     def __init__(self, log: NodeLog, view_of: ClusterLog, rules: StartRules = AT_ONCE) -> None:

@@ -198,7 +198,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 
 
 @dataclass(frozen=True, slots=True)
-class Lifetime:
+class IncarnationRecord:
     """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended
     before it. What an older incarnation appended after its cut is void."""
 
@@ -217,7 +217,7 @@ class ClusterManifest:
     """The last incarnation given, to a cluster lifetime or an embedded open."""
     claims: Mapping[str, Whole] = field(default_factory=dict)
     """Of a log of version 1; today they have a manifest of their own, see `ClaimManifest`."""
-    lifetimes: tuple[Lifetime, ...] = ()
+    lifetimes: tuple[IncarnationRecord, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)

@@ -58,7 +58,7 @@ class Item:
 
 
 def summary(items: Sequence[Item]) -> dict[str, Any]:
-    """Totals. `untold` files lost a number of records that cannot be told; it is not in
+    """Totals. `unknown_loss` files lost a number of records that cannot be told; it is not in
     `given_up_records`."""
     lost = [item.given_up for item in items if item.given_up is not None]
     return {
@@ -73,5 +73,5 @@ def summary(items: Sequence[Item]) -> dict[str, Any]:
         "given_up_frames": sum(extent.frames or 0 for extent in lost),
         "given_up_records": sum(extent.records or 0 for extent in lost),
         "given_up_bytes": sum(extent.bytes or 0 for extent in lost),
-        "untold": sum(extent.records is None for extent in lost),
+        "unknown_loss": sum(extent.records is None for extent in lost),
     }

@@ -23,7 +23,16 @@ from imap_wal.read.rivals import Claim, Conflict, Noted
 from imap_wal.read.scan import read_piece
 from imap_wal.read.table import in_pages
 from imap_wal.read.view import MergeProgress
-from imap_wal.rewrite.plan import GONE, Job, Merged, Part, Result, Subject, Tally, worth_reading
+from imap_wal.rewrite.plan import (
+    DROP,
+    Merged,
+    Part,
+    Result,
+    RewritePlan,
+    Subject,
+    Tally,
+    worth_reading,
+)
 from imap_wal.rewrite.publish import latest_expiry
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
@@ -48,7 +57,7 @@ class LocalEngine:
         self._settings = settings or Settings()
         self._progress = progress
 
-    def run(self, job: Job, log: ClusterLog) -> Result:
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
         try:
             return self._run(job, log, index)
@@ -60,7 +69,7 @@ class LocalEngine:
         finally:
             index.close()
 
-    def _run(self, job: Job, log: ClusterLog, index: NewestIndex) -> Result:
+    def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
         tally, counting = Tally(job), job.decisions.counting
         pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(piece.bytes for piece in pieces), 0, 0
@@ -122,7 +131,7 @@ class PartWriter:
     def __init__(
         self,
         store: SegmentStore,
-        job: Job,
+        job: RewritePlan,
         name: str,
         folder: Path,
         partition: int = 0,
@@ -156,7 +165,7 @@ class PartWriter:
     ) -> None:
         """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
         are kept."""
-        fate = self._job.rule.fate
+        decide = self._job.rule.decide
         claims = list(zip(rows, nodes, strict=True))
         dead = [row[DELETED] or row[EXPIRES_AT_MS] for row in rows]
         if any(dead):
@@ -165,7 +174,7 @@ class PartWriter:
                 for (row, node), maybe in zip(claims, dead, strict=True)
                 if not maybe
                 or row[KEY] in conflicts
-                or fate(row, node, bool(late) and subject(row) in late) != GONE
+                or decide(row, node, bool(late) and subject(row) in late) != DROP
             ]
         if conflicts:
             claims = [

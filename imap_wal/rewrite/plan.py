@@ -48,14 +48,14 @@ from storage_backends import SegmentStore
 
 ATTEMPTS = 3
 
-LIVE, KEPT, GONE = "live", "kept", "gone"
+LIVE, KEEP, DROP = "live", "kept", "gone"
 
 Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 """A key of a map, or one of its partitions (`imap_wal.entry.subject`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class TombstonePolicy:
     """Which newest rows a snapshot holds. `open_nodes`: of embedded stores, those that may append
     more; empty in a cluster of members."""
 
@@ -68,16 +68,16 @@ class Rule:
         """Whether it has expired by every clock that differs by no more than is allowed."""
         return 0 < expires_at_ms <= self.now_ms - self.skew_ms_max
 
-    def fate(self, row: Row, node: str, late: bool) -> str:
-        """LIVE, KEPT (a tombstone that must stay) or GONE. `late`: it was appended after the logs
+    def decide(self, row: Row, node: str, late: bool) -> str:
+        """LIVE, KEEP (a tombstone that must stay) or DROP. `late`: it was appended after the logs
         were looked at the first time."""
         if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
             return LIVE
-        return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT
+        return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RewritePlan:
     """All an engine needs to know; it can be sent to another process. `generations` is empty for a
     dry run."""
 
@@ -89,7 +89,7 @@ class Job:
     maps: frozenset[str] | None
     settled: Mapping[str, Position]
     until: Mapping[str, Position]
-    rule: Rule
+    rule: TombstonePolicy
     generation: int
     dry_run: bool
     as_of_ms: int | None = None
@@ -159,10 +159,10 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, job: Job, log: ClusterLog) -> Result: ...
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result: ...
 
 
-def worth_reading(job: Job, snapshot: Snapshot, store: SegmentStore) -> bool:
+def worth_reading(job: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> bool:
     """Whether a snapshot to which nothing was added may get smaller, or is not encrypted with the
     key that writes now."""
     if snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms):
@@ -182,7 +182,7 @@ class Tally:
     """Counts what goes into a merge, remembers tombstones that came after the first look at the
     logs, and the highest pair of each partition before it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: RewritePlan) -> None:
         self._settled, self._pairs_wanted = job.settled, job.versions is not None
         self.maps: dict[str, Totals] = {}
         self.late: set[Subject] = set()
@@ -228,7 +228,7 @@ def prepare(
     policy: RecoveryPolicy = RecoveryPolicy.FULL,
     dry_run: bool = False,
     skew_ms_max: int = SKEW_MS_MAX,
-) -> Job:
+) -> RewritePlan:
     """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until
     then; what is newer stays in the log as it is. `MissingNode`, `LogError`; `InvalidSetting` for a
     time that an earlier rewrite has made untellable."""
@@ -251,7 +251,7 @@ def prepare(
         generation = log.manifests.update(
             lambda manifest: replace(manifest, generation=manifest.generation + 1)
         ).generation
-    return Job(
+    return RewritePlan(
         url=log.store.url,
         namespace=log.namespace,
         cluster=log.cluster,
@@ -260,7 +260,7 @@ def prepare(
         maps=None if maps is None else frozenset(maps),
         settled=settled,
         until=until,
-        rule=Rule(
+        rule=TombstonePolicy(
             now_ms,
             complete,
             frozenset()

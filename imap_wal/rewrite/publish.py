@@ -18,12 +18,12 @@ from imap_wal.manifest.cluster import (
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
-from imap_wal.rewrite.plan import Job, Merged, Result
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
 from storage_backends import NotFound, StorageError
 
 
-def confirm(log: ClusterLog, job: Job, result: Result) -> None:
+def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
     """Read every new file once more: all are there, with the bytes and the rows they were written
     with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has given this rewrite up."""
     for item in result.maps:
@@ -43,7 +43,7 @@ def confirm(log: ClusterLog, job: Job, result: Result) -> None:
                 ) from error
 
 
-def demand_floor(manifest: ClusterManifest, job: Job) -> None:
+def demand_floor(manifest: ClusterManifest, job: RewritePlan) -> None:
     """`LostRace` when files of this generation may be deleted by now."""
     if job.generation < manifest.orphan_floor:
         raise LostRace(
@@ -52,7 +52,7 @@ def demand_floor(manifest: ClusterManifest, job: Job) -> None:
         )
 
 
-def demand_former(manifest: ClusterManifest, job: Job, maps: Iterable[str]) -> None:
+def demand_former(manifest: ClusterManifest, job: RewritePlan, maps: Iterable[str]) -> None:
     """`LostRace` when a map has another snapshot by now than when this rewrite began."""
     for name in maps:
         if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
@@ -62,7 +62,7 @@ def demand_former(manifest: ClusterManifest, job: Job, maps: Iterable[str]) -> N
             )
 
 
-def publish(log: ClusterLog, job: Job, result: Result) -> ClusterManifest:
+def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifest:
     """Show the new snapshots, all or none. `LostRace`."""
     before = job.state.manifest
     made = {item.map: _snapshot(log, job, item) for item in result.maps}
@@ -108,7 +108,7 @@ def with_table(
     return generation, {**versions, generation: table}
 
 
-def discard(log: ClusterLog, job: Job) -> None:
+def discard(log: ClusterLog, job: RewritePlan) -> None:
     """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now,
     prune takes as orphans."""
     if job.generation:
@@ -124,7 +124,7 @@ def discard(log: ClusterLog, job: Job) -> None:
                     log.store.delete(file.path)
 
 
-def marks(job: Job, name: str) -> dict[str, LowWaterMark]:
+def marks(job: RewritePlan, name: str) -> dict[str, LowWaterMark]:
     """What the new snapshot of a map covers: of a node that was not read, what the former one
     covered."""
     former = job.state.manifest.snapshots.get(name)
@@ -137,7 +137,7 @@ def marks(job: Job, name: str) -> dict[str, LowWaterMark]:
     return found
 
 
-def _snapshot(log: ClusterLog, job: Job, item: Merged) -> Snapshot:
+def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
     former = job.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
         return replace(former, marks=marks(job, item.map))
@@ -165,7 +165,7 @@ def latest_expiry(expiries: Iterable[int]) -> int:
     return max(found) if found and all(found) else 0
 
 
-def report_of(job: Job, item: Merged) -> MapRewrite:
+def report_of(job: RewritePlan, item: Merged) -> MapRewrite:
     former = job.state.manifest.snapshots.get(item.map)
     covered = marks(job, item.map)
     archived = sum(

@@ -11,7 +11,7 @@ from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
-from imap_wal.rewrite.plan import ATTEMPTS, Engine, Job, Merged, Result, prepare
+from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
 from imap_wal.settings import RecoveryPolicy
@@ -43,7 +43,7 @@ def rewrite(
     if not dry_run:
         key_checks.enter(keys_of(log.store).ring, log.manifests)
 
-    def plan() -> Job:
+    def plan() -> RewritePlan:
         return prepare(
             log,
             maps=maps,
@@ -80,8 +80,8 @@ def rewrite(
 
 
 def _merge(
-    log: ClusterLog, engine: Engine, plan: Callable[[], Job], resolve: Resolution | None
-) -> tuple[Job, _Aside, Result]:
+    log: ClusterLog, engine: Engine, plan: Callable[[], RewritePlan], resolve: Resolution | None
+) -> tuple[RewritePlan, _Aside, Result]:
     """Plan, decide, merge; again if files went while they were read."""
     for attempt in range(ATTEMPTS):
         job, aside = plan(), _Aside({}, {})
@@ -108,7 +108,7 @@ def _merge(
     raise AssertionError
 
 
-def _of_map(job: Job, item: Merged, aside: _Aside) -> MapRewrite:
+def _of_map(job: RewritePlan, item: Merged, aside: _Aside) -> MapRewrite:
     return replace(
         report_of(job, item),
         conflicts=aside.keys.get(item.map, 0),
@@ -125,7 +125,7 @@ class _Aside:
     paths: Mapping[str, str]
 
 
-def _decide(log: ClusterLog, job: Job, resolve: Resolution) -> tuple[Job, _Aside]:
+def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
     """Find the conflicts and decide them; of a dry run, nothing is written."""
     nodes = conflicts.writers(job.state.manifest)
     if resolve.node and resolve.node not in nodes:

@@ -195,7 +195,7 @@ def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
                 each.cancel()
 
 
-def unborn(store: SegmentStore, path: str) -> bool:
+def is_header_torn(store: SegmentStore, path: str) -> bool:
     """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame
     was ever in it."""
     namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])

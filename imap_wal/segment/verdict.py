@@ -56,7 +56,7 @@ from imap_wal.errors import (
     UnsupportedVersion,
 )
 from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
-from imap_wal.segment.reader import SegmentReader, unborn
+from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore
 
 CLEAN, TORN, UNBORN, CORRUPT = "clean", "torn-tail", "unborn", "corrupt"
@@ -165,7 +165,7 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
     except LogError as error:
         size = store.size(place.path)
         if not _followed(place) and place.known < place.number:
-            if unborn(store, place.path):
+            if is_header_torn(store, place.path):
                 what = "the file ends inside its header: a crash before its first commit"
                 return Verdict(UNBORN, place, 0, size, what)
             if attempts > 1:

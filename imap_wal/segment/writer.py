@@ -40,7 +40,7 @@ class SegmentWriter:
         self._sealed = False
         try:
             # Safe before the first frame is written: a segment whose header is not whole then holds
-            # nothing else, see `unborn`.
+            # nothing else, see `is_header_torn`.
             self._appender.append(self.header.encode())
             self.sync()
         except BaseException:

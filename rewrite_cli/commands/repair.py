@@ -355,8 +355,8 @@ def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None
             f": {totals['given_up_records']:,} records, "
             f"{out.size(float(str(totals['given_up_bytes'])))}"
         )
-        if totals["untold"]:
-            verdict += f", and in {totals['untold']} of them an unknown number"
+        if totals["unknown_loss"]:
+            verdict += f", and in {totals['unknown_loss']} of them an unknown number"
     out.echo(f"{verdict}; {totals['kept_records']:,} records kept ({place})")
 
 

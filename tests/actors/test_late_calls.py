@@ -11,7 +11,7 @@ from imap_wal import format
 from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.forget_node import forget_node
 from imap_wal.agent.requests import About
-from imap_wal.agent.sessions import Session, Sessions
+from imap_wal.agent.sessions import Session, SessionRegistry
 from imap_wal.clock import SystemRandomness
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
@@ -121,15 +121,15 @@ class YoungFilesNotListed:
         return getattr(self._inner, name)
 
 
-def sessions(store: Any, node: str) -> Sessions:
+def sessions(store: Any, node: str) -> SessionRegistry:
     identity = Identity("default", "members", node)
     log = open_node_log(
         LogContext(store, identity, Settings(preallocate=False), FakeClock(), SystemRandomness())
     )
-    return Sessions(log, ClusterLog(store, "default", "members"))
+    return SessionRegistry(log, ClusterLog(store, "default", "members"))
 
 
-def hello(sessions: Sessions, cluster: str) -> Session:
+def hello(sessions: SessionRegistry, cluster: str) -> Session:
     return sessions.hello(b"connection", About(cluster, f"plug-in of {cluster}", "write"))[0]
 
 

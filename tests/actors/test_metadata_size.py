@@ -6,7 +6,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import Sessions
+from imap_wal.agent.sessions import SessionRegistry
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -41,7 +41,7 @@ def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(
     second."""
     clock, store = FakeClock(), Counted(memory.url.removeprefix("memory://"))
     log = opened(store, clock)
-    sessions = Sessions(log, cluster(store, clock))
+    sessions = SessionRegistry(log, cluster(store, clock))
     sessions.hello(b"c1", about("c-1", "p-1"))
     store.paths.clear()
     for _ in range(20):
@@ -55,7 +55,7 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
     clock = FakeClock()
     for number in range(1, 9):
         log = opened(memory, clock)
-        sessions = Sessions(log, cluster(memory, clock))
+        sessions = SessionRegistry(log, cluster(memory, clock))
         session, _ = sessions.hello(b"c1", about(f"c-{number}", f"p-{number}"))
         append(log, put("a", str(number), (session.incarnation, 1, session.number, 1)))
         log.close()
@@ -72,7 +72,7 @@ def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> No
     who = replace(about("c-1", "p-1"), member_uuid="m-1")
     for number in range(1, 9):
         log = opened(memory, clock)
-        sessions = Sessions(log, cluster(memory, clock))
+        sessions = SessionRegistry(log, cluster(memory, clock))
         session, _ = sessions.hello(b"c1", replace(who, view=number))
         append(log, put("a", str(number), (session.incarnation, 1, session.number, 1)))
         wanted = Wish("c-1", "m-1", ["m-1"], [f"lost {number}"])
@@ -83,7 +83,7 @@ def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> No
         assert values(view(memory, clock)) == {"a": str(number)}
     for number in range(3, 11):
         log = opened(memory, clock)
-        sessions = Sessions(log, cluster(memory, clock))
+        sessions = SessionRegistry(log, cluster(memory, clock))
         sessions.hello(
             b"c2",
             replace(who, member_uuid=f"m-{number}", plugin_uuid=f"p-{number}", view=number - 1),

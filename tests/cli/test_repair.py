@@ -19,7 +19,7 @@ from imap_wal import entry, format
 from imap_wal.entry import ORDER, Row
 from imap_wal.errors import ImapWalError, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE, summary
@@ -202,7 +202,7 @@ def test_a_missing_segment_keeps_its_number(run: Run, log: Path, tmp_path: Path)
     middle.unlink()
     found = repair(run, tmp_path)
     assert damaged_file(found)["status"] == "missing"
-    assert found["summary"]["untold"] == 1
+    assert found["summary"]["unknown_loss"] == 1
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
     assert [line["value"][0] for line in lines] == [0] * 10 + [2] * 10
     assert len(values(f"{tmp_path}/copy")) == 10
@@ -454,7 +454,7 @@ def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_pat
     all_frames = frames(middle)
     cut = Position(2, 2, all_frames[6].offset, 0)
     whole = ClusterLog(open_store(f"{tmp_path}/log"), "default", "embedded")
-    lifetime = Lifetime(
+    lifetime = IncarnationRecord(
         "c", 3, {"n1": cut}
     )  # the third open's entries count, the second's only up to the cut
     whole.manifests.update(lambda manifest: replace(manifest, lifetimes=(lifetime,)))

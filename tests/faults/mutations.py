@@ -134,8 +134,8 @@ MUTATIONS = (
     Mutation(
         "tombstone dropped early",
         "imap_wal/rewrite/plan.py",
-        "return GONE if self.complete and not late and self.open_nodes <= {node} else KEPT",
-        "return GONE",
+        "return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP",
+        "return DROP",
         f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state",
     ),
     Mutation(

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from imap_wal import layout
 from imap_wal.agent import server
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import SESSIONS_KEPT, Sessions
+from imap_wal.agent.sessions import SESSIONS_KEPT, SessionRegistry
 from imap_wal.agent.start import Start
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
@@ -64,7 +64,7 @@ def test_a_second_hello_while_the_first_one_waits_gets_no_session(
 def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: MemoryStore) -> None:
     clock = FakeClock()
     log = opened(memory, clock)
-    sessions = Sessions(log, cluster(memory, clock))
+    sessions = SessionRegistry(log, cluster(memory, clock))
     who = About("c-1", "stays", "write")
     stays, _ = sessions.hello(b"stays", who)
     for number in range(3 * SESSIONS_KEPT):
@@ -82,7 +82,7 @@ def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: Me
 def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
     clock = FakeClock()
     log = opened(memory, clock)
-    sessions = Sessions(log, cluster(memory, clock))
+    sessions = SessionRegistry(log, cluster(memory, clock))
     who = About("c-1", "p", "write", member_uuid="m-0")
     sessions.hello(b"a", who)
     members = [f"m-{number}" for number in range(MEMBERS_MAX)]
@@ -101,7 +101,7 @@ def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
 def test_members_that_are_kept_out_are_bounded_by_another_view(memory: MemoryStore) -> None:
     clock = FakeClock()
     log = opened(memory, clock)
-    sessions = Sessions(log, cluster(memory, clock))
+    sessions = SessionRegistry(log, cluster(memory, clock))
     who = About("c-1", "p", "write", member_uuid="m-0")
     sessions.hello(b"a", who)
     found: list[ClaimManifest] = []

@@ -38,7 +38,7 @@ from imap_wal.errors import (
 )
 from imap_wal.layout import parse_wal_path
 from imap_wal.log import START, Change, Log, LogReader, Position, Record
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read import log_reader
@@ -889,7 +889,7 @@ def test_agent_log_is_read_without_void_entries(
     append_rows(writer, put("a", "void", (1, 1, 1, 2)))
     writer.clusters.update(
         lambda manifest: type(manifest)(
-            2, {"x": 2}, (Lifetime("x", 2, {"n1": cut}),), manifest.nodes
+            2, {"x": 2}, (IncarnationRecord("x", 2, {"n1": cut}),), manifest.nodes
         )
     )
     append_rows(writer, put("a", "2", (2, 1, 1, 1)))

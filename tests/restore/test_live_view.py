@@ -13,7 +13,7 @@ from imap_wal import format
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import pin_cuts
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
@@ -419,7 +419,9 @@ def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemorySto
     early = view(memory)
     assert values(early) == {"a": "late", "b": "late", "c": "of a node that had no log"}
     cuts.pop("n2")
-    made.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    made.manifests.update(
+        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
+    )
     assert values(view(memory)) == {"a": "before"}
     early.catch_up()
     assert values(early) == {"a": "before"}, "a view that had already merged them begins anew"
@@ -440,7 +442,9 @@ def test_returning_node_counts_in_the_lifetime_it_missed(
         memory.delete(path)
     made = cluster(memory)
     cuts = pin_cuts(made)
-    made.manifests.update(lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),)))
+    made.manifests.update(
+        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
+    )
     for path, data in files.items():
         memory.create(path, data)
     assert values(view(memory)) == {"a": "1"}
@@ -667,7 +671,7 @@ def test_key_listing_is_whole_across_a_new_lifetime(
     listing = made.keys("orders", 7)
     found = next(listing)
     cluster(memory).manifests.update(
-        lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),))
+        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
     )
     made.catch_up()
     found += [key for keys in listing for key in keys]

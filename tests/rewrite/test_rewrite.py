@@ -25,7 +25,7 @@ from imap_wal.errors import (
     ShortLog,
 )
 from imap_wal.format import ENTRIES, START, Position
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
 from imap_wal.read.cluster import ClusterLog, pin_cuts
@@ -35,7 +35,7 @@ from imap_wal.retention.snapshots import ORPHAN_MS, demand_whole
 from imap_wal.rewrite import local_engine
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
-from imap_wal.rewrite.plan import Job, Result, prepare
+from imap_wal.rewrite.plan import Result, RewritePlan, prepare
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.publish import confirm, publish
 from imap_wal.rewrite.report import RewriteReport
@@ -144,7 +144,7 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
     gate = threading.Event()
 
     class Slow(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             run(memory)
             gate.set()
@@ -164,12 +164,14 @@ def test_what_no_longer_fits_is_not_published(memory: MemoryStore, meanwhile: st
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Disturbed(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             if meanwhile == "lifetime":
                 cuts = pin_cuts(log)
                 log.manifests.update(
-                    lambda manifest: replace(manifest, lifetimes=(Lifetime("id", 2, cuts),))
+                    lambda manifest: replace(
+                        manifest, lifetimes=(IncarnationRecord("id", 2, cuts),)
+                    )
                 )
             elif meanwhile == "node":
                 node(memory, "n2")
@@ -186,7 +188,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Failing(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             super().run(job, log)
             assert memory.list("ns/c/snapshot")
             raise KeyboardInterrupt
@@ -199,7 +201,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
 def members(store: MemoryStore, incarnation: int = 1) -> None:
     """From here on the log is one of Hazelcast members, in a new lifetime of their cluster."""
     cuts = pin_cuts(cluster(store))
-    born = Lifetime(f"id-{incarnation}", incarnation, cuts)
+    born = IncarnationRecord(f"id-{incarnation}", incarnation, cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
 
 
@@ -703,7 +705,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
     append(log, put("c", "1", (1, 1, 1, 3)))
 
     class Slow(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             result = super().run(job, log)
             for file in store.list("ns/c/snapshot"):
                 aged(store, file.path, ORPHAN_MS / 1000 + 60)
@@ -739,7 +741,7 @@ def test_rewrite_with_a_changed_part_publishes_nothing(memory: MemoryStore, dama
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
 
     class Losing(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             result = super().run(job, log)
             spoil(memory, result.maps[0].parts[0].path, damage, result.maps[1].parts[0].path)
             return result
@@ -891,7 +893,7 @@ def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
     attempts = []
 
     class Counting(LocalEngine):
-        def run(self, job: Job, log: ClusterLog) -> Result:
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             attempts.append(job)
             slow.armed = True
             result = super().run(job, log)

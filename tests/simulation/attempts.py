@@ -19,7 +19,7 @@ from imap_wal.read.cluster import ClusterLog, snapshot_pieces
 from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.read.scan import read_piece
-from imap_wal.rewrite.plan import Job, Merged, Result, Tally, worth_reading
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
 from pyspark_imap_wal import rewrite_engine
 from tests.simulation.medium import open_sim
 from tests.simulation.parquet import to_record_batch
@@ -32,7 +32,7 @@ class TwoAttempts:
     def __init__(self, actor: Any, kills: bool) -> None:
         self._actor, self._kills = actor, kills
 
-    def run(self, job: Job, log: ClusterLog) -> Result:
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         index = NewestIndex(1 << 30)
         tally = Tally(job)
         for piece in log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
@@ -67,7 +67,7 @@ class TwoAttempts:
             merged.append(Merged(name, totals.records, totals.bytes, written))
         return Result(tuple(merged), tuple(tally.pairs.items()))
 
-    def _write(self, job: Job, batches: list[Any]) -> list[dict[str, Any]]:
+    def _write(self, job: RewritePlan, batches: list[Any]) -> list[dict[str, Any]]:
         actor = self._actor
         done = Event()
         answers: list[Any] = []

@@ -30,7 +30,7 @@ from imap_wal.rewrite import conflicts, drop, local_engine, plan
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
-from imap_wal.rewrite.plan import Job, Result
+from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.run import rewrite
 from imap_wal.worker import Worker
 from pyspark_imap_wal import rewrite_engine
@@ -62,7 +62,7 @@ class Maintainer(Actor):
         begun = 0
 
         class Counting(LocalEngine):
-            def run(self, job: Job, log: ClusterLog) -> Result:
+            def run(self, job: RewritePlan, log: ClusterLog) -> Result:
                 nonlocal begun
                 begun += 1
                 return super().run(job, log)
@@ -108,7 +108,7 @@ class Maintainer(Actor):
 class TwoRanges(TwoAttempts):
     """As `TwoAttempts`, with one task for each of two ranges of keys."""
 
-    def _write(self, job: Job, batches: list[Any]) -> list[dict[str, Any]]:
+    def _write(self, job: RewritePlan, batches: list[Any]) -> list[dict[str, Any]]:
         actor, done = self._actor, Event()
         answers: dict[int, list[dict[str, Any]]] = {}
         ranges: dict[Any, int] = {}
@@ -352,7 +352,7 @@ def _ranges_share_their_names(put: Put) -> None:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition + number:05d}.parquet"  # a thousand names for each range
 
-    put(plan.Job, "part_path", part_path)
+    put(plan.RewritePlan, "part_path", part_path)
     _parts_are_created_again(put)
 
 

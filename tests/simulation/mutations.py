@@ -281,7 +281,7 @@ def _parts_named_by_their_number(put: Put) -> None:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition:05d}-{number:05d}.parquet"
 
-    put(plan.Job, "part_path", part_path)
+    put(plan.RewritePlan, "part_path", part_path)
     _parts_are_created_again(put)
     put(snapshots, "demand_whole", lambda *_: None)
 

@@ -52,7 +52,7 @@ def _views_are_not_compared(put: Put) -> None:
             if own is not None and own.cluster_id != known.cluster_id:
                 batch.error = OutcomeUnknown("another cluster claimed this log")
 
-    put(sessions.Sessions, "check_newest", check_newest)
+    put(sessions.SessionRegistry, "check_newest", check_newest)
 
 
 def _cuts_before_permits(put: Put) -> None:

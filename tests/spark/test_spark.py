@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
-from imap_wal.manifest.cluster import Lifetime
+from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog, pin_cuts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -268,7 +268,7 @@ def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(
 ) -> None:
     store = open_store(str(tmp_path))
     first, second = node(store), node(store, "n2")
-    born = Lifetime("id", 1, pin_cuts(cluster(store)))
+    born = IncarnationRecord("id", 1, pin_cuts(cluster(store)))
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(second, put("a", None, (1, 2, 1, 1)))
     job = prepare(cluster(store))  # a rewrite for which all changes are late

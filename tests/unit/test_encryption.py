@@ -13,7 +13,7 @@ from imap_wal.encryption import KeyedStore, keys_of
 from imap_wal.encryption_keys import NO_KEYS
 from imap_wal.errors import CorruptLog, EncryptionError, Forged
 from imap_wal.format import SegmentHeader
-from imap_wal.segment.reader import Held, SegmentReader, unborn
+from imap_wal.segment.reader import Held, SegmentReader, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
@@ -206,9 +206,9 @@ def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> 
     data = store.read(PATH)
     for cut in (5, 12, size - 1):
         overwrite(store, PATH, data[:cut] + bytes(4096 - cut))
-        assert unborn(store, PATH)
+        assert is_header_torn(store, PATH)
     overwrite(store, PATH, data[:12] + bytes(size) + data[size:])
-    assert not unborn(store, PATH)
+    assert not is_header_torn(store, PATH)
 
 
 def test_keys_are_found_through_what_is_put_around_a_store(store: KeyedStore) -> None:

@@ -17,7 +17,7 @@ from imap_wal.entry import DataEntry
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import (
     ClusterManifest,
-    Lifetime,
+    IncarnationRecord,
     LowWaterMark,
     Snapshot,
     cluster_manifests,
@@ -53,7 +53,7 @@ NODE = NodeManifest(
 CLUSTER = ClusterManifest(
     incarnation=2,
     claims={"c-1": 2},
-    lifetimes=(Lifetime("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),),
+    lifetimes=(IncarnationRecord("c-1", 2, {"n1": Position(2, 6, 4096, 9)}),),
     nodes={"n1": DIRECTORY},
     snapshots={
         "orders": Snapshot(

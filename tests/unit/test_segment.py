@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.errors import CorruptLog, ShortLog, UnsupportedVersion
 from imap_wal.segment.frame_search import FrameSearch, shifted
-from imap_wal.segment.reader import SegmentReader, Tail, unborn
+from imap_wal.segment.reader import SegmentReader, Tail, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -234,19 +234,19 @@ def test_cut_header_without_frames_is_unborn(
     for end in (0, 5, 8, 12, head - 1):
         for rest in (b"", bytes(4096)):
             overwrite(memory, PATH, whole[:end] + rest)
-            assert unborn(memory, PATH), f"{end} bytes of the header"
+            assert is_header_torn(memory, PATH), f"{end} bytes of the header"
             with pytest.raises((ShortLog, CorruptLog)):
                 SegmentReader(memory, PATH)
     for bit in range(head * 8):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         overwrite(memory, PATH, bytes(data))
-        assert not unborn(memory, PATH), f"bit {bit} of the header"
+        assert not is_header_torn(memory, PATH), f"bit {bit} of the header"
 
 
 def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
     overwrite(memory, PATH, b"notes")
-    assert not unborn(memory, PATH)
+    assert not is_header_torn(memory, PATH)
 
 
 # ---- whole frames after damage: all are found, in linear time ------------------------------------
