@@ -40,7 +40,7 @@ DRILLS[_SURVIVORS] = Plan(
     ),
 )
 ORDERS[_SPLIT] = (((1,), 0, (3, 2)), ((3,), 2, (1, 0)))
-ORDERS[_SURVIVORS] = (((3,), 2, (1, 0)),)
+ORDERS[_SURVIVORS] = (((), 2, (0, 3, 1)), ((3,), 2, (1, 0)))
 
 
 def _views_are_not_compared(put: Put) -> None:
