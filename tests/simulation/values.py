@@ -57,7 +57,7 @@ def quick_init(kind: type) -> Any:
 
 
 def _quick_replace(kind: type) -> Any:
-    given = [field.name for field in dataclasses.fields(kind)]
+    given = [field.name for field in dataclasses.fields(kind) if field.init]
     parameters = ", ".join(f"{name}=_SAME" for name in given)
     same = ", ".join(f"{name}=self.{name} if {name} is _SAME else {name}" for name in given)
     names = {"_SAME": _SAME, "_kind": kind}
