@@ -12,9 +12,8 @@ from tests.cli.conftest import Run
 from tests.support import eventually
 
 
-def test_a_cluster_that_is_given_up_is_shut_out_and_the_next_one_does_not_wait(
-    run: Run, tmp_path: Path
-) -> None:
+def test_a_cluster_given_up_is_shut_out_at_once(run: Run, tmp_path: Path) -> None:
+    """The cluster that comes next does not wait."""
     one, two = (
         config(tmp_path, "n1", lifetime_timeout_s=600),
         config(tmp_path, "n2", lifetime_timeout_s=600),
@@ -61,7 +60,8 @@ def test_without_yes_nothing_is_claimed(run: Run, tmp_path: Path) -> None:
         assert old.put(a="1")[0] == "ack"
 
 
-def test_a_log_that_no_members_ever_had_is_left_as_it_is(run: Run, tmp_path: Path) -> None:
+def test_claim_leaves_a_log_without_members_unchanged(run: Run, tmp_path: Path) -> None:
+    """No member ever had this log."""
     one = config(tmp_path, "n1")
     with serving(one):
         assert (
@@ -71,10 +71,9 @@ def test_a_log_that_no_members_ever_had_is_left_as_it_is(run: Run, tmp_path: Pat
         assert not open_store(one.url).list("default/c/claims")
 
 
-def test_a_cluster_that_was_followed_and_does_not_know_it_gives_no_sign_of_life(
-    run: Run, tmp_path: Path
-) -> None:
-    """It only beats: nothing that it asks for looks at the claim."""
+def test_a_superseded_cluster_gives_no_sign_of_life(run: Run, tmp_path: Path) -> None:
+    """The cluster does not know that another one followed it.
+    It only beats: nothing that it asks for looks at the claim."""
     one = config(tmp_path, "n1", lifetime_timeout_s=0.3)
     store = open_store(one.url)
     with serving(one), plugin(one) as old:

@@ -76,9 +76,10 @@ def test_a_repaired_copy_keeps_the_claims(run: Run, url: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("how", ["cut", "removed", "older"])
-def test_a_lost_manifest_of_claims_is_found_and_no_incarnation_is_given_again(
+def test_a_lost_manifest_of_claims_repeats_no_incarnation(
     run: Run, url: str, tmp_path: Path, how: str
 ) -> None:
+    """`verify` finds the loss."""
     path = newest_claims(url)
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-20])
@@ -122,7 +123,8 @@ def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: st
     )
 
 
-def test_a_snapshot_of_known_and_new_files_says_no_sizes_and_rows_of_them() -> None:
+def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
+    """A snapshot of known and new files states no sizes and no rows of them."""
     store: Any = MemoryStore("adopted")
     manifests = cluster_manifests(store, "default/c", FakeClock(), SeededRandomness(1))
     old = "default/c/snapshot/m/00000001/part-00000.parquet"

@@ -36,7 +36,9 @@ def held(root: Path) -> dict[str, object]:
         return dict(store.map("orders"))
 
 
-def test_export_gives_what_is_left_now_and_at_an_earlier_time(run: Run, root: Path) -> None:
+def test_export_shows_what_a_clear_left(run: Run, root: Path) -> None:
+    """Now, and at an earlier time."""
+
     def exported(*more: str) -> dict[str, object]:
         return {
             line["key"]: line["value"]
@@ -57,9 +59,8 @@ def test_dump_shows_a_clear_in_its_place(run: Run, root: Path) -> None:
     assert "orders cleared (partition 0 of 1)" in run("dump", root, "--key", "k3").out
 
 
-def test_stat_counts_what_was_cleared_as_dead_and_verify_finds_nothing(
-    run: Run, root: Path
-) -> None:
+def test_stat_counts_cleared_entries_as_dead(run: Run, root: Path) -> None:
+    """`verify` finds no damage."""
     counts = {count["map"]: count for count in run("stat", root, "-o", "json").json["maps"]}
     assert (counts["orders"]["records"], counts["orders"]["live"], counts["orders"]["dead"]) == (
         23,
@@ -70,9 +71,7 @@ def test_stat_counts_what_was_cleared_as_dead_and_verify_finds_nothing(
     assert ended.code == 0, ended.out
 
 
-def test_a_copy_by_repair_and_a_restore_keep_what_is_left(
-    run: Run, root: Path, tmp_path: Path
-) -> None:
+def test_repair_and_restore_keep_what_a_clear_left(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("repair", root, "--to", tmp_path / "copy").code in (0, 3)
     assert held(tmp_path / "copy") == AFTER
     ended = run("restore", root, "--to", tmp_path / "restored")

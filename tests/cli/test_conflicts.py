@@ -92,9 +92,8 @@ def test_a_rewrite_keeps_all_claims_until_it_is_told(
     assert run("verify", split).code == 0
 
 
-def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(
-    run: Run, split: str, store: SegmentStore
-) -> None:
+def test_an_invalid_resolution_is_refused(run: Run, split: str, store: SegmentStore) -> None:
+    """A dry run writes nothing."""
     assert run("rewrite", split, "--resolve", "oldest").code == 2
     assert run("rewrite", split, "--resolve", "node=n3").code == 2
     tried = run("rewrite", split, "--resolve", "newest", "--dry-run", "-o", "json").json
@@ -102,9 +101,8 @@ def test_a_resolution_that_is_none_is_refused_and_a_dry_run_writes_nothing(
     assert store.list("ns/c/set-aside") == store.list("ns/c/snapshot") == []
 
 
-def test_a_claim_of_a_node_that_was_forgotten_is_still_found_and_can_be_chosen(
-    run: Run, split: str, store: SegmentStore
-) -> None:
+def test_a_forgotten_nodes_claim_can_be_chosen(run: Run, split: str, store: SegmentStore) -> None:
+    """The claim is still found."""
     assert run("rewrite", split).code == 0
     assert run("forget-node", split, "--node", "n2", "--yes").code == 0
     assert live(store)[b"a"] == b"1"

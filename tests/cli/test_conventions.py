@@ -36,7 +36,8 @@ def test_every_command_has_a_help_with_an_example(run: Run, name: str) -> None:
         assert "Example" in ended.out
 
 
-def test_an_unknown_command_is_wrong_usage_and_the_right_one_is_suggested(run: Run) -> None:
+def test_an_unknown_command_suggests_the_right_one(run: Run) -> None:
+    """An unknown command is wrong usage."""
     ended = run("dmup")
     assert ended.code == 2
     assert "did you mean 'dump'" in ended.err
@@ -48,7 +49,8 @@ def test_a_missing_url_is_wrong_usage(run: Run) -> None:
     assert "URL" in ended.err
 
 
-def test_a_place_without_a_log_says_what_the_url_should_be(run: Run, tmp_path: Path) -> None:
+def test_a_url_without_a_log_is_explained(run: Run, tmp_path: Path) -> None:
+    """The error says what the URL should be."""
     ended = run("ls", tmp_path)
     assert ended.code == 1
     assert "no log of imap-wal" in ended.err
@@ -56,9 +58,8 @@ def test_a_place_without_a_log_says_what_the_url_should_be(run: Run, tmp_path: P
 
 
 @pytest.mark.parametrize(("below", "up"), [("prod", "one level up"), ("prod/eu", "two levels up")])
-def test_a_url_too_deep_says_how_far_up_the_root_is(
-    run: Run, root: Path, below: str, up: str
-) -> None:
+def test_a_url_too_deep_names_the_root(run: Run, root: Path, below: str, up: str) -> None:
+    """The error says how far up the root is."""
     ended = run("stat", root / below)
     assert ended.code == 1
     assert up in ended.err
@@ -81,9 +82,8 @@ def test_options_come_from_variables(run: Run, url: str) -> None:
     assert [node["node"] for node in ended.json["nodes"]] == ["n2"]
 
 
-def test_options_come_from_the_file_in_the_folder_and_a_flag_wins(
-    run: Run, url: str, tmp_path: Path
-) -> None:
+def test_flags_override_the_options_file(run: Run, url: str, tmp_path: Path) -> None:
+    """The options come from the file in the working folder."""
     (tmp_path / "imap-wal.toml").write_text(
         f'url = "{url}"\nnode = ["n1"]\n[ls]\noutput = "json"\n'
     )
@@ -122,9 +122,9 @@ def test_a_reader_that_goes_away_is_no_error(url: str) -> None:
     assert ended.stderr == ""
 
 
-def test_a_bug_is_told_in_one_line_and_debug_shows_the_traceback(
-    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bug_is_reported_in_one_line(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--debug` shows the traceback."""
+
     def broken(*_: object) -> None:
         raise KeyError("x")
 
@@ -150,7 +150,7 @@ def test_yes_is_never_taken_from_a_file(run: Run, url: str, tmp_path: Path) -> N
     assert run("prune", url).code == 2
 
 
-def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(
+def test_library_errors_carry_command_line_advice(
     run: Run, url: str, root: Path, newest_segment: Path
 ) -> None:
     """Advice such as `takeover=True` is for programs."""
@@ -177,7 +177,8 @@ def test_errors_of_the_library_are_shown_with_advice_for_the_command_line(
         assert "='" not in ended.err
 
 
-def test_the_error_for_a_root_without_a_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
+def test_a_missing_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
+    """The error for a root without a log names this call."""
     assert "imap_wal.open was given" in run("ls", tmp_path).err
 
 
@@ -195,9 +196,10 @@ def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
 
 @pytest.mark.parametrize("command", ["restore", "repair"])
 @pytest.mark.parametrize("place", ["maps", "maps/copy", "maps/../maps/deep/er", "link/copy", "."])
-def test_no_copy_is_written_into_its_own_source_or_around_it(
+def test_no_copy_overlaps_its_source(
     run: Run, url: str, root: Path, command: str, place: str
 ) -> None:
+    """No copy is written into its own source or around it."""
     (root.parent / "link").symlink_to(root)
     before = sorted(root.parent.rglob("*"))
     for target in (
@@ -233,9 +235,8 @@ def test_no_copy_is_written_into_its_own_source_or_around_it(
         ("node", "start", "--url", "{}"),
     ],
 )
-def test_an_empty_url_is_wrong_usage_and_the_text_says_what_to_pass(
-    run: Run, words: tuple[str, ...], value: str
-) -> None:
+def test_an_empty_url_is_wrong_usage(run: Run, words: tuple[str, ...], value: str) -> None:
+    """The text says what to pass."""
     ended = run(*(word.format(value) for word in words))
     assert ended.code == 2
     assert (

@@ -166,7 +166,8 @@ def test_what_nobody_can_read_keeps_its_label_and_bytes() -> None:
 
 
 @pytest.mark.cluster
-def test_a_real_members_compact_and_json_are_dumped_in_the_clear(run: Run, tmp_path: Path) -> None:
+def test_members_compact_and_json_values_are_decoded(run: Run, tmp_path: Path) -> None:
+    """A real member wrote the values."""
     import hazelcast
 
     port = free_ports(1)
@@ -207,9 +208,10 @@ def test_a_real_members_compact_and_json_are_dumped_in_the_clear(run: Run, tmp_p
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
 
 
-def test_without_the_client_a_members_values_are_not_passed_off_as_unreadable(
+def test_a_missing_client_is_not_reported_as_unreadable_values(
     run: Run, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Only the Hazelcast client is missing: a member's values are not reported as unreadable."""
     assert run("dump", url).code == 0, "embedded maps need no client"
     monkeypatch.setitem(sys.modules, "hazelcast.config", None)
     with pytest.raises(ModuleNotFoundError):

@@ -61,15 +61,15 @@ def test_the_variable_names_the_source_too(run: Run, place: str, tmp_path: Path)
     assert done.code == 0 and len(done.out.splitlines()) == 40
 
 
-def test_a_source_that_is_wrong_is_wrong_usage_and_not_shown(run: Run, place: str) -> None:
+def test_a_wrong_key_source_is_never_shown(run: Run, place: str) -> None:
+    """It is wrong usage."""
     done = run("--encryption-keys", key("a"), "export", place)
     assert done.code == 2 and "file:PATH" in done.err
     assert key("a").partition(":")[2] not in done.err
 
 
-def test_verify_without_keys_finds_damage_and_says_what_it_did_not_see(
-    run: Run, place: str, tmp_path: Path
-) -> None:
+def test_verify_without_keys_still_finds_damage(run: Run, place: str, tmp_path: Path) -> None:
+    """It reports what it could not check."""
     done = run("verify", place, "-o", "json")
     assert done.code == 0
     assert done.json["summary"]["unopened"] == 2 and done.json["summary"]["records"] == 40
@@ -112,9 +112,7 @@ def test_verify_finds_a_forged_frame_and_repair_leaves_it_out(
     assert run(*given, "verify", copy).code == 0
 
 
-def test_verify_with_another_key_under_the_same_id_is_a_finding(
-    run: Run, place: str, tmp_path: Path
-) -> None:
+def test_verify_finds_another_key_under_one_id(run: Run, place: str, tmp_path: Path) -> None:
     done = run(*keys(tmp_path, other("a")), "verify", place, "-o", "json")
     assert done.code == 3
     assert any("is not the one it was written with" in each["what"] for each in done.json["files"])
@@ -205,9 +203,8 @@ def test_a_rewrite_encrypts_again_with_the_key_that_writes(
     assert again.code == 0 and exported(run, place, *new) == 40
 
 
-def test_a_rewrite_does_not_read_again_what_has_the_right_key(
-    run: Run, place: str, tmp_path: Path
-) -> None:
+def test_a_rewrite_skips_what_has_the_right_key(run: Run, place: str, tmp_path: Path) -> None:
+    """It does not read these files again."""
     given = keys(tmp_path, "a")
     assert run(*given, "rewrite", place).code == 0
     before = {path for path in content(place) if "/snapshot/" in path}
@@ -224,9 +221,8 @@ def test_a_copy_that_restore_makes_is_encrypted(run: Run, place: str, tmp_path: 
     assert exported(run, copy, *keys(tmp_path, "b")) == 40
 
 
-def test_a_torn_tail_of_an_encrypted_log_is_one_with_and_without_its_keys(
-    run: Run, tmp_path: Path
-) -> None:
+def test_an_encrypted_torn_tail_needs_no_keys(run: Run, tmp_path: Path) -> None:
+    """It is a torn tail with and without its keys."""
     place = str(tmp_path / "torn")
     killed(place, key_file(tmp_path, "a"), b"\x99" * 50)
     for given in ([], keys(tmp_path, "a")):
@@ -250,9 +246,8 @@ def test_a_new_key_is_random_and_fits_into_the_file(run: Run, place: str, tmp_pa
     assert run("encryption-key", "new").out[:2] == "20"
 
 
-def test_duckdb_reads_the_archives_with_the_key_that_the_command_prints(
-    run: Run, place: str, tmp_path: Path
-) -> None:
+def test_duckdb_reads_archives_with_the_printed_key(run: Run, place: str, tmp_path: Path) -> None:
+    """The command prints the key."""
     given = keys(tmp_path, "b", "a")
     printed = run(*given, "encryption-key", "parquet", "-o", "json").json
     assert printed == {

@@ -37,7 +37,8 @@ def write(store: MemoryStore, node: str, **entries: int) -> None:
         opened.map("m").update(entries)
 
 
-def test_a_node_with_entries_that_no_snapshot_covers_is_not_forgotten(memory: MemoryStore) -> None:
+def test_a_node_with_uncovered_entries_is_not_forgotten(memory: MemoryStore) -> None:
+    """No snapshot covers the entries."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     log = ClusterLog(memory, "default", "embedded")
@@ -68,9 +69,10 @@ def test_a_covered_node_is_forgotten_and_nothing_is_lost(memory: MemoryStore) ->
         assert dict(store.map("m")) == {"a": 1, "b": 2, "new": 4}
 
 
-def test_a_lost_log_is_forgotten_only_when_its_loss_is_asked_for_and_does_not_come_back(
+def test_a_lost_log_is_forgotten_only_on_request(
     memory: MemoryStore,
 ) -> None:
+    """The log does not come back."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     kept = {file.path: memory.read(file.path) for file in memory.list("default/embedded/nodes/n2")}
@@ -103,9 +105,10 @@ def test_a_writer_that_was_open_is_shut_out(memory: MemoryStore) -> None:
         store.changes.closed = True
 
 
-def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(
+def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
     memory: MemoryStore,
 ) -> None:
+    """A writer takes the node over meanwhile."""
     write(memory, "n1", a=1)
     write(memory, "n2", old=1)
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
@@ -147,7 +150,8 @@ def test_a_writer_that_takes_the_node_over_meanwhile_keeps_what_it_acknowledges(
     assert refused and forgotten
 
 
-def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemoryStore) -> None:
+def test_a_failed_forgetting_is_completed_by_the_next(memory: MemoryStore) -> None:
+    """Forgetting fails at any call."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
@@ -180,10 +184,9 @@ def test_forgetting_that_fails_at_any_call_is_ended_by_the_next(memory: MemorySt
 
 
 @pytest.mark.parametrize("known", ["forgotten", "replaced"])
-def test_a_new_log_under_a_former_nodes_name_begins_above_its_sessions(
-    memory: MemoryStore, known: str
-) -> None:
-    """A member goes on in its incarnation and partition version: only the session says that its
+def test_a_reused_name_begins_above_former_sessions(memory: MemoryStore, known: str) -> None:
+    """A new log takes the name of a former node.
+    A member goes on in its incarnation and partition version: only the session says that its
     change is the newer one."""
     node = Identity("default", "c", "n1")
 
@@ -218,7 +221,8 @@ def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: st
         imap_wal.open("memory://", node="n1", storage=memory)
 
 
-def test_a_child_made_by_fork_ends_neither_its_parents_log_nor_its_lock(tmp_path: Path) -> None:
+def test_a_fork_keeps_its_parents_log_and_lock(tmp_path: Path) -> None:
+    """A child made by fork ends neither of them."""
     with imap_wal.open(str(tmp_path), node="n1") as store:
         child = os.fork()
         if child == 0:
@@ -279,9 +283,10 @@ def folder(store: SegmentStore) -> list[str]:
     ]
 
 
-def test_a_new_log_under_a_forgotten_name_on_objects_is_not_confused_by_the_old_writer(
+def test_an_old_writer_does_not_confuse_a_new_log(
     tmp_path: Path,
 ) -> None:
+    """The new log has a forgotten name, and is on objects."""
     store = objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     gone = embedded(store, "n2", shared=True)
@@ -302,10 +307,11 @@ def test_a_new_log_under_a_forgotten_name_on_objects_is_not_confused_by_the_old_
     abandon(gone)
 
 
-def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_acknowledged_and_lost(  # noqa: E501
+def test_forgetting_never_loses_an_acknowledged_commit(
     tmp_path: Path,
 ) -> None:
-    """On objects, at every call of the commit."""
+    """The commit waits while its node is forgotten and opened anew.
+    On objects, at every call of the commit."""
     for at in range(20):
         store = objects(tmp_path / str(at))
         slow = Interrupted(store)
@@ -332,10 +338,11 @@ def test_a_commit_that_waits_while_its_node_is_forgotten_and_opened_anew_is_not_
     pytest.fail("a commit takes more calls than were tried")
 
 
-def test_a_segment_that_the_writer_of_a_forgotten_node_was_about_to_begin_does_not_keep_a_new_log_from_opening(  # noqa: E501
+def test_a_forgotten_writers_segment_blocks_no_new_log(
     memory: MemoryStore,
 ) -> None:
-    """It is created after all files were deleted. The new log, with the same epoch and the same
+    """The writer of the forgotten node was about to begin this segment.
+    It is created after all files were deleted. The new log, with the same epoch and the same
     names, then did not open."""
     for opened in (False, True):
         left = MemoryStore(f"begins-{opened}-{id(memory)}")
@@ -391,9 +398,10 @@ def test_forgetting_again_changes_nothing_and_says_so(
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_node_that_was_forgotten_and_opened_anew_is_forgotten_once_more(
+def test_a_reopened_node_can_be_forgotten_again(
     memory: MemoryStore, tmp_path: Path, kind: str
 ) -> None:
+    """The node was forgotten and opened anew."""
     store = memory if kind == "append" else objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     writers, epochs = [], []
@@ -452,7 +460,7 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
         assert dict(again.map("m")) == {"b": 2}
 
 
-def test_a_manifest_of_the_cluster_from_before_the_forgetting_is_refused(
+def test_a_cluster_manifest_older_than_forgetting_is_refused(
     memory: MemoryStore,
 ) -> None:
     """It registers a log that is gone; without entries, that log could be taken for an empty
@@ -470,7 +478,7 @@ def test_a_manifest_of_the_cluster_from_before_the_forgetting_is_refused(
             embedded(memory, node)
 
 
-def test_a_log_of_records_is_created_anew_under_a_forgotten_name(memory: MemoryStore) -> None:
+def test_a_record_log_can_reuse_a_forgotten_name(memory: MemoryStore) -> None:
     def create() -> Log:
         return imap_wal.log.create("memory://", storage=memory, preallocate=False)
 
@@ -484,9 +492,8 @@ def test_a_log_of_records_is_created_anew_under_a_forgotten_name(memory: MemoryS
         assert [record.entry.key for record in log.read()] == [b"b"]
 
 
-def test_every_command_takes_the_folder_of_a_forgotten_node_for_no_node(
-    run: Run, tmp_path: Path
-) -> None:
+def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> None:
+    """Every command takes the folder for no node."""
     store = objects(tmp_path)
     url = store.url
     with embedded(store, "n1", shared=True) as left, embedded(store, "n2", shared=True) as gone:
@@ -519,7 +526,7 @@ def test_every_command_takes_the_folder_of_a_forgotten_node_for_no_node(
     assert run("forget-node", url, "--node", "n3", "--yes").code == 1
 
 
-def test_a_node_without_a_folder_is_forgotten_on_the_command_line(run: Run, tmp_path: Path) -> None:
+def test_the_command_line_forgets_a_node_without_a_folder(run: Run, tmp_path: Path) -> None:
     for node in ("n1", "n2"):
         with imap_wal.open(str(tmp_path / "log"), node=node, preallocate=False) as store:
             store.map("m")[node] = 1
@@ -553,7 +560,8 @@ def test_forget_node_says_how_many_entries_are_lost(run: Run, tmp_path: Path) ->
     ]
 
 
-def test_a_dry_run_that_would_lose_entries_ends_as_the_run_does(run: Run, tmp_path: Path) -> None:
+def test_a_losing_dry_run_ends_like_the_run(run: Run, tmp_path: Path) -> None:
+    """Entries would be lost."""
     uncovered(tmp_path / "log")
     words = "forget-node", tmp_path / "log", "--node", "n2"
     dry, asked, done = run(*words, "--dry-run"), run(*words), run(*words, "--yes")
@@ -569,9 +577,10 @@ def test_a_dry_run_that_would_lose_entries_ends_as_the_run_does(run: Run, tmp_pa
     ("gone", "said"),
     [("the manifest", "at least 5"), ("the folder", "unknown"), ("the segments", "at least 10")],
 )
-def test_the_entries_of_a_log_that_is_not_whole_are_not_said_to_be_none(
+def test_a_damaged_log_is_not_reported_as_empty(
     run: Run, tmp_path: Path, gone: str, said: str
 ) -> None:
+    """The log is not whole: its entries are not reported as none."""
     url = tmp_path / "log"
     uncovered(url)
     folder = url / "default/embedded/nodes/n2"

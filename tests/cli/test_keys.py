@@ -211,9 +211,8 @@ def test_the_printed_configuration_has_the_keys_and_asks_for_them(made: Path, ru
     }
 
 
-def test_doctor_asks_an_agent_with_a_key_and_says_what_is_missing_without(
-    made: Path, run: Run, tmp_path: Path
-) -> None:
+def test_doctor_reports_a_missing_agent_key(made: Path, run: Run, tmp_path: Path) -> None:
+    """With a key, it asks the agent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"tcp://127.0.0.1:{probe.getsockname()[1]}"

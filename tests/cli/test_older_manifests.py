@@ -106,13 +106,14 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("how", [damage, Path.unlink], ids=["damaged", "removed"])
 @pytest.mark.parametrize("folder", [f"{CLUSTER}/nodes/n1", f"{CLUSTER}/nodes/n2", CLUSTER])
-def test_repair_keeps_every_acknowledged_entry_however_many_of_the_newest_manifests_are_lost(
+def test_repair_without_newest_manifests_keeps_acknowledged_entries(
     run: Run,
     log: tuple[str, dict[str, Any]],
     tmp_path: Path,
     folder: str,
     how: Callable[[Path], None],
 ) -> None:
+    """Any number of the newest manifests may be lost."""
     url, expected = log
     before = (
         {node: node_manifest(url, node).epoch for node in NODES},
@@ -165,10 +166,11 @@ def test_a_folder_of_segments_of_another_log_is_found(
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_repair_beside_the_manifests_of_a_copy_that_was_opened_keeps_every_acknowledged_entry(
+def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
     tmp_path: Path, run: Run, archived: bool
 ) -> None:
-    """Another history: the copy's epochs began elsewhere, which says nothing about these files."""
+    """The copy was opened.
+    Another history: the copy's epochs began elsewhere, which says nothing about these files."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     options: dict[str, Any] = {"node": "n1", "preallocate": False, "segment_bytes": 1000}
 
@@ -240,9 +242,10 @@ def test_repair_makes_manifests_where_none_is_left(
     check_copy(run, url, f"file://{tmp_path}/copy", expected, before, which)
 
 
-def test_a_dry_run_of_archive_refuses_a_node_without_a_manifest_as_the_run_does(
+def test_archive_dry_run_refuses_a_missing_node_manifest(
     run: Run, log: tuple[str, dict[str, Any]]
 ) -> None:
+    """The run refuses it, too."""
     url, _ = log
     shutil.rmtree(Path(url.removeprefix("file://")) / f"{CLUSTER}/nodes/n1/manifest")
     ended = [run("archive", url, "--node", "n1", *options) for options in ((), ("--dry-run",))]
@@ -262,10 +265,9 @@ def test_files_without_any_manifest_are_not_an_empty_cluster(run: Run, tmp_path:
         imap_wal.open(url, node="n2")
 
 
-def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(
-    run: Run, tmp_path: Path
-) -> None:
-    """The node has a manifest, and the cluster has none yet."""
+def test_an_unregistered_first_open_is_no_damage(run: Run, tmp_path: Path) -> None:
+    """The first open ended before its log was registered.
+    The node has a manifest, and the cluster has none yet."""
     url = str(tmp_path / "log")
     imap_wal.open(url, node="n1").close()
     root = tmp_path / "log" / CLUSTER
@@ -278,9 +280,10 @@ def test_a_first_open_that_ended_before_its_log_was_registered_is_no_damage(
         store.map("m")["a"] = 1
 
 
-def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(
+def test_snapshots_alone_are_no_healthy_log(
     run: Run, log: tuple[str, dict[str, Any]], tmp_path: Path
 ) -> None:
+    """`repair` makes them one."""
     url, expected = log
     assert run("rewrite", url).code == 0
     root = Path(url.removeprefix("file://")) / CLUSTER
@@ -296,9 +299,8 @@ def test_snapshots_alone_are_no_healthy_log_and_repair_makes_them_one(
     assert contents(str(tmp_path / "copy")) == expected
 
 
-def test_a_snapshot_of_a_rewrite_that_did_not_finish_replaces_no_older_one_when_no_manifest_is_left(
-    run: Run, tmp_path: Path
-) -> None:
+def test_an_unfinished_snapshot_replaces_no_older_one(run: Run, tmp_path: Path) -> None:
+    """The rewrite did not finish, and no manifest is left."""
     url = str(tmp_path / "log")
     with imap_wal.open(url, node="n1") as store:
         store.map("m").update({"a": 1, "b": 2})
@@ -330,9 +332,10 @@ def without_manifest(root: Path, node: str) -> Path:
     "unclear",
     ["a copied folder", "segments of two logs", "another log", "no segments folder", "raw entries"],
 )
-def test_repair_makes_no_manifest_from_files_that_do_not_say_whose_they_are(
+def test_repair_makes_no_manifest_from_unidentified_files(
     run: Run, tmp_path: Path, unclear: str, dry_run: bool
 ) -> None:
+    """The files do not say whose they are."""
     root, raw = tmp_path / "log", unclear == "raw entries"
     for place, node in ((root, "n1"), (tmp_path / "other", "n2"), (root, "n2")):
         if not raw or node == "n1":

@@ -12,9 +12,10 @@ from rewrite_cli.console import output as out
 from tests.cli.conftest import Run
 
 
-def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lines_of_bounded_width(
+def test_piped_rows_are_single_plain_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Outside a terminal, the prose of a row follows it in lines of bounded width."""
     path = "default/embedded/nodes/n1/" + "x" * 150
     rows = [
         (
@@ -42,7 +43,8 @@ def test_outside_a_terminal_a_row_is_one_plain_line_and_its_prose_follows_in_lin
     assert all(line == line.rstrip() and line for line in lines)
 
 
-def test_piped_output_has_no_frames_and_no_line_wider_than_its_row(run: Run, url: str) -> None:
+def test_piped_output_has_no_frames(run: Run, url: str) -> None:
+    """No line is wider than its row."""
     for command in (
         "ls",
         "stat",
@@ -62,9 +64,7 @@ def test_piped_output_has_no_frames_and_no_line_wider_than_its_row(run: Run, url
 
 
 @pytest.mark.parametrize("command", ["stat", "restore"])
-def test_the_forecast_does_not_count_the_import_of_the_parquet_library(
-    url: str, command: str
-) -> None:
+def test_the_forecast_excludes_the_parquet_import(url: str, command: str) -> None:
     program = f"""
 import sys
 from imap_wal import clock
@@ -85,7 +85,8 @@ assert len(seen) > 1 and not late, late
     assert "entries" in ended.stdout
 
 
-def test_progress_that_the_library_logs_is_the_text_of_the_spinner() -> None:
+def test_the_spinner_shows_the_librarys_progress() -> None:
+    """Its text is the progress that the library logs."""
     log = logging.getLogger("imap_wal")
     before = (log.level, list(log.handlers))
     with out.progress() as progress:

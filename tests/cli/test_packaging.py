@@ -35,15 +35,17 @@ def hook(root: Path) -> Any:
     return JarBuildHook(str(root), {}, None, SimpleNamespace(version=VERSION), str(root), "wheel")
 
 
-def test_a_wheel_without_the_jar_is_refused_and_an_editable_install_needs_none(
+def test_a_wheel_without_the_jar_is_refused(
     tmp_path: Path,
 ) -> None:
+    """An editable install needs no JAR."""
     with pytest.raises(FileNotFoundError, match="mvn -B -f hazelcast_plugin package"):
         hook(tmp_path).initialize("standard", {"force_include": {}})
     hook(tmp_path).initialize("editable", {"force_include": {}})
 
 
-def test_a_jar_whose_files_have_times_of_their_own_is_refused(tmp_path: Path) -> None:
+def test_a_jar_with_own_timestamps_is_refused(tmp_path: Path) -> None:
+    """Its files have times of their own."""
     jar = tmp_path / "hazelcast_plugin" / "target" / "imap-wal-hazelcast.jar"
     jar.parent.mkdir(parents=True)
     with zipfile.ZipFile(jar, "w") as file:
@@ -64,7 +66,7 @@ def test_a_jar_of_another_version_is_refused(tmp_path: Path) -> None:
         hook(tmp_path).initialize("standard", {"force_include": {}})
 
 
-def test_another_jar_than_that_of_the_wheel_is_not_given_to_a_member(
+def test_members_get_only_the_jar_of_the_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jar = tmp_path / "jars" / "imap-wal-hazelcast.jar"
@@ -127,9 +129,10 @@ def test_plug_in_and_library_have_one_version() -> None:
 
 
 @pytest.mark.cluster
-def test_the_source_archive_has_licence_changelog_and_all_that_a_build_needs(
+def test_the_source_archive_is_complete(
     tmp_path: Path,
 ) -> None:
+    """It has the licence, the changelog and all that a build needs."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr

@@ -58,9 +58,10 @@ def test_an_agent_answers_doctor_and_ends_cleanly_on_sigterm(
     assert run("ls", tmp_path / "maps", "-o", "json").json["nodes"][0]["state"] == "closed"
 
 
-def test_a_second_agent_of_a_node_ends_with_4_and_the_first_is_not_harmed(
+def test_a_second_agent_of_a_node_is_refused(
     run: Run, agent: subprocess.Popen[str], agent_toml: Path
 ) -> None:
+    """It ends with 4, and the first agent is not affected."""
     other = agent_toml.with_name("other.toml")
     other.write_text(agent_toml.read_text().replace("a.sock", "b.sock"))
     ended = subprocess.run(

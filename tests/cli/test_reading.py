@@ -115,9 +115,10 @@ def test_dump_filters_by_map_bytes_time_and_range(run: Run, url: str) -> None:
 
 
 @pytest.mark.parametrize("archived", [False, True])
-def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_them(
+def test_dump_shows_raw_entries_that_a_snapshot_covers(
     run: Run, tmp_path: Path, archived: bool
 ) -> None:
+    """The entries are still in the files."""
     with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
         for number in range(5):
             store.map("m")["k"] = number
@@ -152,9 +153,10 @@ def test_dump_shows_raw_entries_that_are_still_there_although_a_snapshot_covers_
     assert run("dump", tmp_path, "-o", "json").lines == ([] if archived else before)
 
 
-def test_a_dump_goes_on_when_what_is_covered_is_pruned_while_it_is_read(
+def test_a_dump_survives_pruning_while_it_reads(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A prune removes covered entries while the dump reads them."""
     with imap_wal.open(tmp_path.as_uri(), node="n1") as store:
         for number in range(6):
             store.map("ab"[number % 2])["k"] = number
@@ -245,9 +247,8 @@ def test_restore_never_writes_into_a_log(run: Run, url: str) -> None:
     assert "already" in ended.err
 
 
-def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(
-    run: Run, url: str, root: Path
-) -> None:
+def test_a_missing_node_stops_a_full_restore(run: Run, url: str, root: Path) -> None:
+    """A partial restore must be asked for."""
     import shutil
 
     shutil.rmtree(root / "prod/eu/nodes/n2")
@@ -258,9 +259,8 @@ def test_a_missing_node_stops_a_restore_until_partial_is_asked_for(
     assert "MISSING" in run("ls", url).out
 
 
-def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(
-    run: Run, tmp_path: Path
-) -> None:
+def test_an_unmounted_segment_disk_is_a_missing_node(run: Run, tmp_path: Path) -> None:
+    """All readers report a missing node."""
     url, fast = f"file://{tmp_path}/log", tmp_path / "fast"
     with imap_wal.open(url, node="n1", wal_dir=f"file://{fast}") as store:
         store.map("m")["a"] = 1
@@ -279,9 +279,8 @@ def test_segments_on_a_disk_that_is_not_mounted_are_a_missing_node_for_everyone(
     assert run("verify", url).code == 3
 
 
-def test_a_map_without_entries_is_named_on_stderr_because_its_name_may_be_mistyped(
-    run: Run, url: str, tmp_path: Path
-) -> None:
+def test_a_map_without_entries_is_named_on_stderr(run: Run, url: str, tmp_path: Path) -> None:
+    """Its name may be mistyped."""
     for words in (
         ("stat", url),
         ("export", url),
@@ -293,9 +292,8 @@ def test_a_map_without_entries_is_named_on_stderr_because_its_name_may_be_mistyp
         assert "no entries" not in run(*words[:2], "--map", "orders").err
 
 
-def test_an_export_to_a_place_where_no_file_can_be_made_says_which(
-    run: Run, url: str, tmp_path: Path
-) -> None:
+def test_an_unwritable_export_target_is_named(run: Run, url: str, tmp_path: Path) -> None:
+    """No file can be created there."""
     for name in ("orders.jsonl", "orders.csv", "orders.parquet"):
         ended = run("export", url, "--to", tmp_path / "absent" / name)
         assert ended.code == 1
@@ -307,7 +305,8 @@ def test_an_export_to_a_place_where_no_file_can_be_made_says_which(
     assert (ended.code, "--to is empty" in ended.err) == (2, True)
 
 
-def test_a_key_that_is_not_hexadecimal_is_wrong_usage_with_an_example(run: Run, url: str) -> None:
+def test_a_non_hexadecimal_key_is_wrong_usage(run: Run, url: str) -> None:
+    """The error shows an example."""
     ended = run("dump", url, "--key", "hex:zz")
     assert (ended.code, "hex:a3343231" in ended.err) == (2, True)
 
@@ -334,9 +333,7 @@ def test_ls_has_one_line_for_a_node_without_manifests(run: Run, url: str, root: 
     assert len(nodes) == 2
 
 
-def test_a_missing_segment_is_reported_with_repair_as_a_way_out(
-    run: Run, url: str, root: Path
-) -> None:
+def test_a_missing_segment_report_suggests_repair(run: Run, url: str, root: Path) -> None:
     with imap_wal.open(url, namespace="prod", cluster="eu", node="n1") as store:
         store.map("orders")["o5"] = {}
     min((root / "prod/eu/nodes/n1/wal").glob("*.wal")).unlink()

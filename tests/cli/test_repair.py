@@ -210,9 +210,10 @@ def test_a_missing_segment_keeps_its_number(run: Run, log: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096], ids=["empty", "zeros"])
 @pytest.mark.parametrize("mode", ["salvage", "point-in-time"])
-def test_a_segment_that_lost_all_its_bytes_is_given_up_and_not_called_whole(
+def test_a_segment_without_bytes_is_given_up(
     run: Run, log: Path, tmp_path: Path, content: bytes, mode: str
 ) -> None:
+    """It lost all its bytes and is not reported as whole."""
     _, middle, _ = sorted(log.glob("*.wal"))
     middle.write_bytes(content)
     ended = run("verify", tmp_path / "log", "-o", "json")
@@ -225,9 +226,8 @@ def test_a_segment_that_lost_all_its_bytes_is_given_up_and_not_called_whole(
     assert (given_up["first"], given_up["records"]) == (str(Position(2, 2, 0, 0)), None)
 
 
-def test_a_missing_newest_segment_is_given_up_and_the_copy_opens(
-    run: Run, log: Path, tmp_path: Path
-) -> None:
+def test_a_missing_newest_segment_is_given_up(run: Run, log: Path, tmp_path: Path) -> None:
+    """The copy opens."""
     max(log.glob("*.wal")).unlink()
     damaged_file(repair(run, tmp_path))
     assert values(f"{tmp_path}/copy") == {f"k{key}": [1, key] for key in range(10)}
@@ -255,10 +255,11 @@ def test_a_cut_end_of_an_older_segment_is_told(
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("zeros", [0, 4096])
-def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
+def test_a_segment_that_lost_its_frames_is_not_empty(
     run: Run, log: Path, tmp_path: Path, mode: str, which: int, zeros: int
 ) -> None:
-    """Its header is whole. What the next one says of the last frame before it shows that there were
+    """It lost all of them.
+    Its header is whole. What the next one says of the last frame before it shows that there were
     some."""
     path = sorted(log.glob("*.wal"))[which]
     end = frames(path)[0].offset
@@ -284,10 +285,11 @@ def test_a_segment_that_lost_all_its_frames_is_not_taken_for_an_empty_one(
 
 
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
-def test_the_first_segment_behind_the_archives_is_not_taken_for_an_empty_one_either(
+def test_the_first_unarchived_segment_is_not_taken_as_empty(
     run: Run, tmp_path: Path, mode: str
 ) -> None:
-    """Its writer knew of no frame before it, because all were archived."""
+    """This segment, too, lost all its frames.
+    Its writer knew of no frame before it, because all were archived."""
     for value in range(3):
         with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
             store.map("m")[f"k{value}"] = value
@@ -471,9 +473,8 @@ def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_pat
     ]
 
 
-def test_segments_of_another_storage_come_under_the_root_of_the_copy(
-    run: Run, tmp_path: Path
-) -> None:
+def test_repair_copies_segments_under_one_root(run: Run, tmp_path: Path) -> None:
+    """Segments of another storage come under the root of the copy."""
     with imap_wal.open(
         f"file://{tmp_path}/log", node="n1", wal_dir=f"file://{tmp_path}/fast"
     ) as store:

@@ -12,9 +12,8 @@ from imap_wal.parquet.salvage import Damage, readable
 from storage_backends.local import LocalStore
 
 
-def test_a_bit_flipped_anywhere_in_an_archive_gives_the_same_rows_or_a_damage(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_flipped_archive_bit_never_changes_rows(tmp_path: Path, seed: int) -> None:
+    """The rows are the same, or damage is reported."""
     with imap_wal.open(tmp_path.as_uri(), node="n", preallocate=False) as opened:
         opened.map("m").update({f"key{number}": "v" * (number % 50) for number in range(400)})
         opened.archive()

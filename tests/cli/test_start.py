@@ -10,7 +10,8 @@ from tests.kit.starts import former_cluster, settings_of
 from tests.support import eventually
 
 
-def test_forget_node_ends_the_wait_for_a_node_that_is_gone(run: Run, tmp_path: Path) -> None:
+def test_forget_node_ends_the_wait_for_a_node(run: Run, tmp_path: Path) -> None:
+    """The node is gone."""
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:

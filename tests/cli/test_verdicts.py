@@ -267,7 +267,8 @@ def statuses_of(store: MemoryStore) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("size", [4, 12, 40])
-def test_a_header_of_zeros_before_acknowledged_frames_is_damage_for_everybody(size: int) -> None:
+def test_a_zeroed_header_before_frames_is_damage(size: int) -> None:
+    """The frames are acknowledged. All readers report damage."""
     store = killed(sync=True)
     (path,) = segments(store)
     overwrite(store, path, bytes(size) + store.read(path)[size:])
@@ -281,7 +282,8 @@ def test_a_header_of_zeros_before_acknowledged_frames_is_damage_for_everybody(si
 
 
 @pytest.mark.parametrize("size", [0, 4, 12, 40])
-def test_a_header_that_was_never_whole_is_a_torn_tail_for_everybody(size: int) -> None:
+def test_a_header_never_whole_is_a_torn_tail(size: int) -> None:
+    """All readers report a torn tail."""
     store = killed(sync=True)
     (path,) = segments(store)
     whole = store.read(path)
@@ -301,7 +303,8 @@ def test_a_header_that_was_never_whole_is_a_torn_tail_for_everybody(size: int) -
     assert refused(lambda: [*ClusterLog(store, "default", "embedded").changes()]) is not None
 
 
-def test_damage_in_a_tail_that_was_never_synced_is_a_torn_tail_for_everybody() -> None:
+def test_damage_in_an_unsynced_tail_is_a_torn_tail() -> None:
+    """All readers report a torn tail."""
     store = killed(sync=False)
     (path,) = segments(store)
     frames = list(SegmentReader(store, path).frames())

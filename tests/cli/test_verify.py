@@ -61,9 +61,8 @@ def test_every_byte_is_under_a_checksum(run: Run, url: str, newest_segment: Path
     assert run("verify", url).code == 0
 
 
-def test_an_incomplete_last_commit_is_a_torn_tail_and_no_damage(
-    run: Run, url: str, root: Path
-) -> None:
+def test_an_incomplete_last_commit_is_no_damage(run: Run, url: str, root: Path) -> None:
+    """It is a torn tail."""
     import os
     import signal
     import subprocess
@@ -206,7 +205,8 @@ def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) ->
         assert run("verify", url).code == 3, offset
 
 
-def test_damage_is_told_with_what_is_lost_and_what_stands_behind(run: Run, tmp_path: Path) -> None:
+def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None:
+    """Damage is reported with what is lost and what follows it."""
     import imap_wal
     from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store
@@ -307,7 +307,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
     assert run("verify", killed.url).code == 0
 
 
-def test_an_archive_that_is_merged_while_verify_runs_is_no_damage(run: Run, url: str) -> None:
+def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> None:
     store = open_store(url)
     (view,) = survey(store)
     findings, units = plan(store, view, lambda _: True)
@@ -320,9 +320,7 @@ def test_an_archive_that_is_merged_while_verify_runs_is_no_damage(run: Run, url:
     assert findings
 
 
-def test_an_archive_that_the_manifest_names_and_that_is_not_there_is_damage(
-    run: Run, url: str, root: Path
-) -> None:
+def test_a_missing_archive_of_the_manifest_is_damage(run: Run, url: str, root: Path) -> None:
     archive = next((root / "prod/eu/nodes/n1/archive").rglob("*.parquet"))
     archive.unlink()
     ended = run("verify", url, "-o", "json")

@@ -9,7 +9,8 @@ from benchmarks import publish
 from benchmarks.plots import charts
 
 
-def test_every_table_and_chart_of_the_page_is_made_of_the_measured_run() -> None:
+def test_the_page_shows_only_the_measured_run() -> None:
+    """Every table and every chart is made of it."""
     measured = json.loads(publish.MEASURED.read_text(encoding="utf-8"))
     page = publish.PAGE.read_text(encoding="utf-8")
     assert publish.filled(page, measured) == page, (
@@ -21,7 +22,8 @@ def test_every_table_and_chart_of_the_page_is_made_of_the_measured_run() -> None
     )
 
 
-def test_a_chart_has_a_bar_for_each_measurement_and_names_it() -> None:
+def test_a_chart_names_every_measurement() -> None:
+    """Each measurement has a bar."""
     rows = [
         {
             "part": "embedded",

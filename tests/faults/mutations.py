@@ -39,13 +39,13 @@ class Mutation:
     quick: bool = False
 
 
-KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing"  # noqa: E501
-LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged"  # noqa: E501
+KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_loses_nothing"
+LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing"  # noqa: E501
 NAMES_LOST = (
     f"{_FAULTS}/test_fault_02_power_loss.py::"
-    "test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone"
+    "test_a_power_loss_dropping_everything_unsynced_loses_nothing"
 )
-OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced"  # noqa: E501
+OPERATION = f"{_FAULTS}/test_fault_09_names.py::test_local_operations_survive_losing_unsynced_names"
 
 MUTATIONS = (
     Mutation(
@@ -136,7 +136,7 @@ MUTATIONS = (
         "imap_wal/rewrite/plan.py",
         "return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP",
         "return DROP",
-        f"{_FAULTS}/test_fault_10_order.py::test_changes_that_arrive_twice_or_in_another_order_give_the_same_state",
+        f"{_FAULTS}/test_fault_10_order.py::test_repeated_or_reordered_changes_give_the_same_state",
     ),
     Mutation(
         "changes of owners that were replaced count",
@@ -311,7 +311,7 @@ MUTATIONS = (
         "imap_wal/write/committer.py",
         '            self._poison(error, "sync" if commit.written else "write")\n',
         "",
-        f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file",
+        f"{_FAULTS}/test_fault_06_errors_of_the_storage.py::test_a_failed_sync_is_never_acknowledged_or_retried",
     ),
     Mutation(
         "a failed sync may be tried again by the backend",
@@ -325,7 +325,7 @@ MUTATIONS = (
         "imap_wal/write/node_log.py",
         "if self._appends and not self.store.exists(self._permit):",
         "if False:",
-        f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing",
+        f"{_FAULTS}/test_fault_12_writers.py::test_a_writer_replaced_before_any_operation_acknowledges_nothing",
     ),
     Mutation(
         "segments deleted before the manifest names their archive",
@@ -357,7 +357,7 @@ MUTATIONS = (
         "imap_wal/rewrite/publish.py",
         "found[node] = LowWaterMark(directory, position)",
         "found[node] = LowWaterMark(directory, position._replace(frame=position.frame + 100_000))",
-        f"{_FAULTS}/test_fault_12_writers.py::test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing",
+        f"{_FAULTS}/test_fault_12_writers.py::test_interleaved_maintenance_loses_nothing",
     ),
     Mutation(
         "lock file closed at once",
@@ -365,7 +365,7 @@ MUTATIONS = (
         "                return LocalLock(fd)\n        raise Unavailable",
         "                os.close(fd)\n                return LocalLock(os.open(os.devnull, "
         "os.O_RDONLY))\n        raise Unavailable",
-        f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_are_one_log_with_one_lock",
+        f"{_FAULTS}/test_fault_15_directories.py::test_two_names_of_one_directory_share_a_lock",
     ),
     Mutation(
         "descriptor of a sealed segment not closed",

@@ -21,10 +21,9 @@ from tests.kit.operations import ACK, apply
 from tests.support import FakeClock
 
 
-def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rewrite_and_prune_loses_nothing(  # noqa: E501
-    cases: Cases, seed: int
-) -> None:
-    """Fault 1."""
+def test_a_kill_at_every_storage_operation_loses_nothing(cases: Cases, seed: int) -> None:
+    """Storage operations of append, rotate, manifest, archive, rewrite and prune.
+    Fault 1."""
     kinds = operations()
     assert {
         "append",
@@ -44,10 +43,11 @@ def test_a_kill_at_every_storage_operation_of_append_rotate_manifest_archive_rew
 @pytest.mark.torture
 @pytest.mark.parametrize("preallocate", [False, True])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_kill_before_and_after_every_storage_operation_loses_nothing_and_work_goes_on(
+def test_a_kill_around_every_storage_operation_loses_nothing(
     cases: Cases, seed: int, preallocate: bool, when: str
 ) -> None:
-    """Fault 1, long."""
+    """Before and after each operation. Work continues.
+    Fault 1, long."""
     for at in range(1, len(operations(preallocate=preallocate)) + 1):
         strike_at(at, "kill", seed, go_on=True, when=when, preallocate=preallocate)
         cases(1)
@@ -60,10 +60,11 @@ def test_a_kill_at_every_system_call_loses_nothing(tmp_path: Path, cases: Cases,
 
 @pytest.mark.torture
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_kill_at_every_system_call_loses_nothing_and_work_goes_on(
+def test_work_continues_after_a_kill_at_every_system_call(
     tmp_path: Path, cases: Cases, seed: int, preallocate: bool
 ) -> None:
-    """Fault 1, inside the operations of the local backend, long."""
+    """Nothing is lost.
+    Fault 1, inside the operations of the local backend, long."""
     disk = record(tmp_path / "disk", preallocate=preallocate)
     check_images(disk, (("all", "all"),), seed, cases, go_on_every=1, preallocate=preallocate)
 
@@ -98,10 +99,11 @@ def work_killed_at(root: Path, at: int) -> bool:
     return True
 
 
-def test_a_process_really_killed_at_storage_operations_of_every_kind_loses_nothing(
+def test_a_process_killed_at_storage_operations_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 1, with processes."""
+    """The process is really killed, at storage operations of every kind.
+    Fault 1, with processes."""
     kinds = operations(LocalStore(str(tmp_path / "counted")))
     chance = Random(seed)
     for kind in sorted(set(kinds)):
@@ -189,20 +191,22 @@ def kill_again_and_again(
 
 
 @pytest.mark.parametrize("durability", ["always", "os"])
-def test_two_hundred_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(  # noqa: E501
+def test_two_hundred_kills_at_random_moments_lose_nothing(
     url: str, durability: str, cases: Cases, seed: int
 ) -> None:
-    """Fault 1, with processes: 100 for each durability that promises to survive a kill."""
+    """While writing, archiving, rewriting and pruning.
+    Fault 1, with processes: 100 for each durability that promises to survive a kill."""
     kill_again_and_again(url, durability, seed, 100, cases)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("durability", ["always", "os"])
-def test_ten_thousand_kills_at_random_moments_of_writing_archiving_rewriting_and_pruning_lose_nothing(  # noqa: E501
+def test_ten_thousand_kills_at_random_moments_lose_nothing(
     url: str, durability: str, cases: Cases, seed: int
 ) -> None:
-    """Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25
+    """While writing, archiving, rewriting and pruning.
+    Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25
     logs; a log that was killed some thousand times and hardly ever lives long enough to archive is
     all segments, and the test would read nothing else."""
     for log in range(25):

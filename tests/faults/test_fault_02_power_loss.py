@@ -13,10 +13,11 @@ CRASHES = tuple((names, data) for names in NAMES for data in BYTES)
 
 
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
-def test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowledged(
+def test_a_power_loss_at_every_storage_operation_loses_nothing(
     cases: Cases, seed: int, tear: str
 ) -> None:
-    """Fault 2."""
+    """Nothing that was acknowledged is lost.
+    Fault 2."""
     kinds = operations()
     for at in range(1, len(kinds) + 1):
         # Only writing makes bytes that can be lost; of two reads in a row the second stands where
@@ -34,17 +35,19 @@ def test_a_power_loss_at_every_storage_operation_loses_nothing_that_was_acknowle
             cases(1)
 
 
-def test_a_power_loss_at_every_system_call_loses_nothing_even_if_every_name_and_byte_that_was_not_synced_is_gone(  # noqa: E501
+def test_a_power_loss_dropping_everything_unsynced_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 2: names too."""
+    """At every system call; every name and byte that was not synced is gone.
+    Fault 2: names too."""
     check_images(record(tmp_path / "disk"), (("none", "none"),), seed, cases)
 
 
-def test_a_power_loss_at_every_system_call_loses_nothing_whatever_part_of_unsynced_names_and_sectors_stays(  # noqa: E501
+def test_a_power_loss_dropping_unsynced_parts_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 2: names too."""
+    """At every system call; any part of the unsynced names and sectors stays.
+    Fault 2: names too."""
     check_images(
         record(tmp_path / "disk", preallocate=True),
         (("any", "sectors"), ("prefix", "prefix")),
@@ -58,10 +61,11 @@ def test_a_power_loss_at_every_system_call_loses_nothing_whatever_part_of_unsync
 @pytest.mark.torture
 @pytest.mark.parametrize("preallocate", [False, True])
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
-def test_a_power_loss_at_every_storage_operation_with_many_seeds_loses_nothing_and_work_goes_on(
+def test_a_power_loss_with_many_seeds_loses_nothing(
     cases: Cases, seed: int, tear: str, preallocate: bool
 ) -> None:
-    """Fault 2, long."""
+    """At every storage operation. Work continues.
+    Fault 2, long."""
     for at in range(1, len(operations(preallocate=preallocate)) + 1):
         for more in range(5):
             strike_at(
@@ -78,9 +82,10 @@ def test_a_power_loss_at_every_storage_operation_with_many_seeds_loses_nothing_a
 @pytest.mark.torture
 @pytest.mark.parametrize("preallocate", [False, True])
 @pytest.mark.parametrize("round", range(5))
-def test_a_power_loss_at_every_system_call_in_every_way_loses_nothing_and_work_goes_on(
+def test_a_power_loss_in_every_way_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int, preallocate: bool, round: int
 ) -> None:
-    """Fault 2, long."""
+    """At every system call. Work continues.
+    Fault 2, long."""
     disk = record(tmp_path / "disk", preallocate=preallocate)
     check_images(disk, CRASHES, seed + round, cases, go_on_every=4, preallocate=preallocate)

@@ -64,10 +64,11 @@ def expected(count: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("preallocate", [False, True])
-def test_a_tail_torn_at_any_byte_of_the_last_frame_costs_that_commit_alone_and_the_log_goes_on(
+def test_a_torn_last_frame_costs_that_commit_alone(
     memory: MemoryStore, cases: Cases, preallocate: bool
 ) -> None:
-    """Fault 3."""
+    """It is torn at any byte. The log continues.
+    Fault 3."""
     path, whole, frames = killed(memory, preallocate=preallocate)
     last = frames[-1]
     for cut in range(last.offset, last.end):
@@ -79,10 +80,11 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_costs_that_commit_alone_and_t
     assert found(damaged(memory, path, whole[: last.end])) == expected(4)
 
 
-def test_a_tail_torn_at_any_byte_of_a_real_file_costs_that_commit_alone_and_the_log_goes_on(
+def test_a_torn_real_file_costs_that_commit_alone(
     tmp_path: Path, memory: MemoryStore, cases: Cases
 ) -> None:
-    """Fault 3, on a real file."""
+    """Its tail is torn at any byte. The log continues.
+    Fault 3, on a real file."""
     path, whole, frames = killed(memory)
     last = frames[-1]
     for cut in range(last.offset, last.end, 7):
@@ -94,20 +96,20 @@ def test_a_tail_torn_at_any_byte_of_a_real_file_costs_that_commit_alone_and_the_
 
 
 @pytest.mark.parametrize("size", [64, 4096])
-def test_a_tail_of_zeros_is_no_damage_and_nothing_is_lost(
-    memory: MemoryStore, cases: Cases, size: int
-) -> None:
-    """Fault 5: a zero tail of 64 bytes and of 4 KiB."""
+def test_a_tail_of_zeros_is_no_damage(memory: MemoryStore, cases: Cases, size: int) -> None:
+    """Nothing is lost.
+    Fault 5: a zero tail of 64 bytes and of 4 KiB."""
     path, whole, _ = killed(memory)
     left = damaged(memory, path, whole + bytes(size))
     assert found(left) == expected(4)
     cases(1)
 
 
-def test_a_tail_of_noise_is_cut_and_nothing_that_was_acknowledged_is_lost(
+def test_a_tail_of_noise_loses_nothing_acknowledged(
     memory: MemoryStore, cases: Cases, seed: int
 ) -> None:
-    """Fault 3: what was never written whole is not even zeros."""
+    """The tail is cut.
+    Fault 3: what was never written whole is not even zeros."""
     path, whole, _ = killed(memory)
     chance = Random(seed)
     for size in (1, 11, 12, 13, 64, 512, 4096):
@@ -132,10 +134,11 @@ def refused(
 
 
 @pytest.mark.parametrize("damage", ["zeros", "noise", "another frame", "half of it"])
-def test_a_torn_middle_is_found_and_located_and_nothing_behind_it_is_given_silently(
+def test_a_torn_middle_is_found_and_located(
     memory: MemoryStore, cases: Cases, damage: str, seed: int
 ) -> None:
-    """Fault 4: each frame but the last, and each 512-byte sector, was damaged."""
+    """Nothing after it is returned silently.
+    Fault 4: each frame but the last, and each 512-byte sector, was damaged."""
     path, whole, frames = killed(memory)
     chance = Random(seed)
     for frame, following in pairwise(frames):
@@ -157,10 +160,9 @@ def test_a_torn_middle_is_found_and_located_and_nothing_behind_it_is_given_silen
         cases(1)
 
 
-def test_a_sector_lost_from_a_sealed_segment_is_found_wherever_it_is(
-    memory: MemoryStore, cases: Cases
-) -> None:
-    """Fault 4: of a sealed segment every 512-byte sector, zeroed."""
+def test_a_sector_lost_from_a_sealed_segment_is_found(memory: MemoryStore, cases: Cases) -> None:
+    """It is found wherever it is.
+    Fault 4: of a sealed segment every 512-byte sector, zeroed."""
     with embedded(memory, segment_bytes=2000) as store:
         for number in range(40):
             store.map("m")[f"key{number}"] = "x" * 100
@@ -239,10 +241,9 @@ def test_a_bit_flipped_in_any_field_is_found_and_located(
         cases(1)
 
 
-def test_a_bit_flipped_in_the_last_commit_never_gives_another_value(
-    memory: MemoryStore, cases: Cases
-) -> None:
-    """Fault 5: of the last frame nothing says that it was synced, so it may be a torn tail; but it
+def test_a_flipped_bit_never_gives_another_value(memory: MemoryStore, cases: Cases) -> None:
+    """The bit is in the last commit.
+    Fault 5: of the last frame nothing says that it was synced, so it may be a torn tail; but it
     is never read as something else."""
     path, whole, frames = killed(memory)
     for bit in range(frames[-1].offset * 8, frames[-1].end * 8):
@@ -255,10 +256,11 @@ def test_a_bit_flipped_in_the_last_commit_never_gives_another_value(
 
 
 @pytest.mark.parametrize("length", [2**31 - 1, 2**31, 2**32 - 1, 0, 1, 7])
-def test_an_impossible_length_is_found_and_no_memory_is_taken_for_it(
+def test_an_impossible_length_takes_no_memory(
     memory: MemoryStore, cases: Cases, length: int
 ) -> None:
-    """Fault 5: a length of 2^31 and its neighbours."""
+    """The impossible length is found.
+    Fault 5: a length of 2^31 and its neighbours."""
     path, whole, frames = killed(memory)
     at = frames[1].offset
     data = whole[:at] + struct.pack("<I", length) + whole[at + 4 :]
@@ -271,10 +273,11 @@ def test_an_impossible_length_is_found_and_no_memory_is_taken_for_it(
 
 
 @pytest.mark.parametrize("size", [0, 1, 11, 12, 64, 4096, 100_000])
-def test_a_file_of_random_bytes_under_the_name_of_a_segment_is_refused_or_was_never_begun_and_costs_nothing(  # noqa: E501
+def test_a_segment_of_random_bytes_costs_nothing(
     memory: MemoryStore, cases: Cases, size: int, seed: int
 ) -> None:
-    """Fault 5: where a segment stood it is damage; where the next one would begin nothing of it is
+    """It is refused, or it was never begun.
+    Fault 5: where a segment stood it is damage; where the next one would begin nothing of it is
     read."""
     path, _, _ = killed(memory)
     noise = Random(seed).randbytes(size)

@@ -72,10 +72,11 @@ def strace(tmp_path: Path, calls: str, error: str, when: str, rounds: int) -> in
 
 
 @pytest.mark.parametrize("fault", INJECTED)
-def test_a_real_file_system_whose_calls_fail_now_and_then_loses_nothing_and_work_goes_on(
+def test_occasional_system_call_failures_lose_nothing(
     tmp_path: Path, cases: Cases, fault: str
 ) -> None:
-    """Faults 6, 7, 8, at the system call: the 7th fails, and each 17th after it. A reopen syncs 13
+    """On a real file system. Work continues.
+    Faults 6, 7, 8, at the system call: the 7th fails, and each 17th after it. A reopen syncs 13
     times, so some succeed."""
     _, calls, error = INJECTED[fault]
     injected = strace(tmp_path, calls, error, "7+17" if calls != "fallocate" else "2+3", 2)
@@ -87,10 +88,11 @@ def test_a_real_file_system_whose_calls_fail_now_and_then_loses_nothing_and_work
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("fault", INJECTED)
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_real_file_system_of_which_any_one_call_fails_loses_nothing_and_work_goes_on(
+def test_any_one_failing_system_call_loses_nothing(
     tmp_path: Path, cases: Cases, fault: str, times: int
 ) -> None:
-    """Faults 6, 7, 8, long: each call in turn (of many, some 40), alone and with the two after
+    """On a real file system. Work continues.
+    Faults 6, 7, 8, long: each call in turn (of many, some 40), alone and with the two after
     it."""
     _, calls, error = INJECTED[fault]
     number, step = 1, 1
@@ -157,10 +159,9 @@ def writing() -> list[tuple[int, str]]:
     return found
 
 
-def test_a_write_that_fails_or_is_short_at_any_place_is_told_and_loses_nothing(
-    cases: Cases, seed: int
-) -> None:
-    """Fault 6: every second write; every write in the long form."""
+def test_a_failed_or_short_write_loses_nothing(cases: Cases, seed: int) -> None:
+    """At any place. The error is reported.
+    Fault 6: every second write; every write in the long form."""
     for at, kind in writing()[::2]:
         action: Any = "short-write" if kind == "append" and at % 2 else "error"
         fail_at(
@@ -177,10 +178,9 @@ def test_a_write_that_fails_or_is_short_at_any_place_is_told_and_loses_nothing(
         cases(1)
 
 
-def test_a_full_storage_at_append_rotate_archive_and_rewrite_is_told_and_when_space_returns_work_goes_on(  # noqa: E501
-    cases: Cases, seed: int
-) -> None:
-    """Fault 8: full for four writing operations from every third one on; from every one on in the
+def test_a_full_storage_is_reported_and_recoverable(cases: Cases, seed: int) -> None:
+    """At append, rotate, archive and rewrite. When space returns, work continues.
+    Fault 8: full for four writing operations from every third one on; from every one on in the
     long form."""
     for number in range(1, len(writing()) + 1, 3):
         kinds = "append|create|create_from|replace|open_append"
@@ -194,10 +194,11 @@ def test_a_full_storage_at_append_rotate_archive_and_rewrite_is_told_and_when_sp
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize("error", [Unavailable, NoSpace])
-def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(
+def test_any_failing_storage_operation_loses_nothing(
     cases: Cases, seed: int, when: Any, times: int, error: Any
 ) -> None:
-    """Faults 6, 8, long: every operation, reading ones too, done before it fails or not."""
+    """It fails once or four times. The error is reported.
+    Faults 6, 8, long: every operation, reading ones too, done before it fails or not."""
     seen: dict[str, int] = {}
     for kind in operations():
         seen[kind] = seen.get(kind, 0) + 1
@@ -216,10 +217,11 @@ def test_any_operation_that_fails_once_or_four_times_is_told_and_loses_nothing(
 
 
 @pytest.mark.parametrize("at", range(2, 8))
-def test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_file(
+def test_a_failed_sync_is_never_acknowledged_or_retried(
     memory: MemoryStore, cases: Cases, at: int
 ) -> None:
-    """Fault 7: the storage would answer success the second time, as Linux does after it dropped the
+    """No other sync of that file is tried.
+    Fault 7: the storage would answer success the second time, as Linux does after it dropped the
     pages."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="sync", at=at),)))
     store = embedded(faulty)
@@ -248,10 +250,9 @@ def test_a_sync_that_failed_is_not_acknowledged_and_never_tried_again_on_that_fi
     cases(1)
 
 
-def test_a_real_fdatasync_that_fails_once_is_the_last_one_on_that_file(
-    tmp_path: Path, cases: Cases
-) -> None:
-    """Fault 7, at the system call."""
+def test_a_failed_fdatasync_is_the_files_last(tmp_path: Path, cases: Cases) -> None:
+    """A real `fdatasync` that fails once is the last one on that file.
+    Fault 7, at the system call."""
     output, root = tmp_path / "strace", tmp_path / "log"
     code = (
         "import sys, imap_wal\n"

@@ -108,10 +108,11 @@ OPERATIONS: dict[
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_name_that_was_not_synced(  # noqa: E501
+def test_local_operations_survive_losing_unsynced_names(
     tmp_path: Path, cases: Cases, seed: int, operation: str
 ) -> None:
-    """Fault 9: when it had returned it is done, before that it is done or not, whole."""
+    """Every name that was not synced is lost.
+    Fault 9: when it had returned it is done, before that it is done or not, whole."""
     prepare, action, before, after = OPERATIONS[operation]
     for returned, image in crashes(tmp_path / "disk", prepare, action, seed):
         found = image.get("a/b/c")
@@ -122,10 +123,11 @@ def test_what_an_operation_of_the_local_backend_did_survives_the_loss_of_every_n
         cases(1)
 
 
-def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_silently(
+def test_a_lost_file_name_is_never_silent(
     cases: Cases,
 ) -> None:
-    """Fault 9: a disk that lies about its syncs; each segment, archive and snapshot in turn."""
+    """The file of the log is missed.
+    Fault 9: a disk that lies about its syncs; each segment, archive and snapshot in turn."""
     inner = MemoryStore(f"names-{next(_names)}")
     reference = Reference()
     life = Life(inner, reference)
@@ -147,10 +149,9 @@ def test_a_file_of_the_log_whose_name_is_lost_is_missed_and_nothing_is_lost_sile
 
 
 @pytest.mark.parametrize("action", ["kill", "power-loss"])
-def test_a_rewriter_that_dies_at_any_operation_between_publish_and_prune_and_in_them_harms_nobody(
-    cases: Cases, seed: int, action: str
-) -> None:
-    """Fault 9: the owner of the log writes on meanwhile, and the next rewriter takes up what is
+def test_a_dying_rewriter_damages_nothing(cases: Cases, seed: int, action: str) -> None:
+    """It dies at any operation of publish and prune, or between them.
+    Fault 9: the owner of the log writes on meanwhile, and the next rewriter takes up what is
     left."""
 
     def shrink(life: Life, storage: FaultyStore) -> None:

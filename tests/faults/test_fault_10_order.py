@@ -69,10 +69,9 @@ def wander(seed: int, steps: int) -> None:
     forget(name)
 
 
-def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_the_last_change_wins(
-    cases: Cases, seed: int
-) -> None:
-    """Fault 10."""
+def test_the_last_change_wins_with_a_backward_clock(cases: Cases, seed: int) -> None:
+    """Many changes are made in one millisecond.
+    Fault 10."""
     for more in range(20):
         wander(seed + more, 40)
         cases(1)
@@ -80,19 +79,19 @@ def test_with_a_clock_that_goes_backwards_and_many_changes_in_one_millisecond_th
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_with_a_clock_that_goes_backwards_the_last_change_wins_in_many_histories(
-    cases: Cases, seed: int
-) -> None:
-    """Fault 10, long."""
+def test_the_last_change_wins_in_many_histories(cases: Cases, seed: int) -> None:
+    """The clock runs backward.
+    Fault 10, long."""
     for more in range(1000):
         wander(seed + more, 80)
         cases(1)
 
 
-def test_put_and_delete_of_one_key_in_one_millisecond_stay_in_order_through_everything(
+def test_put_and_delete_in_one_millisecond_keep_order(
     cases: Cases,
 ) -> None:
-    """Fault 10: all orders of three changes, before and after each way a log is changed."""
+    """Both change one key. The order is kept through everything.
+    Fault 10: all orders of three changes, before and after each way a log is changed."""
     for changes in itertools.product((("put", "k", 1), ("put", "k", 2), ("delete", "k")), repeat=3):
         for between in (("rotate",), ("archive",), ("rewrite",), ("stop",)):
             name = f"order-{next(_names)}"
@@ -161,9 +160,7 @@ def shuffle(seed: int) -> None:
     forget(name)
 
 
-def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(
-    cases: Cases, seed: int
-) -> None:
+def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: int) -> None:
     """Fault 11."""
     for more in range(40):
         shuffle(seed + more)
@@ -172,19 +169,19 @@ def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state(
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_changes_that_arrive_twice_or_in_another_order_give_the_same_state_in_many_histories(
-    cases: Cases, seed: int
-) -> None:
-    """Fault 11, long."""
+def test_repeated_or_reordered_changes_agree_in_many_histories(cases: Cases, seed: int) -> None:
+    """They give the same state.
+    Fault 11, long."""
     for more in range(2000):
         shuffle(seed + more)
         cases(1)
 
 
-def test_segments_that_stay_beside_their_archive_count_once_and_bring_nothing_back(
+def test_segments_beside_their_archive_count_once(
     cases: Cases,
 ) -> None:
-    """Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash
+    """They bring nothing back.
+    Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash
     before it was deleted."""
     name = f"order-{next(_names)}"
     store = MemoryStore(name)

@@ -97,19 +97,21 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
     assert "ack" not in refused and "archived" not in refused, f"seed {seed}: {told[-8:]}"
 
 
-def test_a_writer_stopped_replaced_by_another_process_and_resumed_acknowledges_nothing_and_harms_nothing(  # noqa: E501
+def test_a_replaced_and_resumed_writer_acknowledges_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 12."""
+    """It is stopped and replaced by another process. It damages nothing.
+    Fault 12."""
     for more in range(12):
         replace_a_stopped_writer(f"file://{tmp_path}/log{more}", seed + more)
         cases(1)
 
 
-def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_acknowledges_nothing_and_harms_nothing(  # noqa: E501
+def test_a_resumed_writer_on_objects_acknowledges_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 12, on a storage that has exclusive create and nothing else."""
+    """It is stopped and replaced. Every commit is an object. It damages nothing.
+    Fault 12, on a storage that has exclusive create and nothing else."""
     for more in range(12):
         replace_a_stopped_writer(f"objects+file://{tmp_path}/log{more}", seed + more)
         cases(1)
@@ -117,10 +119,11 @@ def test_a_writer_stopped_replaced_and_resumed_where_every_commit_is_an_object_a
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_many_writers_stopped_replaced_and_resumed_acknowledge_nothing_and_harm_nothing(
+def test_many_replaced_and_resumed_writers_acknowledge_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """Fault 12, long."""
+    """They are stopped first. They damage nothing.
+    Fault 12, long."""
     for more in range(500):
         for scheme in ("file", "objects+file"):
             replace_a_stopped_writer(f"{scheme}://{tmp_path}/{scheme}{more}", seed + more)
@@ -211,10 +214,11 @@ def operations_of_an_open() -> int:
     return inner.count
 
 
-def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and_harms_nothing(
+def test_a_writer_replaced_before_any_operation_acknowledges_nothing(
     cases: Cases,
 ) -> None:
-    """Fault 12, by the wrapper."""
+    """It damages nothing.
+    Fault 12, by the wrapper."""
     at = operations_of_an_open() + 1
     while replaced_before(at):
         cases(1)
@@ -222,10 +226,11 @@ def test_a_writer_replaced_before_any_of_its_operations_acknowledges_nothing_and
     assert at > 50
 
 
-def test_a_writer_replaced_between_taking_the_lock_and_reading_the_manifest_does_not_shut_its_successor_out_unnoticed(  # noqa: E501
+def test_a_late_writer_never_fences_its_successor_silently(
     cases: Cases,
 ) -> None:
-    """Fault 12: it reads the manifest of its successor and goes on from there; the successor must
+    """It is replaced after it takes the lock and before it reads the manifest.
+    Fault 12: it reads the manifest of its successor and goes on from there; the successor must
     then be fenced, or it acknowledges into a file that was replaced."""
     for at in range(2, operations_of_an_open() + 1):
         inner = MemoryStore(f"writers-{next(_names)}")
@@ -336,10 +341,11 @@ def at_once(first: str, second: str, at: int) -> bool:
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing(
+def test_interleaved_maintenance_loses_nothing(
     cases: Cases, first: str, second: str, seed: int
 ) -> None:
-    """Fault 13: at every fourth operation; at every one in the long form."""
+    """In the middle of a rewrite, a prune, an archive or a restore.
+    Fault 13: at every fourth operation; at every one in the long form."""
     at = 1 + seed % 4
     while at_once(first, second, at):
         cases(1)
@@ -349,10 +355,11 @@ def test_what_happens_in_the_middle_of_a_rewrite_a_prune_an_archive_or_a_restore
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_what_happens_before_any_operation_of_a_rewrite_a_prune_an_archive_or_a_restore_loses_nothing(  # noqa: E501
+def test_maintenance_interleaved_anywhere_loses_nothing(
     cases: Cases, first: str, second: str
 ) -> None:
-    """Fault 13, long."""
+    """Before any operation of a rewrite, a prune, an archive or a restore.
+    Fault 13, long."""
     at = 1
     while at_once(first, second, at):
         cases(1)
@@ -423,17 +430,15 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
     assert found == acknowledged
 
 
-def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing(
-    url: str, cases: Cases
-) -> None:
-    """Fault 13."""
+def test_concurrent_threads_on_one_log_lose_nothing(url: str, cases: Cases) -> None:
+    """A writer, two rewriters, prunes, an archiver and restores.
+    Fault 13."""
     all_at_once(url, 3, cases)
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_writer_two_rewriters_prunes_an_archiver_and_restores_in_threads_lose_nothing_for_minutes(
-    url: str, cases: Cases
-) -> None:
-    """Fault 13, long."""
+def test_minutes_of_concurrent_threads_lose_nothing(url: str, cases: Cases) -> None:
+    """A writer, two rewriters, prunes, an archiver and restores.
+    Fault 13, long."""
     all_at_once(url, 120, cases)

@@ -67,17 +67,15 @@ def test_a_thousand_opens_leave_no_file_descriptor_and_no_thread(
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_three_thousand_opens_with_real_syncs_leave_no_file_descriptor_and_no_thread(
-    url: str, cases: Cases
-) -> None:
-    """Fault 14, long."""
+def test_three_thousand_opens_leak_nothing(url: str, cases: Cases) -> None:
+    """With real syncs. No file descriptor and no thread is left.
+    Fault 14, long."""
     open_and_close(url, 3000, cases)
 
 
-def test_opens_and_lives_that_fail_at_any_operation_leave_no_file_descriptor_and_no_thread(
-    tmp_path: Path, cases: Cases
-) -> None:
-    """Fault 14: the storage fails at each operation of a life, from there on for good."""
+def test_failed_opens_and_lives_leak_nothing(tmp_path: Path, cases: Cases) -> None:
+    """They fail at any operation. No file descriptor and no thread is left.
+    Fault 14: the storage fails at each operation of a life, from there on for good."""
 
     def live(storage: FaultyStore) -> None:
         with (
@@ -100,10 +98,9 @@ def test_opens_and_lives_that_fail_at_any_operation_leave_no_file_descriptor_and
             cases(1)
 
 
-def test_opens_that_are_refused_leave_no_file_descriptor_and_no_thread(
-    url: str, cases: Cases
-) -> None:
-    """Fault 14: the log is held by another, or damaged."""
+def test_refused_opens_leak_nothing(url: str, cases: Cases) -> None:
+    """No file descriptor and no thread is left.
+    Fault 14: the log is held by another, or damaged."""
     with imap_wal.open(url, node="n") as store:
         store.map("m")["a"] = 1
         with no_leaks():

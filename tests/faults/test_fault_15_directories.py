@@ -116,10 +116,9 @@ def test_a_foreign_file_is_left_alone_and_does_not_disturb(
     cases(1)
 
 
-def test_a_read_only_directory_is_unavailable_loudly_and_nothing_is_changed(
-    common: Path, cases: Cases
-) -> None:
-    """Fault 15: the whole log belongs to somebody else."""
+def test_a_read_only_directory_is_never_changed(common: Path, cases: Cases) -> None:
+    """It is reported as unavailable.
+    Fault 15: the whole log belongs to somebody else."""
     root = common / "log"
     written(root)
     before = files(root)
@@ -157,10 +156,11 @@ def test_a_place_where_nothing_can_be_made_is_unavailable(common: Path, cases: C
         "default/embedded/nodes/n/wal",
     ],
 )
-def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_frees_the_lock(
+def test_an_unwritable_folder_fails_and_frees_the_lock(
     common: Path, cases: Cases, folder: str
 ) -> None:
-    """Fault 15: one folder of the log cannot be written; when it can, work goes on."""
+    """The folder of the manifest or of the log: the open or the put fails.
+    Fault 15: one folder of the log cannot be written; when it can, work goes on."""
     root = common / "log"
     written(root)
     for path in [root, *root.rglob("*")]:
@@ -185,10 +185,9 @@ def test_an_unwritable_manifest_or_log_folder_fails_the_open_or_the_put_and_free
     "linked",
     ["log", "log/default", "log/default/embedded/nodes/n", "log/default/embedded/nodes/n/wal"],
 )
-def test_a_symbolic_link_in_the_place_of_a_directory_leads_where_it_points(
-    tmp_path: Path, cases: Cases, linked: str
-) -> None:
-    """Fault 15: the log lives on another disk."""
+def test_a_symbolic_link_can_replace_a_directory(tmp_path: Path, cases: Cases, linked: str) -> None:
+    """It leads where it points.
+    Fault 15: the log lives on another disk."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / linked).parent.mkdir(parents=True, exist_ok=True)
@@ -206,8 +205,9 @@ def test_a_symbolic_link_in_the_place_of_a_directory_leads_where_it_points(
     cases(1)
 
 
-def test_two_names_of_one_directory_are_one_log_with_one_lock(tmp_path: Path, cases: Cases) -> None:
-    """Fault 15: by a link the same log is not written twice."""
+def test_two_names_of_one_directory_share_a_lock(tmp_path: Path, cases: Cases) -> None:
+    """They are one log.
+    Fault 15: by a link the same log is not written twice."""
     (tmp_path / "log").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "log", target_is_directory=True)
     with imap_wal.open((tmp_path / "log").as_uri(), node="n"), pytest.raises(imap_wal.WriterLocked):
@@ -218,10 +218,9 @@ def test_two_names_of_one_directory_are_one_log_with_one_lock(tmp_path: Path, ca
 @pytest.mark.parametrize(
     "place", ["wal/00000001-00000009.wal", "manifest/0000000099.json", "archive/m/x.parquet"]
 )
-def test_a_dangling_symbolic_link_among_the_files_is_told_or_left_alone_and_nothing_is_lost(
-    tmp_path: Path, cases: Cases, place: str
-) -> None:
-    """Fault 15."""
+def test_a_dangling_symbolic_link_loses_nothing(tmp_path: Path, cases: Cases, place: str) -> None:
+    """The link is among the files. It is reported or left alone.
+    Fault 15."""
     root = tmp_path / "log"
     written(root)
     link = root / "default/embedded/nodes/n" / place

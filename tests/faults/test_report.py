@@ -9,7 +9,7 @@ from tests.faults.mutations import MUTATIONS, ROOT
 from tests.faults.report import PAGE, filled, named
 
 
-def test_the_page_names_every_test_of_the_matrix_and_no_other() -> None:
+def test_the_page_names_exactly_the_matrix_tests() -> None:
     page = (ROOT / PAGE).read_text()
     files = [
         path for path in Path(__file__).parent.glob("test_*.py") if path.name != Path(__file__).name

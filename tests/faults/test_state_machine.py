@@ -89,17 +89,19 @@ def run(examples: int, steps: int, cases: Cases) -> int:
     return _steps
 
 
-def test_a_map_equals_a_dict_over_two_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(  # noqa: E501
+def test_a_map_equals_a_dict_over_random_steps(
     cases: Cases,
 ) -> None:
-    """All faults of crashes at once."""
+    """Two thousand steps, with kills, power losses, rewrites and prunes.
+    All faults of crashes at once."""
     assert run(80, 50, cases) >= 2000
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_a_map_equals_a_dict_over_a_hundred_thousand_random_steps_with_kills_power_losses_rewrites_and_prunes(  # noqa: E501
+def test_a_map_equals_a_dict_over_many_random_steps(
     cases: Cases,
 ) -> None:
-    """All faults of crashes at once, long."""
+    """A hundred thousand steps, with kills, power losses, rewrites and prunes.
+    All faults of crashes at once, long."""
     assert run(2500, 80, cases) >= 100_000

@@ -77,9 +77,10 @@ def test_fault_without_an_end(inner: SegmentStore) -> None:
             appender.sync()
 
 
-def test_short_write_leaves_bytes_beyond_size_and_the_next_append_goes_over_them(
+def test_bytes_of_a_short_write_are_overwritten(
     inner: SegmentStore,
 ) -> None:
+    """They are beyond the size, and the next append writes over them."""
     store = FaultyStore(inner, plan(Fault("short-write", at=2), seed=3))
     appender = store.open_append("1")
     appender.append(b"good")
@@ -130,9 +131,8 @@ def test_killed_is_not_caught_as_an_error() -> None:
 
 @pytest.mark.parametrize("preallocate", [0, 8192])
 @pytest.mark.parametrize("tear", ["prefix", "sectors"])
-def test_power_loss_keeps_what_was_synced_and_of_the_rest_what_the_seed_says(
-    inner: SegmentStore, tear: str, preallocate: int
-) -> None:
+def test_power_loss_keeps_what_was_synced(inner: SegmentStore, tear: str, preallocate: int) -> None:
+    """The seed decides what is kept of the rest."""
     rest = bytes(range(1, 256)) * 20
     seen = set()
     for seed in range(30):
@@ -196,7 +196,8 @@ def test_workload_can_be_killed_at_every_operation(inner: SegmentStore) -> None:
     assert left == [0, 1, 2, 2, 2, 3]
 
 
-def test_appender_of_one_store_dies_with_it_in_other_threads_too(inner: SegmentStore) -> None:
+def test_an_appender_dies_with_its_store(inner: SegmentStore) -> None:
+    """In other threads, too."""
     store = FaultyStore(inner, plan(Fault("kill", kind="exists")))
     appenders = [store.open_append(str(number)) for number in range(3)]
     with pytest.raises(Killed):

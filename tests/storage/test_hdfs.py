@@ -119,10 +119,9 @@ def test_file_left_by_a_dead_writer_is_hidden(url: str) -> None:
 
 
 @pytest.mark.parametrize("tail", ["whole", "torn"])
-def test_a_replaced_writers_late_append_does_not_reach_the_recovered_segment(
-    url: str, tail: str
-) -> None:
-    """C8: the append reached the recovered copy, which had the name that the old writer appends to.
+def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None:
+    """The writer was replaced.
+    C8: the append reached the recovered copy, which had the name that the old writer appends to.
     The next open then failed with ShortLog."""
     root = f"{url}-{tail}?sync_on_close=true"
 

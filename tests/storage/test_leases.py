@@ -81,7 +81,8 @@ def test_resumed_holder_overwrites_nothing_of_its_successor(
     assert third.number == 3, "numbers are not used twice"
 
 
-def test_objects_that_nobody_can_still_take_for_the_newest_are_removed(store: LocalObjects) -> None:
+def test_outdated_lease_objects_are_removed(store: LocalObjects) -> None:
+    """No one can still take them for the newest."""
     for _ in range(KEPT_OBJECTS + 5):
         lock(store, "one after the other").release()
     names = [file.path for file in store.list("node")]
@@ -108,9 +109,8 @@ def test_listing_that_misses_a_successor_gives_no_second_lease(
 
 
 @pytest.mark.parametrize("again", range(10))
-def test_of_many_takers_of_a_lease_that_ran_out_one_wins(
-    store: LocalObjects, clock: Clock, again: int
-) -> None:
+def test_one_taker_wins_an_expired_lease(store: LocalObjects, clock: Clock, again: int) -> None:
+    """There are many takers."""
     lock(store, "gone")
     clock.now_ms += 5000
     start, winners, losers, errors = threading.Barrier(8), [], [], []

@@ -68,9 +68,10 @@ sys.stdin.readline()
 """
 
 
-def test_second_process_sees_who_holds_the_lock_and_gets_it_when_that_one_is_killed(
+def test_a_killed_holder_frees_the_lock(
     tmp_path: Path,
 ) -> None:
+    """A second process sees who holds the lock, and gets it after the kill."""
     store = LocalStore(str(tmp_path))
     with python(LOCKS, tmp_path) as process:
         with pytest.raises(Locked, match="agent pid 4711 on host b") as caught:
@@ -126,7 +127,8 @@ sys.stdin.readline()
 """  # noqa: E501
 
 
-def test_forked_child_neither_keeps_nor_frees_the_lock_of_its_parent(tmp_path: Path) -> None:
+def test_forked_child_leaves_its_parents_lock_alone(tmp_path: Path) -> None:
+    """It neither keeps nor frees it."""
     store = LocalStore(str(tmp_path))
     with python(FORKS, tmp_path) as process:
         with pytest.raises(Locked, match="held by parent"):
@@ -169,7 +171,8 @@ def _race_for_lock(root: str, start: Any, results: Any) -> None:
         results.put(1)
 
 
-def test_processes_racing_for_a_lock_hold_it_one_at_a_time(tmp_path: Path) -> None:
+def test_racing_processes_never_share_a_lock(tmp_path: Path) -> None:
+    """They hold it one at a time."""
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(4), context.SimpleQueue()
     processes = [
@@ -221,9 +224,8 @@ local.LocalStore(sys.argv[1]).create("manifest/1.json", b"half")
 
 
 @pytest.mark.parametrize("at", ["fsync", "link"])
-def test_process_killed_in_a_create_shows_nothing_and_its_leavings_are_swept(
-    tmp_path: Path, at: str
-) -> None:
+def test_a_killed_create_shows_nothing(tmp_path: Path, at: str) -> None:
+    """The files that it leaves are swept."""
     store = LocalStore(str(tmp_path))
     with python(CREATES, tmp_path, at) as process:
         assert len(_temporaries(tmp_path)) == 1
@@ -288,7 +290,8 @@ def test_every_new_folder_and_every_name_is_synced(
     assert not (tmp_path / "root" / "a").exists(), "folders that are left empty go"
 
 
-def test_creates_and_deletions_in_one_folder_do_not_fail_each_other(tmp_path: Path) -> None:
+def test_concurrent_creates_and_deletions_never_fail(tmp_path: Path) -> None:
+    """They are in one folder."""
     errors: list[BaseException] = []
 
     def run(writer: int) -> None:
@@ -318,7 +321,8 @@ def test_listing_leaves_out_what_is_not_ours(tmp_path: Path) -> None:
     assert store.folders("") == []
 
 
-def test_name_too_long_for_the_file_system_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_name_too_long_is_a_storage_error(tmp_path: Path) -> None:
+    """The file system does not accept its length."""
     with pytest.raises(Unavailable, match="File name too long"):
         LocalStore(str(tmp_path)).create("x" * 300, b"")
 
@@ -460,9 +464,10 @@ def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> N
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved here")
-def test_a_segment_reserves_half_of_what_is_free_at_most_and_the_rest_can_be_written(
+def test_a_segment_reserves_at_most_half_free_space(
     full_disk: Path,
 ) -> None:
+    """The rest can be written."""
     if (full_disk / "full").exists():
         pytest.skip("mount needs root")
     store = LocalStore(str(full_disk))
@@ -478,9 +483,11 @@ def test_a_segment_reserves_half_of_what_is_free_at_most_and_the_rest_can_be_wri
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_where_the_reserve_does_not_fit_its_space_is_given_back_and_the_segment_grows(
+def test_a_reserve_that_does_not_fit_is_freed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """The segment grows."""
+
     def half_way(fd: int, offset: int, length: int) -> None:
         os.pwrite(
             fd, bytes(length // 2), offset
@@ -529,9 +536,10 @@ def test_errors_of_the_operating_system_become_ours() -> None:
         assert error.path == "a/b"
 
 
-def test_reserved_space_is_zeroed_ahead_of_small_appends_and_never_beyond_it(
+def test_reserved_space_is_zeroed_before_small_appends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No zeros are written beyond the reserved space."""
     written: list[tuple[int, int]] = []
     real = os.pwritev
 

@@ -41,9 +41,10 @@ def test_the_longest_mount_point_says_which_file_system_it_is(
     assert is_network(folder, tmp_path / "no-table") is False
 
 
-def test_on_a_network_file_system_presence_is_asked_by_an_open(
+def test_network_file_presence_is_checked_by_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On a network file system."""
     monkeypatch.setattr(local, "is_network", lambda folder: True)
     store = LocalStore(str(tmp_path))
     store.create("there", b"")

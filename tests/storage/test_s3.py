@@ -186,9 +186,10 @@ class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_service_that_ignores_the_condition_is_refused_before_it_overwrites_anything(
+def test_a_service_ignoring_the_condition_is_refused(
     s3: S3,
 ) -> None:
+    """It is refused before it overwrites anything."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _IgnoresConditions)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -209,7 +210,9 @@ def test_missing_local_file_is_not_a_missing_bucket(s3: S3, tmp_path: Path) -> N
         s3.open().create_from("1", str(tmp_path / "missing"))
 
 
-def test_a_writer_replaced_on_s3_acknowledges_nothing_also_after_an_archive(s3: S3) -> None:
+def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
+    """After an archive, too."""
+
     def embedded(**options: Any) -> imap_wal.Store:
         return imap_wal.open(
             "s3://bucket/taken-over", node="n", storage=s3.open("bucket/taken-over"), **options

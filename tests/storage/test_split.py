@@ -28,7 +28,8 @@ def test_a_split_store_keeps_every_promise(tmp_path: Path) -> None:
         forget(f"split-{tmp_path.name}")
 
 
-def test_segments_stand_in_wal_dir_and_all_the_rest_under_the_root(tmp_path: Path) -> None:
+def test_only_segments_are_in_wal_dir(tmp_path: Path) -> None:
+    """All the rest is under the root."""
     root, wal = (tmp_path / "root").as_uri(), (tmp_path / "fast").as_uri()
     with imap_wal.open(root, node="n", wal_dir=wal) as store:
         store.map("m").update({number: number for number in range(100)})
