@@ -58,8 +58,6 @@ def session(**options: str) -> SparkSession:
     return builder.getOrCreate()
 
 
-# ---- the data source -----------------------------------------------------------------------------
-
 LOG_FIELDS = (
     "namespace string, cluster string, map string, key binary, key_class string, value "
     "binary, value_class string, deleted boolean, timestamp_ms bigint, "

@@ -51,8 +51,6 @@ ROWS_A_RANGE = 1_000_000
 _KEYS_A_BATCH = 10_000
 
 
-# ---- the rewrite engine --------------------------------------------------------------------------
-
 _EXTRA = [
     ("late", pa.bool_()),
     ("read_records", pa.int64()),

@@ -227,7 +227,7 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
         yield Check(
             "exclusive create",
             PROBLEM,
-            "no: two writers could not be told apart",
+            "no: two writers could overwrite each other",
             "use a storage with conditional creates, or one that enforces them",
         )
     if not can.locks:

@@ -106,9 +106,8 @@ class _GatedLock:
         self.inner.renew()
 
     def release(self) -> None:
-        if (
-            self.inner.expires_ms
-        ):  # a lease is written; another lock is let go of by the operating system
+        # The release of a lease is a write; the operating system releases other locks.
+        if self.inner.expires_ms:
             self._store.there()
         self.inner.release()
 

@@ -178,9 +178,8 @@ class HdfsStore:
             )
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        self.create(
-            path, b""
-        )  # a CREATE of this name itself would have several at once meet each other's leases
+        # Not op=CREATE of this name: several at once would run into each other's HDFS leases.
+        self.create(path, b"")
         return HdfsAppender(self, path)
 
     def truncate(self, path: str, size: int) -> None:
@@ -246,9 +245,8 @@ class HdfsStore:
             name = status["pathSuffix"]
             if status["type"] == "DIRECTORY":
                 yield from self._walk(f"{prefix}{name}/")
-            elif name and not name.startswith(
-                _TEMPORARY_PREFIX
-            ):  # a file is listed as itself, without a name
+            # The listing of a file is the file itself, without a name.
+            elif name and not name.startswith(_TEMPORARY_PREFIX):
                 yield StoredFile(
                     prefix + name, int(status["length"]), int(status["modificationTime"])
                 )

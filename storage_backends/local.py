@@ -502,7 +502,7 @@ class LocalStore:
         except OSError as error:
             if error.errno not in _CANNOT_RESERVE:
                 raise
-            os.ftruncate(fd, 0)  # give back the part reserved before the disk was full
+            os.ftruncate(fd, 0)  # free the part that was reserved before the disk was full
             return 0
         except AttributeError:
             return 0  # macOS

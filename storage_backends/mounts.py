@@ -26,9 +26,8 @@ def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
         fields, kinds = before.split(), after.split()
         if len(fields) < 5 or not kinds:
             continue
-        point = re.sub(
-            r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]
-        )  # blanks are written as \040
+        # The table has \040 for a blank.
+        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])
         if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= found[0]:
             found = len(point), kinds[0]
     return bool(NETWORK.fullmatch(found[1]))

@@ -117,10 +117,8 @@ class ObjectStore:
         files = [
             StoredFile(name[start:], int(info.get("size") or 0), _modified_ms(info))
             for name, info in found.items()
-            if info.get("type") != "directory"
-            and not name.endswith(
-                "/"
-            )  # a key with a slash at its end is a console's idea of a folder
+            # Some consoles create a key with a slash at its end as a folder.
+            if info.get("type") != "directory" and not name.endswith("/")
         ]
         return sorted(
             (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)),
@@ -391,9 +389,8 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
     if isinstance(value, datetime):
         return int(value.timestamp() * 1000)
     if isinstance(value, int | float):
-        return int(
-            value if value > 1e11 else value * 1000
-        )  # WebHDFS counts milliseconds, the others seconds
+        # WebHDFS counts milliseconds, the others seconds.
+        return int(value if value > 1e11 else value * 1000)
     return 0
 
 

@@ -262,7 +262,7 @@ def _listings_are_fresh(store: SegmentStore, other: SegmentStore, root: str) -> 
     _same(
         [file.path for file in other.list(root)],
         sorted(paths),
-        "list is sorted by path and goes to any depth",
+        "list is sorted by path and has files at any depth",
     )
     below = [file.path for file in other.list(f"{root}/b")]
     _same(
@@ -342,7 +342,7 @@ def _deletion(store: SegmentStore, other: SegmentStore, root: str) -> None:
     store.create(f"{root}/a/b/1", b"1")
     store.create(f"{root}/a/2", b"2")
     store.delete(f"{root}/a/b/1")
-    assert not other.exists(f"{root}/a/b/1"), "a deleted file is gone"
+    assert not other.exists(f"{root}/a/b/1"), "a deleted file does not exist"
     store.delete(f"{root}/a/b/1")
     _same([file.path for file in other.list(root)], [f"{root}/a/2"], "delete removes one file")
     store.create(f"{root}/a/b/1", b"again")
@@ -398,7 +398,7 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
             _same(
                 other.read(path),
                 expected + big + b"end",
-                "appending goes on past preallocated space",
+                "appending continues after preallocated space",
             )
             appender.truncate(5)
             _same(
@@ -410,7 +410,7 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
                 appender.truncate(6)
             appender.append(b"O!")
             appender.sync()
-            _same(other.read(path), b"onetwO!", "appending goes on where the file was cut")
+            _same(other.read(path), b"onetwO!", "appending continues where the file was cut")
         finally:
             appender.close()
             appender.close()

@@ -43,7 +43,7 @@ def of_node(
                 manifest.newest and mark.position.segment > last
             ):
                 newer = (
-                    f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
+                    f"the snapshot of map {name!r} has entries of this node up to {mark.position}"
                 )
                 found = replace(found, newer=found.newer or newer)
     return found

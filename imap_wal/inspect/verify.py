@@ -148,7 +148,7 @@ def plan(
     wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
-        advice_of_keys = "bring back the key that had this id; a new key takes a new id"
+        advice_of_keys = "bring back the key that had this id; a new key needs a new id"
         findings.append(
             Finding(
                 newest,

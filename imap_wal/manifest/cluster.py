@@ -340,7 +340,7 @@ CLAIMS_KEPT = 1000
 
 
 CLOSED_ADVICE = (
-    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for whoever may connect"
+    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for every client"
 )
 """Advice for closed claims."""
 

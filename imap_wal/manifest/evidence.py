@@ -48,8 +48,8 @@ def of_files(
     # The list is parsed only for an archive after the manifest's last archived position, which is
     # rare.
     for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
-        what = f"{path} holds entries up to {late[path].last} that the manifest does not know"
-        newer = newer or f"{what}; their segments are gone"
+        what = f"{path} has entries up to {late[path].last} that the manifest does not know"
+        newer = newer or f"{what}; their segments were removed"
     return Evidence(highest, newer or _another_beginning(manifest, segments))
 
 

@@ -13,8 +13,6 @@ from imap_wal.manifest.document import NOT_OF_VERSION_1, Packed, Whole, checked,
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
 
-# ---- a node's manifest ---------------------------------------------------------------------------
-
 LOG = "log"
 SESSIONS_KEPT = 64
 """How many sessions keep their last request in the manifest, besides those of the plug-ins it
@@ -222,8 +220,6 @@ class NodeManifest:
 
 _NO_NODE = NodeManifest()
 
-
-# ---- the cluster's manifest ----------------------------------------------------------------------
 
 Pair: TypeAlias = tuple[int, int]
 """(incarnation, partition version): the start of an entry's order."""

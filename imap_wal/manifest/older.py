@@ -12,10 +12,9 @@ from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from storage_backends import SegmentStore
 
-# ---- manifests and what is beside them -----------------------------------------------------------
-
 MISSING_ADVICE = (
-    "bring the log back, or continue without what only it holds: recovery_policy='partial'"
+    "bring the log back, or continue without the entries that only it has: "
+    "recovery_policy='partial'"
 )
 
 

@@ -170,7 +170,7 @@ class LogReader:
             return self.oldest()
         return Position.parse(start) if isinstance(start, str) else start
 
-    # ---- one pass: all that is there now ----
+    # ---- one pass, up to the present end ----
 
     def _catch_up(self, place: _Place) -> Iterator[Record]:
         """Yields the entries from `place.wanted` on, and updates `place`."""

@@ -212,7 +212,7 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
             ends.append(unpacker.tell())
     except (ValueError, msgpack.UnpackException) as error:
         what = (
-            f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it "
+            f"the frame at byte {frame.offset} does not have the {frame.count} entries that it "
             f"promises ({error})"
         )
         raise NotRepairable(

@@ -427,7 +427,7 @@ class NodeLog:
             why = "the node's manifest was replaced by an older copy"
             raise Fenced(f"{who}: {why}", advice="close this one")
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self, clean: bool = True) -> None:
         """Seal the log, mark it as clean in log and manifest if `clean`, and release the lock. Safe

@@ -185,7 +185,7 @@ class _Recovery:
             recovery, self._requests, self._end, self._next_segment, self._checksum or 0
         )
 
-    # ---- looking ----
+    # ---- scanning ----
 
     def _clean_end(self) -> int | None:
         """After a clean stop: the CRC of the log's last frame, if it is at the position in the
@@ -374,7 +374,7 @@ class _Recovery:
             else f"{frames} whole frames with {records} entries follow it, up to {last}"
         )
 
-    # ---- mending ----
+    # ---- repairing ----
 
     def _trim(self) -> None:
         if not self._files and self._manifest.checkpoint == START:

@@ -92,7 +92,7 @@ def command(
     if dry_run:
         out.note("dry run: nothing was removed")
     out.print_table(
-        ("namespace", "cluster", "segments", "archives", "snapshot files", "given back bytes"),
+        ("namespace", "cluster", "segments", "archives", "snapshot files", "freed bytes"),
         [
             (
                 report.namespace,

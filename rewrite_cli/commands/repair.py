@@ -44,7 +44,7 @@ class Decided:
     "target_url",
     type=Url(),
     metavar="TARGET_URL",
-    help="Where the repaired copy goes: an empty place. Not needed with --dry-run.",
+    help="The place for the repaired copy, which must be empty. Not needed with --dry-run.",
 )
 @click.option(
     "--mode",
@@ -224,7 +224,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
             ClusterLog(store, view.namespace, view.cluster), resolution=resolution
         )
     except (LogError, NotFound):
-        out.note(f"{view}: damaged, so conflicts of order were not looked for; verify the copy")
+        out.note(f"{view}: damaged, so it was not checked for conflicts of order; verify the copy")
         return []
 
 

@@ -116,7 +116,7 @@ def command(
             f"{report.records_read:,} records in {out.duration(report.seconds)} "
             f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
             "memory), "
-            f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up "
+            f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
             f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
         for each in report.maps:

@@ -51,7 +51,8 @@ def message(error: BaseException) -> str:
             return f"{error}; the storage is full: make room, then run the command again"
         case NotFound():
             return (
-                f"{error}; somebody may have removed it since it was listed: run the command again"
+                f"{error}; another process may have removed it since it was listed: run the "
+                "command again"
             )
         case StorageError():
             return str(error)
