@@ -209,7 +209,7 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
 
 
 def _moved(node: NodeView, view: ClusterView) -> bool:
-    """Whether node and cluster were not read at one moment."""
+    """Whether something changed between the reads of node and cluster."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
     older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(

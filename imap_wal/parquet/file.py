@@ -68,7 +68,7 @@ BATCH_BYTES = 4 * 1024 * 1024
 ROWS = b"imap-wal.rows"
 PATH = b"imap-wal.path"
 LOG = b"imap-wal.log"
-"""In an encrypted file: the kind of the file, and the log of an archive."""
+"""In an encrypted file: the path that it was written for, and the log of an archive."""
 PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 

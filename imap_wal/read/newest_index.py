@@ -235,8 +235,8 @@ class NewestIndex:
             yield rows, nodes, here
 
     def conflicts(self) -> Iterator[Conflict]:
-        """The keys in conflict among the rows returned since the last call, and then of the next
-        rows. Values are read one key at a time."""
+        """The keys in conflict among the rows returned since the last call. Values are read one key
+        at a time."""
         found, self._met = self._met, []
         return (each for read in found if (each := read()) is not None)
 
