@@ -147,11 +147,12 @@ final class MapState {
     }
 
     /**
-     * Runs {@code then} once when the map is loaded, or closed; at once if it is. It must not wait.
+     * Runs {@code then} once when the map is loaded, or is not being loaded any more; at once if that
+     * is so. It must not wait.
      */
     void whenLoaded(Runnable then) {
         synchronized (this) {
-            if (open && !loaded) {
+            if ((open || opening) && !loaded) {
                 awaited.add(then);
                 return;
             }
@@ -568,28 +569,35 @@ final class MapState {
         });
     }
 
-    private synchronized void opened(int ofGeneration, AgentSettings used, Membership present) {
-        if (ofGeneration != generation) {
-            return;
+    private void opened(int ofGeneration, AgentSettings used, Membership present) {
+        synchronized (this) {
+            if (ofGeneration != generation) {
+                return;
+            }
+            opening = false;
+            if (plugin.guard().isPresent(present)) {
+                settings = used;
+                // Partitions may have waited since before the map was used here.
+                wholeness.progress();
+                failure = null;
+                open = true;
+                notifyAll();
+                return;
+            }
         }
-        opening = false;
-        if (plugin.guard().isPresent(present)) {
-            settings = used;
-            // Partitions may have waited since before the map was used here.
-            wholeness.progress();
-            failure = null;
-            open = true;
-        }
-        notifyAll();
+        awaited().forEach(Runnable::run);
     }
 
-    private synchronized void failed(int ofGeneration, String why, Throwable cause) {
-        if (ofGeneration == generation) {
+    private void failed(int ofGeneration, String why, Throwable cause) {
+        synchronized (this) {
+            if (ofGeneration != generation) {
+                return;
+            }
             opening = false;
             failure = new LogUnavailable(why, cause);
             failedNanos = System.nanoTime();
-            notifyAll();
         }
+        awaited().forEach(Runnable::run);
     }
 
     private void prepare(AgentSettings used, Membership present) throws Exception {

@@ -8,7 +8,6 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
 import java.util.concurrent.ConcurrentLinkedDeque;
-import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Supplier;
 
 /**
@@ -16,7 +15,7 @@ import java.util.function.Supplier;
  * costs more than most reads.
  */
 final class Readers implements Closeable {
-    private static final int IDLE_MAX = 4;
+    private static final int IDLE_MAX = 8;
 
     private final Supplier<AgentReader> make;
     /** For single keys. */
@@ -24,8 +23,9 @@ final class Readers implements Closeable {
     /** For questions about maps: the first one may wait until the agent has merged all logs. */
     private final AgentReader questions;
     private final Deque<AgentReader> idle = new ConcurrentLinkedDeque<>();
-    private final ReentrantLock asking = new ReentrantLock();
     private List<Question> waiting = new ArrayList<>();
+    /** A request is under way. */
+    private boolean asking;
     private volatile boolean closed;
 
     Readers(Supplier<AgentReader> make) {
@@ -71,8 +71,9 @@ final class Readers implements Closeable {
 
     private static final class Question {
         private final String map;
-        private Boolean known;
-        private String wrong;
+        /** Null: not answered yet. */
+        private volatile Boolean known;
+        private volatile String wrong;
 
         private Question(String map) {
             this.map = map;
@@ -85,21 +86,31 @@ final class Readers implements Closeable {
      */
     boolean known(String map) throws IOException {
         Question mine = new Question(map);
+        boolean interrupted = false;
         synchronized (this) {
             waiting.add(mine);
+            while (mine.known == null && asking) {
+                try {
+                    wait();
+                } catch (InterruptedException e) {
+                    interrupted = true;
+                }
+            }
+            asking |= mine.known == null;
         }
-        asking.lock();
         try {
             if (mine.known == null) {
                 answer(mine);
             }
-            if (mine.wrong != null) {
-                throw new IOException(mine.wrong);
-            }
-            return mine.known;
         } finally {
-            asking.unlock();
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
         }
+        if (mine.wrong != null) {
+            throw new IOException(mine.wrong);
+        }
+        return mine.known;
     }
 
     /** If the agent cannot be asked, each other caller asks again, and gets the error itself. */
@@ -115,16 +126,18 @@ final class Readers implements Closeable {
         try {
             AgentReader.Maps found = questions.maps(maps);
             together.forEach(each -> {
-                each.known = found.known().contains(each.map);
                 each.wrong = found.wrong().get(each.map);
+                each.known = found.known().contains(each.map);
             });
             answered = true;
         } finally {
-            if (!answered) {
-                together.remove(mine);
-                synchronized (this) {
+            synchronized (this) {
+                if (!answered) {
+                    together.remove(mine);
                     waiting.addAll(together);
                 }
+                asking = false;
+                notifyAll();
             }
         }
     }

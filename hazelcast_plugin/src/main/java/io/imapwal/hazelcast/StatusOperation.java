@@ -23,7 +23,7 @@ public final class StatusOperation extends NamedMapOperation {
     public StatusOperation() {
     }
 
-    /** @param whenLoaded the answer is sent when it is not {@link #OPEN} any more */
+    /** @param whenLoaded the answer is sent when the map is loaded, or cannot be */
     StatusOperation(String map, Membership asker, boolean whenLoaded) {
         super(map);
         this.asker = asker;
@@ -35,9 +35,9 @@ public final class StatusOperation extends NamedMapOperation {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
         answer = plugin.guard().isFellow(asker) ? plugin.state(map).status()
                 : "member " + plugin.member() + " is not in the same cluster any more";
-        if (whenLoaded && OPEN.equals(answer)) {
+        if (whenLoaded && (OPEN.equals(answer) || READY.equals(answer))) {
             deferred = true;
-            plugin.state(map).whenLoaded(() -> sendResponse(LOADED));
+            plugin.state(map).whenLoaded(() -> sendResponse(answer));
         }
     }
 
