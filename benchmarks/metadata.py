@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.agent.sessions import SessionRegistry
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from imap_wal.agent.access import DEFAULT_ENDPOINT, Access
+from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
-from imap_wal.agent.start import StartPolicy, StartRules
+from imap_wal.agent.membership.start import StartPolicy, StartRules
 from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import Settings, check_seconds, location, mode, nearest, refuse_wrong_types

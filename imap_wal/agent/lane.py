@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from imap_wal.agent.bounds import WAITING_BYTES
 from imap_wal.agent.room import Room
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.router import Message
 from imap_wal.clock import Clock
 
 PAUSE = 2

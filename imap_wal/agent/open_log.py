@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 import structlog
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.sessions import SessionRegistry
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog

@@ -17,17 +17,16 @@ import msgpack
 import structlog
 
 from imap_wal import entry, layout
+from imap_wal.agent.access.peers import Peer, Right, demand
 from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
-from imap_wal.agent.claims import VoidIncarnation
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import IPC, EndpointLock
-from imap_wal.agent.gate import check_pair
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
+from imap_wal.agent.membership.claims import VoidIncarnation
+from imap_wal.agent.membership.start import NotLooked, Waits
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
-from imap_wal.agent.peers import Peer, Right, demand
-from imap_wal.agent.reads import Reads
+from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.requests import (
     SUPPORTED,
     Append,
@@ -41,8 +40,9 @@ from imap_wal.agent.requests import (
     Wish,
 )
 from imap_wal.agent.room import Room
-from imap_wal.agent.start import NotLooked, Waits
-from imap_wal.agent.transport import Message, Router
+from imap_wal.agent.transport.endpoint import IPC, EndpointLock
+from imap_wal.agent.transport.gate import check_pair
+from imap_wal.agent.transport.router import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.encryption import open_store
 from imap_wal.entry import (

@@ -77,7 +77,7 @@ class ClusterView:
     """Number of the manifest of claims; 0 where there is none."""
     claims: ClaimManifest = field(default_factory=ClaimManifest)
     forgotten: tuple[NodeView, ...] = ()
-    """Folders of forgotten nodes: no log is in them, see `imap_wal.agent.forget_node`."""
+    """Folders of forgotten nodes: no log is in them, see `agent/membership/forget_node.py`."""
     opened: Mapping[str, int] = field(default_factory=dict)
     """Log directory → the newest epoch that was opened."""
     snapshot_files: int = 0

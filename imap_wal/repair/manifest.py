@@ -65,7 +65,8 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
 
 def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
     """Without the empty segments at the front that are of another log than the last one: a storage
-    that cannot append keeps them of a log that was forgotten (`imap_wal.agent.forget_node`)."""
+    that cannot append keeps them of a log that was forgotten
+    (`imap_wal/agent/membership/forget_node.py`)."""
     segments = node.wal.segments
     last = _log(store, segments[-1]) if segments else ""
     former = set()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import Clock
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
@@ -273,7 +273,7 @@ def ask_stat(
 ) -> dict[str, Any] | None:
     """An agent's statistics; None when it does not answer. `NotAllowed` when it refuses the
     connection. `key`, `agent_key`: as `Client` takes them."""
-    from imap_wal.agent.transport import Client
+    from imap_wal.agent.transport.client import Client
 
     client = Client(endpoint, timeout_ms, key, agent_key)
     try:

@@ -10,7 +10,7 @@ import pytest
 import imap_wal
 import imap_wal.log
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace

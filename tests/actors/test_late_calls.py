@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from imap_wal import format
-from imap_wal.agent.claims import VoidIncarnation
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.claims import VoidIncarnation
+from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.agent.membership.sessions import Session, SessionRegistry
 from imap_wal.agent.requests import About
-from imap_wal.agent.sessions import Session, SessionRegistry
 from imap_wal.clock import SystemRandomness
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown

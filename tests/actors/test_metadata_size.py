@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import SessionRegistry
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite

@@ -19,7 +19,7 @@ from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent, run
-from imap_wal.agent.transport import Client
+from imap_wal.agent.transport.client import Client
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 

@@ -14,7 +14,7 @@ import pytest
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity

@@ -12,8 +12,8 @@ import pytest
 from hazelcast.hash import hash_to_index
 from hazelcast.serialization.data import Data
 
-from imap_wal.agent import listings
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import Snapshot
@@ -212,7 +212,7 @@ def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(
 def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 5)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 5)
     keys = [hazelcast_key(number) for number in range(20)]
     with serving(settings), plugin(settings) as member:
         put_keys(member, keys)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent.liveness import Watch, signs
+from imap_wal.agent.membership.liveness import Watch, signs
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving

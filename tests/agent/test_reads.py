@@ -143,7 +143,7 @@ def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentC
 def test_schemas_that_do_not_fit_into_an_answer_come_in_several(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 100)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 100)
     types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
     with serving(settings), plugin(settings) as member:
         payload = b"".join(
@@ -189,7 +189,7 @@ def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -
 def test_a_read_error_stays_until_a_read_succeeds(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
@@ -204,8 +204,8 @@ def test_a_read_error_stays_until_a_read_succeeds(
 def test_much_that_was_appended_is_merged_without_a_request(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_BYTES", 10_000)
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_BYTES", 10_000)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         view = agent._reads._view
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
@@ -239,7 +239,7 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
 def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 1000)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 1000)
     with serving(settings), plugin(settings) as member:
         keys = [f"k{number}" for number in range(10)]
         member.put(**dict.fromkeys(keys, "x" * 400))

@@ -11,7 +11,7 @@ import pytest
 from imap_wal import layout
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.liveness import Watch
+from imap_wal.agent.membership.liveness import Watch
 from imap_wal.errors import InvalidSetting
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore

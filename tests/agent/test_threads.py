@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from imap_wal import worker
-from imap_wal.agent import reads, server
+from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import Outbox
+from imap_wal.agent.reads import reads
+from imap_wal.agent.transport.router import Outbox
 from imap_wal.read.newest_index import NewestIndex
 from imap_wal.worker import Worker
 from imap_wal.write import maintenance

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from imap_wal.agent import claims as claims_module
-from imap_wal.agent import former, server
+from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.membership import claims as claims_module
+from imap_wal.agent.membership import former
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import ClaimManifest, claim_manifests, cluster_manifests
 from imap_wal.read.cluster import ClusterLog

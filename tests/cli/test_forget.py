@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
-from imap_wal.agent.forget_node import Loss, forget_node
+from imap_wal.agent.membership.forget_node import Loss, forget_node
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.embedded.store import Store
 from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NoSuchLog

@@ -10,7 +10,7 @@ import sys
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent, Pending, run
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.router import Message
 
 _append, _answer = Agent._append, Agent._answer
 

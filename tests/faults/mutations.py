@@ -280,7 +280,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the cluster's manifest is read for each acknowledgement",
-        "imap_wal/agent/sessions.py",
+        "imap_wal/agent/membership/sessions.py",
         "        current = self.claims.newest()\n",
         "        self._log.clusters.read()\n        current = self.claims.newest()\n",
         "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node",

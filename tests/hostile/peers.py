@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from tests.agent.harness import identified
 from tests.support import eventually
 

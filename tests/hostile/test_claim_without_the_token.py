@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent.claims import Greeting
+from imap_wal.agent.access.keys import read_token, token_hash
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.keys import read_token, token_hash
+from imap_wal.agent.membership.claims import Greeting
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.cli import main
 from tests.agent.harness import Plugin, config, plugin, serving

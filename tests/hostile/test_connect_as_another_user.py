@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent.access import DEFAULT_ENDPOINT, Users, Verdict
+from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Users, Verdict
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
 from tests.agent.harness import config, plugin, serving
@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 ASK = """
 import os, sys
-from imap_wal.agent.transport import Client
+from imap_wal.agent.transport.client import Client
 from imap_wal.errors import NotAllowed
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
 client = Client(sys.argv[1], 5000)

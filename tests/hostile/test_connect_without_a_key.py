@@ -15,15 +15,15 @@ import msgpack
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent import keys
-from imap_wal.agent.claims import reserve
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.gate import check_pair, new_pair
-from imap_wal.agent.keys import KeyPair
 from imap_wal.agent.lines import WINDOW_S
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.membership.claims import reserve
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.gate import check_pair, new_pair
+from imap_wal.agent.transport.router import Message
 from imap_wal.errors import InvalidSetting, NotAllowed
 from tests.agent.harness import NamedClient, Plugin, entry, identity, serving
 from tests.support import eventually

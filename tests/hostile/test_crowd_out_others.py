@@ -11,9 +11,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from imap_wal.agent import listings, reads, server
+from imap_wal.agent import server
 from imap_wal.agent.bounds import LOAD_KEYS_MAX, WAITING_BYTES_MAX
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.reads import listings, reads
 from imap_wal.agent.server import Agent
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.hostile.peers import RawPeer

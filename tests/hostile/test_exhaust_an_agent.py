@@ -16,7 +16,7 @@ import pytest
 from imap_wal.agent import bounds
 from imap_wal.agent.bounds import REQUESTS_MAX, UNSENT_BYTES, raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest.cluster import claim_manifests
 from imap_wal.settings import Settings

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from imap_wal.agent.access.keys import read_token
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.keys import read_token
 from imap_wal.errors import CorruptLog
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run

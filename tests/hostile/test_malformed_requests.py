@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from imap_wal.agent import requests
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed

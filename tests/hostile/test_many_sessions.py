@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from imap_wal import layout
 from imap_wal.agent import server
+from imap_wal.agent.membership.sessions import SESSIONS_KEPT, SessionRegistry
+from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import SESSIONS_KEPT, SessionRegistry
-from imap_wal.agent.start import Start
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
 from storage_backends import open_store

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from imap_wal.agent import keys
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cluster.harness import (
     Agent,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.agent import keys
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from imap_wal.credentials import Credentials
 from imap_wal.encryption_keys import Keys
 from imap_wal.errors import InvalidSetting

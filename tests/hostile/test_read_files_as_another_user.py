@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.agent import keys
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.cli import group
 from storage_backends import open_store
@@ -32,14 +32,14 @@ UNIT = Path(__file__).parents[2] / "docs/reference/imap-wal-agent.service"
 
 
 class RunAsAgent:
-    """Runs a statement about `imap_wal.agent.keys` as the agent's user; "" or what went wrong."""
+    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or what went wrong."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, statement: str) -> str:
         script = (
-            "import os, sys\nfrom imap_wal.agent.keys import read_clients, read_secret\n"
+            "import os, sys\nfrom imap_wal.agent.access.keys import read_clients, read_secret\n"
             f"os.setgroups([]), os.setgid({AGENT}), os.setuid({AGENT})\n"
             f"try:\n    {statement}\nexcept Exception as error:\n    print(error, end='')\n"
         )

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.server import Agent
+from imap_wal.agent.transport.endpoint import EndpointLock
 from imap_wal.errors import InvalidSetting
 from imap_wal.write.opening import holder_text
 from storage_backends.ownership import user_name

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import Clock
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (

@@ -18,7 +18,8 @@ from typing import Any
 from greenlet import getcurrent
 
 from imap_wal import layout
-from imap_wal.agent import claims, reads
+from imap_wal.agent.membership import claims
+from imap_wal.agent.reads import reads
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS

@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.agent import forget_node, listings
+from imap_wal.agent.membership import forget_node
+from imap_wal.agent.reads import listings
 from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace
 from imap_wal.manifest.node import NodeManifest, Seen

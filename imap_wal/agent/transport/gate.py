@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent.access import Rules, Verdict
-from imap_wal.agent.keys import KeyPair, key_bytes
+from imap_wal.agent.access.admission import Rules, Verdict
+from imap_wal.agent.access.keys import KeyPair, key_bytes
 from imap_wal.agent.lines import Lines
 from imap_wal.errors import InvalidSetting
 from imap_wal.worker import Worker

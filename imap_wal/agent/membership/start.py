@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.liveness import Presence, Watch
+from imap_wal.agent.membership.liveness import Presence, Watch
 from imap_wal.clock import Clock
 from imap_wal.errors import ImapWalError, LogError
 from imap_wal.manifest.cluster import ClaimManifest

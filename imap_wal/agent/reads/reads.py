@@ -15,11 +15,11 @@ import structlog
 
 from imap_wal import layout
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.listings import ListingGone, Listings, Page
+from imap_wal.agent.reads.listings import ListingGone, Listings, Page
+from imap_wal.agent.reads.unsent import Payload, Unsent
 from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
-from imap_wal.agent.transport import Message, Outbox
-from imap_wal.agent.unsent import Payload, Unsent
+from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed

@@ -19,9 +19,9 @@ from hmac import compare_digest
 import structlog
 
 from imap_wal import layout
-from imap_wal.agent.keys import token_hash
-from imap_wal.agent.peers import LOCAL, Peer, Right
-from imap_wal.agent.start import Start
+from imap_wal.agent.access.keys import token_hash
+from imap_wal.agent.access.peers import LOCAL, Peer, Right
+from imap_wal.agent.membership.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import (

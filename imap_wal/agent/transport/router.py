@@ -1,10 +1,8 @@
-"""The agent's socket. The only module that knows ZeroMQ; see `docs/protocol.md` for what
-travels."""
+"""The agent's socket; see `docs/protocol.md` for what travels."""
 
 from __future__ import annotations
 
 import struct
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,17 +10,16 @@ from typing import Any
 
 import msgpack
 
-from imap_wal.agent.access import Rules
+from imap_wal.agent.access.admission import Rules
+from imap_wal.agent.access.peers import LOCAL, UNKNOWN, Peer
 from imap_wal.agent.bounds import HEADER_MEMORY, RECEIVED_BYTES, REQUESTS_MAX, Bounds
-from imap_wal.agent.door import Door, Ended, Event
-from imap_wal.agent.endpoint import IPC, EndpointLock
-from imap_wal.agent.gate import Gate, identify
-from imap_wal.agent.keys import KeyPair
 from imap_wal.agent.lines import Lines
-from imap_wal.agent.peers import LOCAL, UNKNOWN, Peer
 from imap_wal.agent.requests import Malformed, Request, kind_of, read, with_payload
+from imap_wal.agent.transport.door import Door, Ended, Event
+from imap_wal.agent.transport.endpoint import IPC, EndpointLock
+from imap_wal.agent.transport.gate import Gate
 from imap_wal.clock import Clock, SystemClock
-from imap_wal.errors import InvalidSetting, NotAllowed
+from imap_wal.errors import InvalidSetting
 from imap_wal.worker import Worker
 from storage_backends.extras import needs
 
@@ -381,63 +378,3 @@ def parts(frame: bytes) -> tuple[list[Any], bytes]:
     end = _HEADER.size + _HEADER.unpack_from(frame)[0]
     header: list[Any] = msgpack.unpackb(frame[_HEADER.size : end], strict_map_key=False)
     return header, frame[end:]
-
-
-class Client:
-    """A DEALER for tools. `TimeoutError` when no answer comes; `NotAllowed` when the agent refuses
-    the connection. `key`: the tool's own, `agent_key`: the agent's public one, both for an endpoint
-    with keys."""
-
-    def __init__(
-        self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
-    ) -> None:
-        self.endpoint, self._timeout_ms = endpoint, timeout_ms
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        if key is not None:
-            identify(self._socket, key, agent_key)
-        self._refusals = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        )
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._refusals, zmq.POLLIN)
-        self._socket.connect(endpoint)
-        self._number = 0
-
-    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes]:
-        """Send `[kind, number, *fields]`; the answer's header and payload."""
-        return self.answer(self.post(kind, *fields, payload=payload))
-
-    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
-        """Send a request; its number."""
-        self._number += 1
-        self._socket.send_multipart([msgpack.packb([kind, self._number, *fields]), payload])
-        return self._number
-
-    def answer(self, number: int) -> tuple[list[Any], bytes]:
-        """The answer to the request of that number; answers to earlier ones are passed over."""
-        while ready := dict(self._poller.poll(self._timeout_ms)):
-            if self._socket not in ready:
-                raise self._refusal()
-            header, payload = parts(self._socket.recv())
-            if header[1] == number:
-                return header, payload
-        raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
-
-    def _refusal(self) -> NotAllowed:
-        event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return NotAllowed(
-                f"the agent at {self.endpoint} does not admit this user or key; its log "
-                "lines say whom it refused and why"
-            )
-        return NotAllowed(
-            f"{self.endpoint} did not accept the handshake: the agent has keys and this "
-            "client none, or the reverse"
-        )
-
-    def close(self) -> None:
-        self._socket.disable_monitor()
-        self._context.destroy(linger=0)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from imap_wal import format, layout
-from imap_wal.agent.liveness import remove_signs
+from imap_wal.agent.membership.liveness import remove_signs
 from imap_wal.disposal import discard, reachable
 from imap_wal.errors import InvalidSetting, LogError, LostRace
 from imap_wal.format import START

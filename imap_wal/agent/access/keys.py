@@ -24,7 +24,7 @@ from typing import Any
 
 import structlog
 
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.secret_files import read_secret_file, read_trusted_file

@@ -12,12 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from imap_wal.agent import former
-from imap_wal.agent.claims import Claims, Greeting, View
-from imap_wal.agent.liveness import SignOfLife, Watch
-from imap_wal.agent.peers import LOCAL, Peer
+from imap_wal.agent.access.peers import LOCAL, Peer
+from imap_wal.agent.membership import former
+from imap_wal.agent.membership.claims import Claims, Greeting, View
+from imap_wal.agent.membership.liveness import SignOfLife, Watch
+from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.committer import CommitRequest

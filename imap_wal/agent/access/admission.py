@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from imap_wal.agent.keys import Clients, KeyPair, read_clients, read_secret
-from imap_wal.agent.peers import Peer
+from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
+from imap_wal.agent.access.peers import Peer
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
 from imap_wal.settings import mode

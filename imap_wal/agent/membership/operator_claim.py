@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from imap_wal.agent.claims import begin, reserve
-from imap_wal.agent.liveness import present, signs
+from imap_wal.agent.membership.claims import begin, reserve
+from imap_wal.agent.membership.liveness import present, signs
 from imap_wal.layout import parse_sign_path
 from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests
 from imap_wal.read.cluster import ClusterLog
