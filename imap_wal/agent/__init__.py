@@ -9,6 +9,8 @@
     reads/      keys, load, schemas: a thread of its own with a MaterializedView
     open_log    the node's log as it is open now: sessions and `LogWriter`
     mender      opens the log again after a failure, on a thread of its own
+    payloads    the payloads of requests with changes and schemas, checked
+    handler     one request: its answer, or its place in the ring; hellos that wait for a look
     server      the loop: receive all that waits, one commit, answer; health, statistics, stop
 
 `docs/protocol.md` is the wire.

@@ -68,7 +68,7 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
             "send",
             lambda to, header, *rest: (order.append(header[0]), send(to, header, *rest))[1],
         )
-        handle = agent._handle
+        handle = agent._handler.handle
 
         def together(message: object, pending: object) -> None:
             """The append, and before its commit a beat of another connection."""
@@ -79,7 +79,7 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
                 handle(beat, pending)  # type: ignore[arg-type]
                 assert beat.request == Beat(number)
 
-        monkeypatch.setattr(agent, "_handle", together)
+        monkeypatch.setattr(agent._handler, "handle", together)
         assert member.put(a="1")[0] == "ack"
     assert order[:3] == ["beat", "sync", "ack"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent import server
+from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.liveness import Watch
 from imap_wal.errors import InvalidSetting
@@ -306,7 +306,7 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
 
 
 def test_the_wait_for_a_look_is_shorter_than_a_plug_ins_connect_timeout() -> None:
-    assert server.LOOK_S < 2.0
+    assert handler.LOOK_S < 2.0
 
 
 # ---- what counts as present ----

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from imap_wal import worker
-from imap_wal.agent import server
+from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import reads
 from imap_wal.agent.transport.router import Outbox
@@ -190,7 +190,7 @@ def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(
 ) -> None:
     with serving(settings), plugin(settings) as member:
         with monkeypatch.context() as patch:
-            patch.setattr(server, "_check_entries", full)
+            patch.setattr(handler, "check_entries", full)
             answer = member.put(a="1")
             assert answer[:2] == ["error", "not-ready"] and "No space left" in answer[2]
             member.request = 0
