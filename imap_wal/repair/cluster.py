@@ -44,6 +44,7 @@ from imap_wal.parquet.file import checksum
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.manifest import with_made_manifests
 from imap_wal.repair.node import NodeRepair
+from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
@@ -133,7 +134,7 @@ class ClusterRepair:
             if not self.wants_node(node.name):
                 continue
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
-            repair = NodeRepair(
+            plan = NodePlan(
                 self.store,
                 view,
                 node,
@@ -141,9 +142,9 @@ class ClusterRepair:
                 self.clock,
                 self.randomness,
                 self.tell,
-                lost,
                 self.drops,
             )
+            repair = NodeRepair(plan, lost)
             repair.plan(look_at_entries=self.older)
             self._nodes.append(repair)
             self.items += repair.items
