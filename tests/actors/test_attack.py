@@ -15,8 +15,9 @@ from imap_wal.agent.open_log import OpenLog
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import SALVAGE
+from imap_wal.repair.survey import tolerant_survey
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects

@@ -21,8 +21,9 @@ from imap_wal.errors import ImapWalError, ShortLog
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE, summary
+from imap_wal.repair.survey import tolerant_survey
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore

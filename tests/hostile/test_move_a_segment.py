@@ -15,8 +15,9 @@ from imap_wal.encryption import KeyedStore
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.manifest.node import node_manifests
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.repair.survey import tolerant_survey
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment

@@ -23,7 +23,7 @@ from imap_wal.errors import LostRace
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read import cluster, parquet_scan
-from imap_wal.repair import cluster as repair_cluster
+from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
 from imap_wal.rewrite import plan, publish, run
 from imap_wal.write import committer, opening, recovery
@@ -229,7 +229,7 @@ def _forgotten_with_what_shuts_their_writers_out(put: Put) -> None:
 
 
 def _snapshots_are_not_copied(put: Put) -> None:
-    put(repair_cluster.ClusterRepair, "_write_snapshot", lambda *_: None)
+    put(SnapshotRepair, "write", lambda *_: None)
 
 
 def _recovered_under_the_same_name(put: Put) -> None:

@@ -226,7 +226,8 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
     """A repaired copy must open. If the log was not damaged, the copy has all of it."""
-    from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+    from imap_wal.repair.cluster import ClusterRepair
+    from imap_wal.repair.survey import tolerant_survey
 
     store, media = operator.storage(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)
