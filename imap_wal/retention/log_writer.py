@@ -57,11 +57,11 @@ class LogWriter:
     def archive(self) -> Archived:
         """Seal the current segment, and turn what is sealed into archives. `StorageUnavailable`,
         and the errors of `Committer.rotate` and `archive_sealed`; nothing is lost then."""
-        from imap_wal.retention import archive  # see above
+        from imap_wal.retention import archive, archive_writer  # see above
 
         log, written = self.log, self.maintenance.written(self.log)
         self.committer.rotate()
-        write = archive.write_archives if self._archiver is None else self._archiver.write
+        write = archive_writer.write_archives if self._archiver is None else self._archiver.write
         with (
             self._archiving,
             storage_errors(f"archiving {log}; nothing is lost, its segments stay"),

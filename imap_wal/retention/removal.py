@@ -17,7 +17,7 @@ from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import NodeState
 from imap_wal.read.file_scan import END, SEGMENT, FileScan
-from imap_wal.retention.archive import Summary, carried, delete_segments, summarize
+from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
 
 

@@ -301,7 +301,7 @@ MUTATIONS = (
     ),
     Mutation(
         "small archives are not merged",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/archive_writer.py",
         "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:",
         "    while ordered and ordered[-1].bytes < 0:",
         "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_few_archives",
@@ -338,14 +338,14 @@ MUTATIONS = (
     ),
     Mutation(
         "object that keeps a replaced writer out deleted with the others",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/sealed_segments.py",
         "if path not in kept]",
         "if path or kept]",
         "tests/unit/test_writer.py::test_replaced_object_writer_acknowledges_nothing",
     ),
     Mutation(
         "sealed segment archived, last entry left out",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/archive_writer.py",
         "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = "
         "by_map",
         "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n "

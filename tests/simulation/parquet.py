@@ -167,7 +167,7 @@ def _decode(data: bytes, path: str) -> Batch:
 def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in all modules that write or read such files."""
     from imap_wal.read import parquet_scan
-    from imap_wal.retention import archive
+    from imap_wal.retention import archive, archive_writer
     from imap_wal.rewrite import conflicts, local_engine, plan, publish
     from pyspark_imap_wal import rewrite_engine
 
@@ -182,7 +182,16 @@ def patches() -> list[tuple[Any, str, Any]]:
         "nodes_of": _of_batch("nodes", parquet_file.nodes_of),
         "tempfile": _Tempfile,
     }
-    users = (parquet_scan, archive, conflicts, local_engine, plan, publish, rewrite_engine)
+    users = (
+        parquet_scan,
+        archive,
+        archive_writer,
+        conflicts,
+        local_engine,
+        plan,
+        publish,
+        rewrite_engine,
+    )
     return [
         (module, name, fake)
         for module in users
