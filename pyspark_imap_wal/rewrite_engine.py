@@ -27,9 +27,10 @@ from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.clears import Cleared
-from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.table import Table
 from imap_wal.rewrite.local_engine import PartWriter
@@ -103,7 +104,7 @@ class SparkEngine:
         combined = self._combine(
             spark,
             job,
-            log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
+            cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
             tasks,
         )
         held = [combined]

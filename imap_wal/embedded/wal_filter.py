@@ -21,6 +21,7 @@ from imap_wal.format import START
 from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
+from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
 from imap_wal.read.table import Table
@@ -87,7 +88,7 @@ def filtered(
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
     state = log.state()
     state.demand(policy)
-    for piece in log.pieces(state, nodes=(), snapshots=True):
+    for piece in cluster_pieces(state, nodes=(), snapshots=True):
         for changes in read_piece(log.store, piece):
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):

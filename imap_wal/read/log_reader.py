@@ -37,9 +37,10 @@ from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavail
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.node import LOG, Archive, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, NodeState
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import NodeState
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import check_seconds, check_source, location

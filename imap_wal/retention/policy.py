@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import node_manifests
-from imap_wal.read.cluster import ClusterLog, ClusterState, NodeState
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.removal import Removal, plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
 from imap_wal.settings import Settings

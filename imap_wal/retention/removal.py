@@ -15,8 +15,8 @@ from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.cluster import NodeState
 from imap_wal.read.file_scan import END, SEGMENT, FileScan
+from imap_wal.read.state import NodeState
 from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
 

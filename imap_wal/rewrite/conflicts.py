@@ -27,11 +27,13 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import Pair
 from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound
 
@@ -152,7 +154,7 @@ def found(
     }
     places: dict[tuple[str, str, bytes], str] = {}
     maps = {each.map for each in conflicts}
-    for piece in log.pieces(log.state(), maps=maps):
+    for piece in cluster_pieces(log.state(), maps=maps):
         with suppress(NotFound):  # archived meanwhile: its place is not said
             for changes in read_piece(log.store, piece, maps, positions=True):
                 check()

@@ -15,7 +15,9 @@ from imap_wal.manifest.cluster import (
     PartitionVersions,
     Snapshot,
 )
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pieces import cluster_pieces
+from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
 from imap_wal.rewrite.publish import with_table
 from imap_wal.rewrite.report import DropReport
@@ -87,7 +89,7 @@ def _versions_of(
     if state.missing or not is_of_members(state.manifest):
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}
-    for piece in log.pieces(state, until=ends, maps=(name,)):
+    for piece in cluster_pieces(state, until=ends, maps=(name,)):
         with suppress(LogError):
             for changes in log.read_on(piece, (name,)):
                 raise_versions(pairs, changes.rows)

@@ -16,9 +16,10 @@ from imap_wal.encryption import keys_of
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
-from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.read.rivals import Claim, Conflict, Noted
 from imap_wal.read.scan import read_piece
 from imap_wal.read.table import in_pages
@@ -71,7 +72,7 @@ class LocalEngine:
 
     def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
         tally, counting = Tally(job), job.decisions.counting
-        pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
+        pieces = cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(piece.bytes for piece in pieces), 0, 0
         for count, piece in enumerate(pieces):
             for changes in log.read_on(piece, job.maps):

@@ -39,8 +39,9 @@ from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
+from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX

@@ -15,8 +15,9 @@ from itertools import pairwise
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import node_manifests
-from imap_wal.read.cluster import ClusterLog, NodeState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
+from imap_wal.read.state import NodeState
 from imap_wal.retention.policy import only_expired
 from imap_wal.retention.removal import plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former

@@ -16,6 +16,7 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pieces import node_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -80,7 +81,7 @@ def restored(url: str) -> dict[bytes, entry.Row]:
     """What a restore reads."""
     cluster = ClusterLog(open_store(url), "default", "c", SystemClock(), SystemRandomness())
     found = {}
-    for piece in cluster.node_pieces(cluster.state(), "n1"):
+    for piece in node_pieces(cluster.state(), "n1"):
         for changes in read_piece(cluster.store, piece):
             found |= {row[1]: row for row in changes.rows}
     return found

@@ -23,6 +23,7 @@ from imap_wal.errors import LostRace
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read import cluster, parquet_scan
+from imap_wal.read.state import ClusterState
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
 from imap_wal.rewrite import plan, publish, run
@@ -66,7 +67,7 @@ def _state_of_the_cluster_first(put: Put) -> None:
                 missing[name] = why
             else:
                 nodes[name] = found
-        return cluster.ClusterState(manifest, nodes, missing, number)
+        return ClusterState(manifest, nodes, missing, number)
 
     put(cluster.ClusterLog, "state", state)
 

@@ -27,9 +27,11 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import epoch_of
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
+from imap_wal.read.pieces import node_pieces
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
@@ -215,7 +217,7 @@ class _Count:
 def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
     """What only the log of this node holds."""
     count = _Count(log.store)
-    for piece in log.node_pieces(state, node):
+    for piece in node_pieces(state, node):
         count.add(piece)
     return count.loss
 

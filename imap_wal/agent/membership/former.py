@@ -15,9 +15,11 @@ from dataclasses import replace
 from imap_wal.entry import ORDER
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
+from imap_wal.read.pieces import node_pieces
 from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.read.state import ClusterState
 from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
 
@@ -51,7 +53,7 @@ def last_that_count(
         removed = state.manifest.removed
         if first_cut == START:
             break
-        pieces = cluster.node_pieces(
+        pieces = node_pieces(
             ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True
         )
         try:
