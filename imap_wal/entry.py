@@ -49,7 +49,7 @@ class DataEntry(NamedTuple):
     in milliseconds, 0 for never.
 
     Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
-    the number of partitions (`imap_wal.read.clears`)."""
+    the number of partitions (`imap_wal.read.newest.clears`)."""
 
     map: str
     key: bytes

@@ -26,9 +26,9 @@ from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
 from imap_wal.read.view import live
 from imap_wal.settings import RecoveryPolicy, location

@@ -26,13 +26,13 @@ from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, FileScan
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.newest.table import Table
 from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
-from imap_wal.read.rivals import Claim, Conflict
-from imap_wal.read.table import Table
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import (
     Merged,

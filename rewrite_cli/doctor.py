@@ -21,7 +21,7 @@ from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.inspect.verify import CLEAN, plan
 from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from imap_wal.version import VERSION
 from rewrite_cli.console import output

@@ -18,13 +18,13 @@ from typing import Final, TypeAlias
 from imap_wal.entry import ORDER, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.newest.table import Table
 from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import read_piece
-from imap_wal.read.table import Table
 from imap_wal.settings import RecoveryPolicy
 
 

@@ -28,7 +28,7 @@ class EntryBatch:
     do not count included; START of a snapshot). `bytes` is what they took on storage, unpacked.
     `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment
     continues. `clears`: some of the rows may be clears, which have no key
-    (`imap_wal.read.clears`)."""
+    (`imap_wal.read.newest.clears`)."""
 
     node: str
     rows: list[Row]

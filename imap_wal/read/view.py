@@ -13,10 +13,10 @@ from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, T, from_manifest
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.partitions import Partitions
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.partitions import Partitions
+from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.pieces import cluster_pieces, node_pieces
-from imap_wal.read.rivals import Noted
 from imap_wal.read.scan import CutBack, read_piece
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
@@ -49,7 +49,7 @@ class MergeProgress:
 class RestoreStatistics:
     """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
     keys now, `conflicts` those that several nodes claim with the same order
-    (`imap_wal.read.rivals`)."""
+    (`imap_wal.read.newest.rivals`)."""
 
     records: int
     bytes: int

@@ -1,6 +1,6 @@
 """Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
-version), and nothing newer (`imap_wal.read.rivals`). This comes from the two halves of a split
-network, or from a copied node directory.
+version), and nothing newer (`imap_wal.read.newest.rivals`). This comes from the two halves of a
+split network, or from a copied node directory.
 
     find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
     decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
@@ -29,9 +29,9 @@ from imap_wal.manifest.node import Pair
 from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.rivals import Claim, Conflict
 from imap_wal.read.scan import read_piece
 from imap_wal.read.state import ClusterState
 from imap_wal.settings import RecoveryPolicy, Settings

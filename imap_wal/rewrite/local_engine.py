@@ -18,11 +18,11 @@ from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict, Noted
+from imap_wal.read.newest.table import in_pages
 from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
-from imap_wal.read.rivals import Claim, Conflict, Noted
 from imap_wal.read.scan import read_piece
-from imap_wal.read.table import in_pages
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import (
     DROP,

@@ -16,12 +16,12 @@ does not cover. It is dropped when there can be none:
     each partition up to `settled`, and readers void what is lower above its marks
     (`PartitionVersions`).
   - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.clears`) counts as
-a tombstone here; what it hides is dropped, whether the clear is kept or not. Expired entries follow
-the same rule, some minutes after they expired: the clock of this machine may differ from the
-storage's by so much.
+Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.newest.clears`)
+counts as a tombstone here; what it hides is dropped, whether the clear is kept or not. Expired
+entries follow the same rule, some minutes after they expired: the clock of this machine may differ
+from the storage's by so much.
 
-Keys that several nodes claim (`imap_wal.read.rivals`) keep all their claims in the snapshot,
+Keys that several nodes claim (`imap_wal.read.newest.rivals`) keep all their claims in the snapshot,
 tombstones and expired ones too, until `resolve` decides or something newer is written.
 """
 

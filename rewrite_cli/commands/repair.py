@@ -15,7 +15,7 @@ from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
 from imap_wal.repair.survey import tolerant_survey

@@ -25,7 +25,7 @@ from imap_wal.inspect.verify import (
     plan,
 )
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS

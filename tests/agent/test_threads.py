@@ -16,7 +16,7 @@ from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import reads
 from imap_wal.agent.transport.router import Outbox
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.index import NewestIndex
 from imap_wal.worker import Worker
 from imap_wal.write import maintenance
 from storage_backends.faults import Killed

@@ -217,7 +217,7 @@ MUTATIONS = (
     ),
     Mutation(
         "pages by rows, not by bytes",
-        "imap_wal/read/newest_index.py",
+        "imap_wal/read/newest/index.py",
         "self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)",
         "self.page_bytes = 2**62",
         "tests/rewrite/test_large_values.py::test_large_values_restore_and_rewrite_within_memory_bound",
@@ -266,7 +266,7 @@ MUTATIONS = (
     ),
     Mutation(
         "of two claims the one that was read first counts",
-        "imap_wal/read/rivals.py",
+        "imap_wal/read/newest/rivals.py",
         "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))",
         "return [*kept, new]",
         "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",

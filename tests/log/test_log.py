@@ -44,7 +44,7 @@ from imap_wal.parquet import file as parquet_file
 from imap_wal.read import log_reader
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import Bound
-from imap_wal.read.partitions import partition_id
+from imap_wal.read.newest.partitions import partition_id
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune

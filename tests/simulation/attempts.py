@@ -14,10 +14,10 @@ import pyarrow as pa
 from greenlet import getcurrent
 
 from imap_wal.clock import SeededRandomness
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading

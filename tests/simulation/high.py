@@ -24,8 +24,8 @@ from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite import conflicts, drop, local_engine, plan
 from imap_wal.rewrite.conflicts import Resolution

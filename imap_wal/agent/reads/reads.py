@@ -23,7 +23,7 @@ from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
-from imap_wal.read.partitions import Partitions
+from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker

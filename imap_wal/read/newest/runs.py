@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import msgpack
 
 from imap_wal.entry import Order
-from imap_wal.read.rivals import joined
+from imap_wal.read.newest.rivals import joined
 
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
@@ -281,7 +281,7 @@ def newest(
     entries: list[Entry], labels: Sequence[tuple[str, str, str]]
 ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
     """From entries sorted by key: the newest entry of each key, and, for keys that several nodes
-    claim, the other contenders (`imap_wal.read.rivals`)."""
+    claim, the other contenders (`imap_wal.read.newest.rivals`)."""
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
 

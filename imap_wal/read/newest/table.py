@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Order, Row
-from imap_wal.read.partitions import PartitionedKeys, Partitions
-from imap_wal.read.rivals import Claim, Conflict, conflict, joined
+from imap_wal.read.newest.partitions import PartitionedKeys, Partitions
+from imap_wal.read.newest.rivals import Claim, Conflict, conflict, joined
 
 Owned: TypeAlias = tuple[Any, ...]
 """A row of a table; with its node at the end where that is not the table's."""

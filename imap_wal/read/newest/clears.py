@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from imap_wal.entry import MAP, ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
 from imap_wal.errors import ImapWalError
-from imap_wal.read.partitions import partition_number
-from imap_wal.read.rivals import Claim
+from imap_wal.read.newest.partitions import partition_number
+from imap_wal.read.newest.rivals import Claim
 
 NONE: frozenset[int] = frozenset()
 COUNTS_MAX = 64
