@@ -17,8 +17,9 @@ from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
+from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, survey
-from imap_wal.inspect.verify import CLEAN, plan
+from imap_wal.inspect.verify import plan
 from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE

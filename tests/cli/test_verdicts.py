@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
+from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import survey
-from imap_wal.inspect.verify import Deadline, Finding, check, plan
+from imap_wal.inspect.verify import check, plan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
