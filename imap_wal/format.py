@@ -27,8 +27,8 @@ value of 16 bytes. In its frames, the msgpack stream is replaced:
     32    ciphertext of the msgpack stream
        16 tag
 
-The CRC covers these bytes as they are, so damage is found without a key. `imap_wal.encryption` says
-what key, nonce, tag and check value are.
+The CRC covers these bytes as they are, so damage is found without a key.
+`imap_wal.security.encryption` says what key, nonce, tag and check value are.
 
 The first twelve bytes of the header and the place of its CRC stay the same in every version, so
 that a flipped bit can be distinguished from a newer version.

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, Self, Unpack
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.opening import next_incarnation
-from imap_wal.encryption import with_keys
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import (
     Closed,
@@ -48,6 +47,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.security.encryption import with_keys
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose, location
 from imap_wal.write.committer import CommitRequest, CommitStatistics
 from imap_wal.write.context import LogContext

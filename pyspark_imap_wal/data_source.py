@@ -18,8 +18,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from imap_wal.credentials import Credentials
-from imap_wal.encryption import open_store
 from imap_wal.entry import KEY, VALUE, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
@@ -31,6 +29,8 @@ from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.read.view import live
+from imap_wal.security.credentials import Credentials
+from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy, location
 from storage_backends import SegmentStore
 from storage_backends.location import Location

@@ -21,7 +21,6 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from imap_wal.clock import SystemRandomness
-from imap_wal.encryption import open_store
 from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
@@ -44,6 +43,7 @@ from imap_wal.rewrite.plan import (
     Totals,
     worth_reading,
 )
+from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
 from storage_backends import StorageError
 

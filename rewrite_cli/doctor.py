@@ -14,7 +14,6 @@ from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
-from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import CLEAN
@@ -24,6 +23,7 @@ from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
+from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
 from rewrite_cli.console import output
 from rewrite_cli.console.failures import Failed

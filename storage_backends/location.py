@@ -61,7 +61,7 @@ class Location(str):
     made there, on a local storage; folders get the same and the right to enter. `known`: options by
     the places that they are for, as in a file of credentials; for the segments, where only the root
     says where they are. `encryption_keys`: where the keys of what is stored there come from, and
-    not the keys themselves; stores do not use it, `imap_wal.encryption` does."""
+    not the keys themselves; stores do not use it, `imap_wal.security.encryption` does."""
 
     __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]

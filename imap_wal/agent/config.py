@@ -13,8 +13,8 @@ from typing import Any, Self
 from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.membership.start import StartPolicy, StartRules
-from imap_wal.credentials import Credentials
 from imap_wal.errors import InvalidSetting
+from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings, check_seconds, location, mode, nearest, refuse_wrong_types
 from storage_backends.location import without_secrets
 
@@ -39,7 +39,7 @@ class AgentConfig:
     to do. `clock_offset_ms` shifts this agent's clock (for tests). `storage_options`,
     `wal_dir_options`: options of the storages of `url` and `wal_dir`. They may be secrets, so the
     `repr` of this object does not show them. `credentials`: a file that has them
-    (`imap_wal.credentials`)."""
+    (`imap_wal.security.credentials`)."""
 
     url: str
     wal_dir: str = ""

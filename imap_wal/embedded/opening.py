@@ -15,13 +15,13 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.serializer import MsgpackSerializer, Serializer
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.encryption import with_keys
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose, location
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import OTHER_NODE, NodeLog

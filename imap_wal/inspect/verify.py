@@ -21,7 +21,6 @@ from functools import partial
 from itertools import zip_longest
 
 from imap_wal import layout
-from imap_wal.encryption import keys_of
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.advice import MISSING
@@ -39,6 +38,7 @@ from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
+from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
 
 

@@ -31,7 +31,6 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import msgpack
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import with_keys
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
@@ -41,6 +40,7 @@ from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_piece
 from imap_wal.read.state import NodeState
+from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import check_seconds, check_source, location

@@ -18,7 +18,6 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.encryption import keys_of
 from imap_wal.entry import ORDER
 from imap_wal.errors import NotRepairable
 from imap_wal.format import Position
@@ -48,6 +47,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 

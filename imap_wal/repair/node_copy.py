@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imap_wal import format
-from imap_wal.encryption import cipher_of
 from imap_wal.parquet import salvage
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.segment import dropped, pieces_of
+from imap_wal.security.encryption import cipher_of
 from storage_backends import SegmentStore
 
 

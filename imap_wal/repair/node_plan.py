@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import keys_of, sealed
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
+from imap_wal.security.encryption import keys_of, sealed
 from imap_wal.segment.listing import WalFolder, sorted_out
 from imap_wal.segment.salvage import Place, Scan
 from storage_backends import SegmentStore

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imap_wal import format, layout
-from imap_wal.encryption import SEAL_BYTES, resealed
 from imap_wal.errors import NotRepairable
 from imap_wal.format import START, Home, Position
 from imap_wal.inspect import older_manifests
@@ -32,6 +31,7 @@ from imap_wal.repair.segment import (
     renamed,
     text,
 )
+from imap_wal.security.encryption import SEAL_BYTES, resealed
 from imap_wal.segment.listing import WalFolder
 from imap_wal.segment.salvage import Place, Scan, scan_segment
 

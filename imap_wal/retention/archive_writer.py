@@ -15,8 +15,6 @@ import msgpack
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.encryption import keys_of
-from imap_wal.encryption_keys import Keys
 from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.format import Position
 from imap_wal.manifest import key_checks
@@ -26,6 +24,8 @@ from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, t
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.scan import read_piece
 from imap_wal.retention.sealed_segments import Summary
+from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption_keys import Keys
 from storage_backends import SegmentStore
 
 OPEN_FILES_MAX = 128

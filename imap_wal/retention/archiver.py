@@ -22,9 +22,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from imap_wal.encryption import open_store
 from imap_wal.errors import Closed, ImapWalError
 from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
+from imap_wal.security.encryption import open_store
 from storage_backends import SegmentStore
 
 HERE_BYTES_MAX = 1024 * 1024

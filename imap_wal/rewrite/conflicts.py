@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Self
 
 from imap_wal import layout
-from imap_wal.encryption_keys import Keys
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
@@ -34,6 +33,7 @@ from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.read.state import ClusterState
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound
 

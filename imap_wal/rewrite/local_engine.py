@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption import keys_of
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
@@ -35,6 +34,7 @@ from imap_wal.rewrite.plan import (
     worth_reading,
 )
 from imap_wal.rewrite.publish import latest_expiry
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from imap_wal.encryption import keys_of
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
@@ -14,6 +13,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
-from imap_wal.encryption import KeyedStore
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.manifest.node import node_manifests
@@ -19,6 +18,7 @@ from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
 from imap_wal.repair.survey import tolerant_survey
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.security.encryption import KeyedStore
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment
 from imap_wal.segment.verdict import CLEAN, Place, judge

@@ -10,8 +10,8 @@ import pytest
 
 import imap_wal
 from imap_wal import log
-from imap_wal.encryption import check_value
 from imap_wal.errors import EncryptionError
+from imap_wal.security.encryption import check_value
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving

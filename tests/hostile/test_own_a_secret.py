@@ -12,10 +12,10 @@ import pytest
 from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.transport.gate import new_pair
-from imap_wal.credentials import Credentials
-from imap_wal.encryption_keys import Keys
 from imap_wal.errors import InvalidSetting
-from imap_wal.secret_files import read_secret_file, read_trusted_file
+from imap_wal.security.credentials import Credentials
+from imap_wal.security.encryption_keys import Keys
+from imap_wal.security.secret_files import read_secret_file, read_trusted_file
 from tests.encrypted import key
 
 OTHER = 65534

@@ -23,8 +23,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.credentials import Credentials
 from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.security.credentials import Credentials
 from rewrite_cli.cli import main
 from storage_backends import StorageError, objects, open_store
 from storage_backends.location import Location, Veil, located, without_secrets

@@ -99,7 +99,7 @@ class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
     def __init__(self, folder: Path, schema: Any, keys: Any, log: str = "") -> None:
-        self._encrypted = False  # segments are: see `imap_wal.encryption`
+        self._encrypted = False  # segments are: see `imap_wal.security.encryption`
         self._placed = schema is parquet_file.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []

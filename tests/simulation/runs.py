@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 import imap_wal
-from imap_wal.encryption_keys import Keys
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
+from imap_wal.security.encryption_keys import Keys
 from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
 from tests.encrypted import ring

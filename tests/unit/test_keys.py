@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.encryption_keys import KeyRing, Keys
 from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.security.encryption_keys import KeyRing, Keys
 from imap_wal.settings import Settings
 from tests.encrypted import key, key_file, ring
 

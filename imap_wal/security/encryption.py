@@ -33,7 +33,6 @@ import msgpack
 
 import storage_backends
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import (
     FRAME_HEADER_BYTES,
@@ -45,6 +44,7 @@ from imap_wal.format import (
     decode_header,
     with_crc,
 )
+from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gate import GatedStore

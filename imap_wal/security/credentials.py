@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.errors import InvalidSetting
-from imap_wal.secret_files import read_secret_file
+from imap_wal.security.secret_files import read_secret_file
 from storage_backends.location import Location, located, without_secrets
 
 
