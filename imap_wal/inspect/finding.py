@@ -23,10 +23,9 @@ CUT = "the next start cuts it off"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`,
-    `last_lost`: positions of the first and last entry that cannot be read; `frames_after`: whole
-    frames behind the damage; `lost_records`: how many entries cannot be read. None where it cannot
-    be told."""
+    """The finding about one file. `offset`: of the first byte that is not whole. `first_lost`,
+    `last_lost`: positions of the first and last entry that cannot be read. `frames_after`: whole
+    frames after the damage. `lost_records`: how many entries cannot be read. None: unknown."""
 
     file: str
     kind: str
@@ -41,7 +40,7 @@ class Finding:
     what: str = ""
     advice: str = ""
     unopened: bool = False
-    """It is encrypted, and was read without its key: only its checksums were verified."""
+    """The file is encrypted and its key is missing: only its checksums were verified."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,7 +48,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One file to be read. `age`: how many of its kind and node are newer."""
+    """One file to read. `age`: how many of its kind and node are newer."""
 
     file: str
     bytes: int
@@ -59,7 +58,7 @@ class Unit:
 
 
 class OutOfTime(Exception):
-    """The deadline has passed: what was being read does not count as checked."""
+    """The deadline has passed: the file being read does not count as checked."""
 
 
 class Deadline:
@@ -70,13 +69,13 @@ class Deadline:
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def check(self) -> None:
-        """`OutOfTime` when it has passed."""
+        """`OutOfTime` if it has passed."""
         if self._end is not None and self._clock.monotonic() >= self._end:
             raise OutOfTime
 
 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
-    """From what a reader raised."""
+    """The finding for an error of a reader."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
     return Finding(
         file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error)

@@ -31,7 +31,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 def check_parquet(
     store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
-    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
+    """`wanted`: the manifest's checksum of the whole file, 0 if it has none."""
     found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
     if piece.first > START:
         found = replace(
@@ -92,7 +92,7 @@ def check_parquet(
 
 
 def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
-    """Why the absence of a file is damage: the manifest, read again, names it; None where it does
+    """Why a missing file is damage: the manifest, read again, still names it. None if it does
     not."""
     folders = piece.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
@@ -104,7 +104,7 @@ def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
 
 
 def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
-    """With what `repair` can read of a damaged file."""
+    """Adds what `repair` can read of a damaged file."""
     try:
         kept = survey_file(
             store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None

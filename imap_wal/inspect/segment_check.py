@@ -28,11 +28,11 @@ from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, jud
 from storage_backends import NotFound, SegmentStore
 
 NAMED_MAX = 100
-"""How many entries of a segment a finding names."""
+"""How many invalid entries of a segment a finding names."""
 
 
 class _Read(NamedTuple):
-    """What a segment says: `wrong` are entries with impossible content. `unread`: why it was not
+    """A segment that was read. `wrong`: its entries with invalid content. `unread`: why it was not
     decrypted."""
 
     verdict: Verdict
@@ -58,9 +58,10 @@ def _read_segment(
         manifest.checkpoint,
         manifest.newest,
     )
+    # Without a gap.
     paths = [
         each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
-    ]  # none is missing
+    ]
     records, ended_at = 0, -1
     wrong: list[str] = []
     unread: EncryptionError | None = None
@@ -93,9 +94,8 @@ def _read_segment(
             )
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
-        ended_at = (
-            verdict.end
-        )  # perhaps a commit under way: damage stays where it is, a writer goes on
+        # Perhaps a commit under way: a writer continues, but damage does not move.
+        ended_at = verdict.end
 
 
 def check_segment(
@@ -155,8 +155,9 @@ def check_segment(
 
 
 def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
-    """Of an encrypted file that the keys do not open. Without its key, its checksums were verified,
-    and that is said. Another key under its id, or a file that should be encrypted, is a finding."""
+    """For an encrypted file that the keys do not open. Without its key only its checksums were
+    verified, and `what` says so. Another key under its id, or an unencrypted file where encryption
+    is required, is a finding."""
     what = error.what
     if verdict.status != CLEAN:
         found = replace(
@@ -174,7 +175,7 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
-    """Invalid entries of an undamaged frame: what is wrong, and where. Only early versions wrote
+    """Invalid entries of an undamaged frame, with their positions. Only early versions wrote
     them."""
     try:
         decoded(frame.payload, frame.count)
@@ -192,7 +193,7 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
 
 
 def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
-    """With what can be told of the damaged frames. `records` are those that `repair` can read."""
+    """Adds the known facts about damaged frames. `records` are those that `repair` can read."""
     try:
         scan = scan_segment(store, segment.path, home)
     except EncryptionError as error:

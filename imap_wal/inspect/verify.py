@@ -1,15 +1,14 @@
 """Reads every byte of a log and says, file by file, what is whole and what is not.
 
-    plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each
-            file to read
+    plan    what listings and manifests say (files that are missing), and a `Unit` for each file
     check   reads the units, newest first, until the time is over: `segment_check`, `parquet_check`
 
-`imap_wal.segment.verdict` has the statuses of a segment. A finding has four:
+`imap_wal.segment.verdict` has the statuses of a segment. A finding has one of four:
 
-    clean        all there
-    torn-tail    a torn tail, or a header that was never whole: a crash, nothing acknowledged is
+    clean        whole
+    torn-tail    a torn tail, or a header that was never whole: a crash; nothing acknowledged is
                  lost
-    corrupt      bytes changed, missing or another log's; `first_lost` is the first position that
+    corrupt      bytes changed, missing or of another log; `first_lost` is the first position that
                  cannot be read
     unsupported  written by a newer version
 """
@@ -45,9 +44,9 @@ from storage_backends import SegmentStore
 def check(
     units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 ) -> tuple[list[Finding], list[Unit]]:
-    """Read the units: what was found, and those that there was no time for. Newest first, over all
-    nodes: the newest segments are what the next start scans, and what stands in no archive and no
-    snapshot yet; then archives, then snapshots, which hold what has been safe for longest."""
+    """Read the units; return the findings, and the units that the time did not suffice for. Newest
+    segments first, over all nodes: the next start scans them, and no archive or snapshot has their
+    entries yet. Then archives, then snapshots, whose entries are the oldest."""
     order = {"segment": 0, ARCHIVE: 1, SNAPSHOT: 2}
     left = sorted(units, key=lambda unit: (order[unit.kind], unit.age))
     findings: list[Finding] = []
@@ -64,7 +63,7 @@ def check(
 def plan(
     store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]
 ) -> tuple[list[Finding], list[Unit]]:
-    """What of a cluster is told without reading its files, and the files to read. A missing node is
+    """Findings that need no reading of a cluster's files, and the files to read. A missing node is
     a finding about its folder."""
     if view.of_no_manifest:
         whose = "the cluster" if view.logs else "the cluster and no log of a node"
@@ -79,7 +78,7 @@ def plan(
     wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
-        advice_of_keys = "bring back the key that had this id; a new key takes a new id"
+        advice_of_keys = "bring back the key that had this id; a new key needs a new id"
         findings.append(
             Finding(
                 newest,
@@ -141,7 +140,7 @@ def plan(
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
-    """Files in nodes' folders that are not imap-wal's; they are ignored."""
+    """Files in nodes' folders that imap-wal did not write; they are ignored."""
     known = {archive.path for node in view.nodes for archive in node.manifest.archives}
     found = []
     for node in view.nodes:
@@ -230,7 +229,7 @@ def _plan_node(
                 node,
                 segment.epoch,
                 range(expected, segment.number),
-                "this segment is missing: the log goes on after it",
+                "this segment is missing: the log continues after it",
             )
         expected = segment.number + 1
         later = living[index + 1 :]
@@ -248,12 +247,12 @@ def _plan_node(
         node,
         manifest.checkpoint.epoch,
         missing,
-        "this segment is missing: the manifest names what it held",
+        "this segment is missing: the manifest refers to its entries",
     )
 
 
 def _manifest(path: str, newer: str) -> Finding:
-    """`newer`: why the files beside it are newer than it."""
+    """`newer`: why the files next to it are newer."""
     if not newer:
         return Finding(path, "manifest", CLEAN)
     what = f"this manifest is older than the files beside it ({newer})"

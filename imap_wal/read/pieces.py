@@ -21,8 +21,8 @@ def cluster_pieces(
     snapshots: bool = True,
     covered: bool = False,
 ) -> list[FileScan]:
-    """The files to read, snapshots first, then node by node in log order. `covered=True` reads
-    also what a snapshot covers, if it is still there."""
+    """The files to read, snapshots first, then node by node in log order. `covered=True` also
+    reads what a snapshot covers, if it still exists."""
     found: list[FileScan] = []
     if snapshots:
         for name, snapshot in sorted(state.manifest.snapshots.items()):
@@ -126,7 +126,7 @@ def segment_piece(log: NodeState, index: int, since: Position | None) -> FileSca
 
 
 def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
-    """The part files of a snapshot, with what the manifest says of each."""
+    """The part files of a snapshot, with their facts from the manifest."""
     count = len(snapshot.files)
     sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
     rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count

@@ -1,12 +1,12 @@
 """A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
 
-    plan    every byte is read; the items say what is kept and what is given up
+    plan    reads every byte; the items say what is kept and what is given up
     write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims
             ─▶ cluster's manifest ─▶ markers are removed
-    prefer  keys that a node and others claim are decided for it: a rewrite of their maps in the
+    prefer  decides keys that several nodes claim for one node, by a rewrite of their maps in the
             copy, before the markers are removed
 
-A marker is a manifest number 0 that no version reads: until the real manifest has a higher number,
+A marker is a manifest number 0 that no version reads: until a real manifest has a higher number,
 the copy cannot be opened.
 """
 
@@ -52,8 +52,8 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 
 UNFINISHED = "of an imap-wal repair that did not finish"
-"""A marker's format, in place of a number: readers say "manifest format of an imap-wal repair that
-did not finish"."""
+"""A marker has this in place of the format number, so a reader's error says "manifest format of an
+imap-wal repair that did not finish"."""
 
 
 OF_NO_CLUSTER = "imap-wal repair"
@@ -62,7 +62,7 @@ OF_NO_CLUSTER = "imap-wal repair"
 
 @dataclass
 class ClusterRepair:
-    """See the module."""
+    """See the module's docstring."""
 
     store: SegmentStore
     view: ClusterView
@@ -70,11 +70,11 @@ class ClusterRepair:
     wants_node: Callable[[str], bool]
     tell: Callable[[str], None]
     lost_manifests: Mapping[str, int] = field(default_factory=dict)
-    """Manifest folder → how many of its newest cannot be read."""
+    """Manifest folder → how many of its newest manifests cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
     drops: frozenset[Position] = frozenset()
-    """Entries to set aside, of the one node that is repaired."""
+    """Entries to leave out, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: SnapshotRepair = field(init=False)
@@ -82,11 +82,11 @@ class ClusterRepair:
     _newer: str = ""
     _manifest: ClusterManifest | None = None
     _claims: ClaimManifest | None = None
-    """None: the newest that can be read is copied."""
+    """None: the newest readable one is copied."""
 
     def plan(self) -> None:
-        """Read everything; `items` then tells. `NotRepairable` where manifests are gone, and the
-        files do not say enough to make new ones."""
+        """Read everything and fill `items`. `NotRepairable` if manifests are missing and the files
+        do not say enough to make new ones."""
         for node in self.view.nodes:
             what, way_out = (
                 older_manifests.other_log(self.store, self.view, node)
@@ -111,7 +111,7 @@ class ClusterRepair:
             if self.wants_node(name):
                 what = (
                     f"node {name!r} is registered with log directory "
-                    f"{view.manifest.nodes[name]}, which is not here: the copy misses it too"
+                    f"{view.manifest.nodes[name]}, which is not here: the copy lacks it too"
                 )
                 self.items.append(
                     Item(
@@ -157,9 +157,9 @@ class ClusterRepair:
         self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
-        """Make the copy. After an error, what is left is not opened as a log, and no other repair
-        takes it for a whole copy. `prefer`: the node whose claims count. Returns the maps that had
-        some."""
+        """Write the copy. If this fails, the rest is not opened as a log, and no other repair takes
+        it for a whole copy. `prefer`: the node whose claims count. Returns the maps with such
+        claims."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -200,7 +200,7 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """The cluster's manifest that is used is older than what is beside it: newer ones are
+        """Whether the cluster's manifest in use is older than the files next to it: newer ones are
         lost, or all."""
         return self._lost > 0 or bool(self._newer) or not self.view.manifest_number
 
@@ -218,7 +218,7 @@ class ClusterRepair:
 
     @property
     def _number(self) -> int:
-        """A node refuses a cluster's manifest with a lower number than it has seen."""
+        """The number of the copy's manifest. A node refuses a lower one than it has seen."""
         return max(self.view.manifest_number + self._lost, self._seen.number) + 1
 
     def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
@@ -293,7 +293,7 @@ class ClusterRepair:
                 for name, directory in self._registered().items()
                 if self.wants_node(name)
             },
-            # Each lost manifest may have given one that is recorded nowhere else.
+            # Each lost manifest may have assigned one that is recorded nowhere else.
             incarnation=max(
                 manifest.incarnation + lost,
                 self._seen.incarnation + self._lost_claims,
@@ -351,7 +351,7 @@ class ClusterRepair:
         )
 
     def _note_unknown_logs(self, known: Collection[str]) -> None:
-        """Logs that were opened in this cluster, and of which nothing else is here."""
+        """Adds items for logs that were opened in this cluster and have no files here."""
         wanted = {node.manifest.directory for node in self.view.nodes}
         for directory in sorted(self.view.opened.keys() - set(known) - wanted):
             what = (
@@ -370,11 +370,10 @@ class ClusterRepair:
             )
 
     def _plan_claims(self, incarnation: int) -> None:
-        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of
-        may have been followed by another: the copy then has a claim of the last incarnation for no
-        cluster, and every cluster that comes back has to start anew. The lost one may also have had
-        a token that the one before it has not: unless it is known that there was none, the copy is
-        closed until an operator decides."""
+        """The copy's claims, if newer ones may be lost. The cluster of the newest readable claim
+        may have had a successor. So the copy has a claim of the last incarnation for no cluster,
+        and every cluster that returns must start anew. The lost manifest may also have had a token:
+        unless it is known that there was none, the copy is closed until an operator decides."""
         view, older = self.view, older_manifests.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
         unknown = self._claims_unknown
@@ -383,7 +382,7 @@ class ClusterRepair:
                 self.items.append(Item(name, "manifest", "clean", COPIED))
             return
         closed = view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.older
-        # A claim says that members write here. Where nothing is known, it may be a log of programs.
+        # A claim says that members write here. Without any manifest it may be a log of programs.
         claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
         self._claims = replace(claims, closed=closed)
         what = f"it is older than the manifest of the cluster ({older})"
@@ -411,8 +410,8 @@ class ClusterRepair:
 
     @property
     def _claims_unknown(self) -> bool:
-        """Neither claims nor the cluster's manifest are here, and agents may have written the log:
-        nothing says whether it had a token."""
+        """Whether neither claims nor the cluster's manifest are left, and agents may have written
+        the log: then it is unknown whether it had a token."""
         view = self.view
         of_agents = any(
             node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
@@ -420,7 +419,7 @@ class ClusterRepair:
         return of_agents and not view.claims_number and not view.manifest_number
 
     def _registered(self) -> dict[str, str]:
-        """Node → log directory; where the manifest is older, also of those that joined later."""
+        """Node → log directory; if the manifest is older, with nodes that joined later."""
         known = dict(self.view.manifest.nodes)
         if self.older:
             for node in self.view.nodes:
@@ -429,7 +428,7 @@ class ClusterRepair:
         return known
 
     def _incarnation(self) -> int:
-        """Where the manifest is older: the highest of all entries that can be read."""
+        """If the manifest is older: the highest of all readable entries."""
         found = [repair.highest.incarnation for repair in self._nodes]
         if self.older:
             snapshots = self._snapshots.planned.values()

@@ -33,15 +33,14 @@ class SnapshotRepair:
         self.anew: set[str] = set()
         """Files that are rewritten."""
         self.generation = 0
-        """The highest of a folder of snapshots."""
+        """The highest generation that has a folder."""
         self.taken_in: list[str] = []
-        """Files of snapshots that no manifest names."""
+        """Files of snapshots that no manifest names but the copy keeps."""
 
     def unnamed(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, where that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may be gone. Where no
-        manifest is left, the newest one may be of a rewrite that did not finish: then all files
-        that are here."""
+        """Map → files of its newest generation, if that is newer than the one that the manifest
+        names. A lost manifest may have named it, and the log below it may have been removed. If no
+        manifest is left, the newest generation may be of an unfinished rewrite: then all files."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -69,17 +68,16 @@ class SnapshotRepair:
         return {name: files for name, (_, files) in newest.items() if files}
 
     def adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files too. Its marks are not raised: what the log still
-        holds above them is read, and the newest change of each key wins."""
+        """The snapshot with these files added. Its marks stay as they are: the log above them is
+        read, and the newest change of each key wins."""
         known = self._view.manifest.snapshots.get(name)
         if known is None:
             known = Snapshot(0, (), {}, 0, 0, 0, self._clock.now_ms())
         if not unnamed:
             return known
         there = {file.path for file in self._store.list(f"{self._view.folder}/snapshot")}
-        old = [
-            (path, checksum) for path, checksum in _files(known) if path in there
-        ]  # a file that is gone was replaced by the newer
+        # A missing file was replaced by the newer ones.
+        old = [(path, checksum) for path, checksum in _files(known) if path in there]
         files = [*old, *((file.path, 0) for file in unnamed)]
         self.taken_in += [file.path for file in unnamed]
         return replace(
@@ -164,7 +162,7 @@ class SnapshotRepair:
 
 
 def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """Each with the checksum that the manifest has of it, 0 where it has none."""
+    """Each file with its checksum in the manifest, 0 if it has none."""
     return [
         (str(path), int(known))
         for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)

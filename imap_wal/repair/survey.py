@@ -12,13 +12,13 @@ from storage_backends import SegmentStore, StoredFile
 def tolerant_survey(
     store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
 ) -> tuple[list[ClusterView], dict[str, int]]:
-    """Like `survey`, but where the newest manifest is damaged an older one speaks; and how many
+    """Like `survey`, but uses an older manifest if the newest is damaged. Also returns how many
     newer ones of each folder cannot be read."""
     without = _Without(store)
     while True:
         try:
-            views = survey(without, namespaces, clusters)  # it lists and reads, no more
-            for view in views:  # what a manifest has packed is parsed when it is first used
+            views = survey(without, namespaces, clusters)
+            for view in views:  # the packed part of a manifest is parsed at its first use
                 for manifest in (
                     view.manifest.snapshots,
                     *(node.manifest.archives for node in view.nodes),
