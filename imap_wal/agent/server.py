@@ -1,7 +1,7 @@
-"""The agent's loop: receive all that waits, put the appends in the ring, commit once, answer.
+"""The agent's loop: receive all waiting requests, put the appends in the ring, commit once, answer.
 
-While a commit is under way, requests gather in the socket; so the busier the members, the larger
-the commits. No thread is handed anything on the write path.
+While a commit runs, requests collect in the socket: the higher the load, the larger the commits.
+The write path uses only one thread.
 """
 
 from __future__ import annotations
@@ -78,30 +78,29 @@ from storage_backends.ownership import doubts
 
 TICK_MS = 200
 LOOK_S, LOOK_TICK_MS = 1.0, 10
-"""A hello that claims the log waits for a look at the signs of other agents: at most for this time,
+"""A hello that claims the log waits for a look at the signs of other agents, at most for this time,
 which is shorter than a plug-in's connect-timeout-ms."""
 STOP_S = 1.0
-"""How long a stop serves hellos and similar requests that wait; the others are refused."""
+"""How long a stop serves waiting hellos and similar requests; the rest is refused."""
 CLOSE_S = 5.0
-"""How long a stop waits for a log that is just being opened again."""
+"""How long a stop waits for a log that is being opened again."""
 
 STOPS = "the agent stops"
 
 READS = ("keys", "list", "load", "maps", "schemas")
 SLOW = Hello | View | Stat | Bye | Malformed
-"""Requests without changes, which may take as long as a commit: each waits for its turn
-(`lane`)."""
+"""Requests without changes, which may take as long as a commit: they wait in the lane."""
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
-"""What can be raised by reading a payload that is not as in `docs/protocol.md`."""
+"""What reading a payload can raise if it is not as in `docs/protocol.md`."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An append that is in the ring: whom to answer, and how. Or, without a batch, an answer that
-    must not overtake those before it."""
+    """An append in the ring, with the data for its answer. Without a batch: an answer that must
+    stay after the earlier answers."""
 
     sender: bytes
     number: int
@@ -113,7 +112,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A hello whose answer needs what look `number` finds."""
+    """A hello whose answer depends on look `number`. `until`: when it is answered at the latest
+    (monotonic seconds)."""
 
     message: Message
     number: int
@@ -121,7 +121,8 @@ class Kept:
 
 
 class Agent:
-    """One run of the agent. `serve` returns after `stop`."""
+    """One run of the agent. `serve` returns after `stop`. Raises `InvalidSetting`, and the errors
+    of `open_node_log`."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
@@ -136,9 +137,10 @@ class Agent:
         self._started = self._clock.monotonic()
         self._mender: Mender[OpenLog] | None = None
         self._kept: dict[bytes, Kept] = {}
-        """By the sender."""
+        """By sender."""
         self._schemas: dict[int, Schema] = {}
-        """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
+        """The schemas that this agent wrote or found in its node's manifest. `Reads` has the
+        others."""
         self._lines = Lines(self._clock)
         self._room = Room()
         self._lane = Lane(self._clock, self._room)
@@ -150,7 +152,7 @@ class Agent:
         with ExitStack() as opened:
             opened.callback(self._store.close)
             owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
-            # Before the log: an agent that is refused here has changed nothing.
+            # Before the log: an agent that is refused here must change nothing.
             endpoint = EndpointLock(
                 config.endpoint,
                 owner,
@@ -187,22 +189,23 @@ class Agent:
         self._schemas = sound | self._schemas
 
     def stop(self) -> None:
-        """Have `serve` return after the commit under way. Safe from a signal handler."""
+        """Make `serve` return after the current commit. Safe in a signal handler."""
         self._stopping = True
 
     def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Answer until `stop`; then commit what waits and write the clean-shutdown frame."""
+        """Serve requests until `stop`; then commit what waits and write the clean-shutdown frame.
+        Raises `Fenced` if another process takes over the log."""
         if ready is not None:
             ready()
         clean = False
         try:
             while not self._stopping:
                 self._turn(TICK_MS)
-            self._turn(0)  # what arrived before the signal
+            self._turn(0)  # requests that arrived before the signal
             self._end_lane()
             clean = True
         finally:
-            with ExitStack() as closing:  # each of them, whatever another one raises
+            with ExitStack() as closing:  # each callback runs, even if another one raises
                 closing.callback(self._store.close)
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
                 closing.callback(self._close_log, clean)
@@ -242,7 +245,7 @@ class Agent:
                 self._handle(message, pending)
         self._take_up(pending)
         self._commit(pending)
-        for message in self._reads.unanswered():  # its thread is dead: answer those who wait
+        for message in self._reads.unanswered():  # the thread of reads is dead
             self._read_refused(message)
         self._serve_lane()
         self._lines.settle()
@@ -251,7 +254,7 @@ class Agent:
         self._mend()
 
     def _commit(self, pending: list[Pending]) -> None:
-        """Commit what is in the ring, and answer."""
+        """Commit the content of the ring, and answer."""
         if not pending:
             return
         acks_before = self.config.log.durability is Durability.ASYNC
@@ -259,20 +262,20 @@ class Agent:
             self._answer(pending)
         if (
             self._mender is None
-        ):  # else nothing is in the ring, and whoever closes the log may be waiting for the storage
+        ):  # otherwise the ring is empty, and the mender may be waiting for the storage
             self._committer.commit_ready()
         if not acks_before:
             self._answer(pending)
 
     def _put_aside(self, message: Message, pending: list[Pending]) -> None:
-        """Serve it when it is its turn."""
+        """Queue a request in the lane."""
         if isinstance(message.request, Malformed) and message.kind not in READS:
-            self._sessions.shut(message.sender)  # from now on, not from its turn on
+            self._sessions.shut(message.sender)  # at once, before the request is served
         if not self._lane.put(message):
             self._refuse(message, "not-ready", "too many requests wait for their answers", pending)
 
     def _serve_lane(self) -> None:
-        """Requests that take long: as many as it is time for, which is one while changes arrive."""
+        """Serve due requests from the lane: only one while changes arrive."""
         until = self._clock.monotonic() + TURN_S
         while (message := self._lane.take()) is not None:
             began = self._clock.monotonic()
@@ -282,7 +285,7 @@ class Agent:
                 return
 
     def _end_lane(self) -> None:
-        """At a stop: serve what waits for a moment, and refuse the rest."""
+        """At a stop: serve waiting requests for `STOP_S`, and refuse the rest."""
         until = self._clock.monotonic() + STOP_S
         while (message := self._lane.take(at_once=True)) is not None:
             if self._clock.monotonic() < until:
@@ -314,8 +317,7 @@ class Agent:
         )
 
     def _take_up(self, pending: list[Pending]) -> None:
-        """The hellos that waited for a look which is done, or takes too long: as many as it is time
-        for."""
+        """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
         until = self._clock.monotonic() + TURN_S
         for sender, kept in list(self._kept.items()):
             looked = self._sessions.start.looked(kept.number)
@@ -328,7 +330,7 @@ class Agent:
     def _keep(
         self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]
     ) -> None:
-        """Until the next look is done."""
+        """Keep a hello until the next look is done, or refuse it if it has waited too long."""
         until = self._clock.monotonic() + LOOK_S if before is None else before.until
         if before is not None and self._clock.monotonic() >= until:
             trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
@@ -342,21 +344,21 @@ class Agent:
             )
 
     def _unkeep(self, sender: bytes) -> Kept | None:
-        """The hello of this connection that waited for a look; None: there was none."""
+        """Remove and return the hello of this connection that waits for a look; None: there is
+        none."""
         kept = self._kept.pop(sender, None)
         if kept is not None:
             self._room.leave(kept.message.memory)
         return kept
 
     def _handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
-        """Answer a request, or queue it for its answer. Raises nothing, whatever the message
-        holds."""
+        """Answer a request, or queue it for its answer. Raises nothing for any message."""
         try:
             self._serve(message, pending, kept)
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self._refuse(message, "too-large", _text(error), pending)
-        except BadSchema as error:  # a metadata message has no changes, so changes may follow
+        except BadSchema as error:  # the connection stays usable: no change was refused
             self._lines.warning(
                 "schema refused",
                 (self._router.peer(message.user).name, _text(error)),
@@ -393,7 +395,7 @@ class Agent:
                 error=_text(error),
             )
             self._refuse(message, "not-ready", _text(error), pending)
-        except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
+        except Exception as error:  # noqa: BLE001  # from a storage driver or a bug: other requests must be served
             self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
             self._refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
@@ -447,8 +449,8 @@ class Agent:
             self._welcome(sender, number, 0, reading.incarnation)
             return
         if self._mender is None:
-            # What came before it: `last_request` must be true, and a new incarnation begins after
-            # it.
+            # Commit the earlier appends: `last_request` must be correct, and a new incarnation
+            # begins after them.
             self._committer.commit_ready()
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
@@ -495,7 +497,7 @@ class Agent:
         incarnation: int,
         former: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`session` 0: none, as the peer may only read."""
+        """`session` 0: none, because the peer may only read."""
         welcome = {
             "protocol": SUPPORTED,
             "node": self.config.node,
@@ -512,7 +514,7 @@ class Agent:
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
         if self._mender is None:
-            # Appends that arrived before it belong to the view that it ends.
+            # Appends that arrived before this request belong to the view that it ends.
             self._committer.commit_ready()
         if self._committer.failure is not None:
             self._error(sender, number, "not-ready", str(self._committer.failure))
@@ -554,7 +556,7 @@ class Agent:
                 connection.partition_count if connection is not None else 0,
             )
             entries = count
-            if first <= known:  # the front of it is in the log already
+            if first <= known:  # its first changes are in the log already
                 payload, entries = _without_front(payload, known - first + 1), last - known
                 self._duplicates += count - entries
             batch = CommitRequest(
@@ -586,9 +588,9 @@ class Agent:
                 )
 
     def _refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
-        """Answer an error, behind what is answered before it. Of the changes of a session the log
-        has a prefix, always: after an append was refused nothing more comes from that
-        connection."""
+        """Answer with an error, after the earlier answers. The log must always have a prefix of a
+        session's changes: so after a refused append, all later ones of the connection are
+        refused."""
         if message.kind not in READS:
             self._sessions.shut(message.sender)
         pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
@@ -604,10 +606,10 @@ class Agent:
             ],
         )
 
-    # ---- keeping ----
+    # ---- maintenance ----
 
     def _mend(self) -> None:
-        """After a failed write or sync: close the failed epoch and open the next one as soon as the
+        """After a failed write or sync: close the failed epoch, and open the next one when the
         storage can be reached. Until then every request is refused, with the reason."""
         failure = self._committer.failure
         if failure is None:
@@ -627,7 +629,7 @@ class Agent:
         self._log.archive()
 
     def _workers(self) -> list[Worker]:
-        """The background threads that there are now."""
+        """The current background threads."""
         return [
             self._reads.worker,
             *self._router.workers,
@@ -636,7 +638,7 @@ class Agent:
         ]
 
     def statistics(self) -> dict[str, Any]:
-        """What `stat` answers: plain values, a snapshot."""
+        """The answer to `stat`: a snapshot of plain values."""
         workers = self._workers()
         reasons = [str(self._committer.failure or ""), *(worker.trouble for worker in workers)]
         failure = "; ".join(reason for reason in reasons if reason)
@@ -667,7 +669,7 @@ class Agent:
 
 
 def _values(payload: bytes, count: int) -> Iterator[Any]:
-    """The values of a stream of exactly so many."""
+    """The values of a stream of exactly `count` values. Raises ValueError."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=2**32 - 1, strict_map_key=False)
     unpacker.feed(payload)
     for number in range(count):
@@ -680,7 +682,7 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
                 f"{error.start} of it: {text!r}"
             ) from error
     if unpacker.tell() != len(payload):
-        raise ValueError(f"{count} values announced, the payload holds more")
+        raise ValueError(f"{count} values are announced, and the payload has more")
 
 
 def _check_entries(
@@ -690,8 +692,9 @@ def _check_entries(
     value_bytes_max: int,
     partition_count: int,
 ) -> bool:
-    """Every value is a DataEntry, of this incarnation and session, numbered from the request on:
-    what is in the log must always be readable. Returns whether there is a clear among them."""
+    """Checks that every value is a DataEntry of this incarnation and session, numbered from the
+    request on (`first`: these three), because the log must always be readable. Returns whether
+    there is a clear. Raises ValueError and `TooLarge`."""
     incarnation, session, request = first
     name, clears = "", False
     for row in _entries(payload, count, request):
@@ -721,8 +724,8 @@ def _check_entries(
 
 
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:
-    """The entries of a payload, exactly `count` of them. The ValueError names the first invalid
-    one."""
+    """The entries of a payload of exactly `count` entries. Raises ValueError, which names the first
+    invalid one."""
     try:
         return entry.decoded(payload, count)
     except ValueError:
@@ -746,7 +749,7 @@ def _check_count(count: int, of_hello: int) -> None:
 
 
 def _schemas(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[int, Schema]:
-    """The schemas of a metadata message by their ids. `BadSchema` if one is not valid, or if
+    """The schemas of a metadata message by their ids. Raises `BadSchema` if one is not valid, or if
     another schema is known by its id."""
     found: dict[int, Schema] = {}
     for kind, number, content in _values(payload, count):
@@ -776,8 +779,8 @@ def _without_front(payload: bytes, count: int) -> bytes:
 
 
 def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when
-    the storage fails."""
+    """Serve until SIGTERM or SIGINT. Raises the errors of opening the log, and
+    `StorageUnavailable` if the storage fails."""
     raise_file_limit(config.connections_max)
     try:
         agent = Agent(config)
@@ -789,8 +792,8 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         _log.warning("open endpoint", doubt=config.access.doubt)
     if not agent.bounds.certain:
         doubt = (
-            "many attempts to connect could use them up, and the log would fail until they end; "
-            "raise the limit (ulimit -n)"
+            "many attempts to connect could use up all file descriptors, and the log would fail "
+            "until they end; raise the limit (ulimit -n)"
         )
         limits = {
             "files": agent.bounds.files,
@@ -808,12 +811,13 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
 
 
 def _text(error: Exception) -> str:
-    """The text of an error. It may quote a value that a peer sent, and then making it can fail."""
+    """The text of an error. It may quote a value from a peer, and then creating the text can
+    fail."""
     try:
         return (
             str(error)
             if isinstance(error, ImapWalError | StorageError | ValueError)
             else repr(error)
         )
-    except Exception as another:  # noqa: BLE001  # whatever a __str__ raises
+    except Exception as another:  # noqa: BLE001  # a __str__ may raise anything
         return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"
