@@ -1,13 +1,12 @@
-"""Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet;
-then the segments go.
+"""Turns sealed segments into archives: one Parquet file per map, compressed with zstd. Then the
+segments are deleted.
 
     write   segments ─▶ a local file for each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
     read    row groups ─▶ rows as a segment returns them
 
-A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the
-next run deletes them. A crash after it leaves segments at or below `archived`: nobody reads those
-either, same end.
+A crash before the manifest is published leaves Parquet files that no manifest names. A crash after
+it leaves segments at or below `archived`. Neither is ever read, and the next run deletes them.
 
 Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
 the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
@@ -46,23 +45,24 @@ from imap_wal.segment.listing import SegmentFile, sorted_out, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
 
 OPEN_FILES_MAX = 128
-"""Maps whose files grow while the segments are read; rows of the others wait in a scratch file."""
+"""Maps whose files are written while the segments are read; rows of other maps wait in a scratch
+file."""
 SCRATCH_BYTES = 32 * 1024 * 1024
-"""So much of them is held in memory before it goes there."""
+"""Bytes of such rows that are kept in memory before they are written to the scratch file."""
 ATTEMPTS = 8
-"""How often an archive run begins anew because segments were removed while it read them, or a new
+"""How often an archive run is repeated because segments were removed while it read them, or a new
 manifest was published."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
-"""So many archives of one map and about one size become one, up to the larger size."""
+"""This many archives of one map with similar sizes are merged into one, up to the larger size."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 MEMBERS_MAX = 1000
-"""Metadata other than schemas that a manifest carries on; the oldest go first."""
+"""Metadata records that a manifest keeps, besides schemas; the oldest are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an archive run did. `bytes_before` on storage as segments, `bytes_after` as Parquet."""
+    """The result of an archive run. `bytes_before`: as segments; `bytes_after`: as Parquet."""
 
     segments: int = 0
     records: int = 0
@@ -73,8 +73,8 @@ class Archived:
 
 @dataclass(slots=True)
 class Summary:
-    """What of sealed segments must outlive them: `maps` name → position of its last entry, the last
-    request of each session, metadata, the end."""
+    """What must be kept of sealed segments when they are deleted. `maps`: map → position of its
+    last entry. `requests`: session → its last request. `end`: the last position."""
 
     maps: dict[str, Position] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Summary:
     clears: bool = False
 
     def add(self, changes: EntryBatch) -> None:
-        """Take note of a batch, read with positions."""
+        """Add a batch that was read with positions."""
         self.end = max(self.end, changes.last)
         self.clears |= changes.clears
         for item in changes.metadata:
@@ -107,7 +107,7 @@ def summarize(store: SegmentStore, piece: FileScan) -> Summary:
 def carried(
     manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
 ) -> NodeManifest:
-    """The manifest without the segments up to `archived`, with what must outlive them."""
+    """The manifest without the segments up to `archived`, with what must be kept of them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
     end, clears = manifest.checkpoint, manifest.clears
@@ -137,9 +137,8 @@ class _MapFile:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """What `write_archives` does: a plain value that can be sent to another process. `folder`:
-    where Parquet files grow on this machine; whoever made it deletes it. `bytes`: what the segments
-    take."""
+    """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
+    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read."""
 
     node_folder: str
     node: str
@@ -153,8 +152,9 @@ class ArchiveJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it: files on the storage that no manifest names yet, the archives that are in
-    them as well, and what else the manifest must keep of the segments."""
+    """The result of `write_archives`. `archives`: files on the storage that no manifest names yet.
+    `absorbed`: older archives whose entries are in them too. `summary`: what the manifest must keep
+    of the segments."""
 
     archives: tuple[Archive, ...]
     absorbed: tuple[Archive, ...]
@@ -165,8 +165,8 @@ Write: TypeAlias = Callable[[SegmentStore, ArchiveJob], Written]
 
 
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
-    """Read the segments, write and publish a Parquet file a map. Nothing of it counts until the
-    manifest names it."""
+    """Read the segments, and write and store a Parquet file per map. The files do not count until
+    the manifest names them."""
     clusters = cluster_manifests(
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )
@@ -177,8 +177,8 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
 
 
 class _Scratch:
-    """Rows of the maps beyond the open files, in one file of this machine: read back map by map.
-    Held in memory are `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
+    """Rows of the maps without an open file, in one local file, which is read map by map. Memory:
+    `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
@@ -186,7 +186,7 @@ class _Scratch:
         self._waiting: dict[str, bytearray] = {}
         self._bytes = self._size = 0
         self._places: dict[str, array[int]] = {}
-        """Map → offset and length of each of its pieces, one after the other."""
+        """Map → offset and length of its pieces, as one flat list."""
 
     def add(self, name: str, rows: Sequence[Row], places: Sequence[Position]) -> None:
         data = b"".join(map(self._pack, zip(places, rows, strict=True)))
@@ -196,12 +196,12 @@ class _Scratch:
             self._flush()
 
     def maps(self) -> list[str]:
-        """Of which there are rows, sorted."""
+        """The maps with rows, sorted."""
         self._flush()
         return sorted(self._places)
 
     def read(self, name: str) -> Iterator[tuple[list[Row], list[Position]]]:
-        """The rows of a map in the order they were added, in batches."""
+        """The rows of a map in the order in which they were added, in batches."""
         places = self._places[name]
         for offset, length in zip(places[::2], places[1::2], strict=True):
             self._file.seek(offset)
@@ -228,8 +228,7 @@ class _Scratch:
 
 
 class _Pass:
-    """One run of `write_archives`: what it learns from the segments while it writes the Parquet
-    files."""
+    """One run of `write_archives`. It collects the summary while it writes the Parquet files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = (
@@ -242,7 +241,7 @@ class _Pass:
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
         self._log = next((piece.directory for piece in job.pieces), "")
         self.absorbed: list[Archive] = []
-        """Small archives that are in `archives` now."""
+        """Small archives whose entries are in `archives` too."""
         self.archives: list[Archive] = []
         self.summary = Summary()
 
@@ -309,7 +308,7 @@ class _Pass:
         )
 
     def _begin(self, name: str, first: Position) -> _MapFile:
-        """The file of one map, with what it takes in of the map's smaller archives."""
+        """The new file of one map. It begins with the entries of the archives that it absorbs."""
         absorbed = to_absorb([archive for archive in self._known if archive.map == name])
         file = _MapFile(
             self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log
@@ -324,9 +323,9 @@ class _Pass:
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
-    """The last archives of a map, which the next one takes in, so that there are never many. Sizes
-    are divided into steps, each about eight times the one before; at most `ABSORB_MAX - 1` archives
-    of a step are left. An entry is written again once for each step."""
+    """The last archives of a map, which the next one absorbs, so that there are never many. Sizes
+    are divided into steps, each about eight times the previous one; at most `ABSORB_MAX - 1`
+    archives of a step remain. An entry is rewritten once per step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
     while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
@@ -341,7 +340,7 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
 
 
 def absorbable(archives: Iterable[Archive]) -> int:
-    """Bytes of all archives that the next run may take in."""
+    """Bytes of all archives that the next run may absorb."""
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)
@@ -362,22 +361,25 @@ def archive_sealed(
     writing: int | None = None,
     write: Write = write_archives,
 ) -> Archived:
-    """Turn sealed segments into archives. Only for the owner of the node's log, or the holder of
+    """Turn sealed segments into archives. Only for the writer of the node's log, or the holder of
     its lock.
 
-    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node has
-    another one when the archives are published: then none of them counts. `writing`: number of the
-    segment being written, or that will be written next: only those below it are taken. None: there
-    is no writer, all are taken. Damage in a sealed segment stops the run before anything is
-    changed: `CorruptLog`, `ShortLog`. `write`: what reads the segments and writes the files; that
-    of `imap_wal.retention.archiver` does not slow down this process."""
+    `epoch`: of the caller's log; None: the current one. `writing`: the number of the segment being
+    written, or of the next one: only segments below it are archived; None: there is no writer, and
+    all are archived. `write`: reads the segments and writes the files; the one of
+    `imap_wal.retention.archiver` does not slow down this process.
+
+    Raises `Fenced` if the node has another epoch when the archives are published: then none of them
+    counts. Raises `CorruptLog` or `ShortLog` for damage in a sealed segment; nothing is changed
+    then. Raises `LostRace` if other processes changed the manifest too often, and
+    `StorageUnavailable` if the local folder has no room."""
     randomness = SystemRandomness()
     last: Exception | None = None
     for _ in range(ATTEMPTS):
         manifest = manifests.read()[1]
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(
-                f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to "
+                f"node {node!r} is at epoch {manifest.epoch}, and this archive run belongs to "
                 f"{epoch}: another process took over"
             )
         run = _Run(
@@ -393,24 +395,24 @@ def archive_sealed(
         try:
             return run.archive()
         except (NotFound, LostRace) as error:
-            # A prune removed a covered segment while it was read, or the manifest moved otherwise:
-            # it says so by now.
+            # Another process removed a covered segment while it was read, or changed the manifest:
+            # read the manifest again.
             last = error
     lost = (
         missing.archive(last.path, node, manifests.read()[1])
         if isinstance(last, NotFound)
         else None
     )
-    if lost is not None:  # one that was to be taken in by a larger one
+    if lost is not None:  # an archive that was to be absorbed
         raise lost from last
     raise LostRace(
         f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} "
-        "times in a row; it is tried again later"
+        "times in a row; this is tried again later"
     )
 
 
 class _Run:
-    """One run of `archive_sealed`, which rests on one manifest."""
+    """One attempt of `archive_sealed`, based on one manifest."""
 
     def __init__(
         self,
@@ -477,11 +479,11 @@ class _Run:
             self._forget()
             if not isinstance(error, OSError):
                 raise
-            # An OSError is of this machine: those of the store are StorageErrors.
+            # An OSError comes from this machine: the store raises StorageErrors.
             raise StorageUnavailable(
-                f"archiving the log of node {self._node!r} needs room for Parquet files in "
+                f"archiving the log of node {self._node!r} needs space for Parquet files in "
                 f"{tempfile.gettempdir()}: {error}; "
-                "nothing is lost, its segments stay"
+                "nothing is lost, its segments are kept"
             ) from error
         self._publish(work)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
@@ -496,15 +498,15 @@ class _Run:
         )
 
     def _publish(self, work: Written) -> None:
-        """Name the archives in the manifest. No other run uses their paths. Where they certainly
-        are not named, they are deleted. After any other failure they are kept; a later epoch
-        deletes them if no manifest names them."""
+        """Name the archives in the manifest. No other run uses their paths. If they are certainly
+        not named, they are deleted. After any other failure they are kept; a later epoch deletes
+        them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
                 raise Fenced(
-                    f"node {self._node!r} is at epoch {now.epoch}, this archive run began in "
+                    f"node {self._node!r} is at epoch {now.epoch}, and this archive run began in "
                     f"{before.epoch}: another process took over"
                 )
             if (now.directory, now.archived) != (before.directory, before.archived):
@@ -531,10 +533,9 @@ class _Run:
             raise
 
     def _forget(self) -> None:
-        """Delete what this run wrote before it failed; no other run has its nonce. Files that the
-        newest manifest names are kept: they may have been published although an error was
-        returned."""
-        with suppress(StorageError, ImapWalError):  # a later epoch sweeps
+        """Delete the files of this failed run, found by its nonce. Files that the newest manifest
+        names are kept: they may have been published although an error was returned."""
+        with suppress(StorageError, ImapWalError):  # a later epoch deletes them
             files = self._store.list(f"{self._folder}/archive")
             named = {archive.path for archive in self._manifests.read()[1].archives}
             for file in files:
@@ -542,9 +543,9 @@ class _Run:
                     dispose(self._store, [file.path], f"{self._folder}/archive")
 
     def _sweep(self) -> None:
-        """Delete what an earlier run left when it died: archives of earlier epochs that the
-        manifest does not name. No later manifest will name them. Archives of this epoch may belong
-        to another run that is about to publish them."""
+        """Delete what runs of earlier epochs left: archives that the manifest does not name. No
+        later manifest will name them. Archives of this epoch are kept, because another run may be
+        about to publish them."""
         known = {archive.path for archive in self._manifest.archives}
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)
@@ -561,11 +562,12 @@ class _Run:
 def delete_segments(
     store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]
 ) -> set[str]:
-    """Delete files of segments that are archived or covered, and return those that are gone.
-    `epoch`: the node's present one. Two
-    kinds of objects are kept: those that shut a replaced writer out, and the newest one. Without
-    the newest, a copy of the folder made during the deletion could lack all objects and look whole.
-    (Where segments are appended to, the manifest names the newest.)"""
+    """Delete segments that are archived or covered. Returns the deleted paths. `epoch`: the node's
+    current one.
+
+    On a storage that cannot append, fence segments and the newest segment are kept. Without the
+    newest one, a copy of the folder made during the deletion could have no segments and look
+    complete. (On other storages, the manifest names the newest segment.)"""
     kept: set[str] = set()
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")
@@ -574,7 +576,7 @@ def delete_segments(
 
 
 def to_manifest(item: Metadata) -> Metadata:
-    """Metadata as JSON takes it; `restore.from_manifest` is the way back."""
+    """Metadata as JSON values. `imap_wal.read.cluster.from_manifest` is the inverse."""
     return tuple(part.hex() if isinstance(part, bytes) else part for part in item)
 
 
