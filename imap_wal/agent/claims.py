@@ -240,7 +240,7 @@ class Claims:
                     outdated = incarnation  # the program's changes would be newer than the members'
                     continue
                 if not begin(self._cluster, claims):
-                    continue  # a newer claim came in between
+                    continue  # there is a newer claim
             self._number, self._known = self._log.claims.read()
             if incarnation == reserved:
                 self._tell(claims, who, former)

@@ -274,7 +274,7 @@ def _clear(
 ) -> tuple[str, ...]:
     """Delete what is left of a forgotten log, and publish its last manifest. If that exists
     already, delete files that were added later. Files of another log in this folder are kept, and
-    so are files behind a link, except manifests."""
+    so are files reached through a link, except manifests."""
     folder = log.node_folder(node)
     # Listed before the manifest is read: as long as that is the forgotten log's, no other log has
     # files here.

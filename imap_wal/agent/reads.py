@@ -350,7 +350,7 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
-        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): the request is answered with it, and `stat` shows it
+        except Exception as error:  # noqa: BLE001  # such as a full scratch folder, or a bug: it becomes the answer, and `stat` shows it
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 

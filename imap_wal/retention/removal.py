@@ -54,8 +54,8 @@ def plan_removal(
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
     their map's position in `covered`. `writing`: number of the first segment that is not sealed.
-    Without `linked`, no files behind a symbolic link: they would be removed from the manifest, but
-    not deleted."""
+    Without `linked`, no files reached through a symbolic link: they would be removed from the
+    manifest, but not deleted."""
     archives, stay = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
         set[str](),
@@ -111,7 +111,7 @@ def plan_covered(
     store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int
 ) -> Removal:
     """The files whose entries are all at or below their map's position in `covered`, and that can
-    be deleted: none behind a link."""
+    be deleted: none that is reached through a link."""
     return plan_removal(
         store,
         node,

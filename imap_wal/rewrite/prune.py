@@ -35,8 +35,8 @@ def prune(
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
     these limits (`imap_wal.retention.policy`). A node whose log is missing or on another disk is
-    skipped (`skipped` says why), and so are files behind a symbolic link. `check`: a dry run also
-    reads the files of the snapshots.
+    skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a dry
+    run also reads the files of the snapshots.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
