@@ -453,7 +453,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "clients.toml",
             0o644,
             f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n',
-            "no name of a key",
+            "is not a valid name of a key",
         ),
         (
             "clients.toml",
