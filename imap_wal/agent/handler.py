@@ -33,7 +33,13 @@ from imap_wal.agent.requests import (
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.clock import Clock
-from imap_wal.errors import Fenced, ImapWalError, NotAllowed, NotAppended, TooLarge
+from imap_wal.errors import (
+    Fenced,
+    ImapWalError,
+    NotAllowed,
+    NotAppended,
+    TooLarge,
+)
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
 from imap_wal.read.cluster import from_manifest
 from imap_wal.schemas import BadSchema, Schema, sound_schemas
@@ -43,19 +49,19 @@ from imap_wal.write.committer import CommitRequest
 from storage_backends import StorageError
 
 LOOK_S = 1.0
-"""A hello that claims the log waits for a look at the signs of other agents: at most for this time,
+"""A hello that claims the log waits for a look at the signs of other agents, at most for this time,
 which is shorter than a plug-in's connect-timeout-ms."""
 
 READS = ("keys", "list", "load", "maps", "schemas")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
-"""What can be raised by reading a payload that is not as in `docs/protocol.md`."""
+"""What reading a payload can raise if it is not as in `docs/protocol.md`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An append that is in the ring: whom to answer, and how. Or, without a batch, an answer that
-    must not overtake those before it."""
+    """An append in the ring, with the data for its answer. Without a batch: an answer that must
+    stay after the earlier answers."""
 
     sender: bytes
     number: int
@@ -67,7 +73,8 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A hello whose answer needs what look `number` finds."""
+    """A hello whose answer depends on look `number`. `until`: when it is answered at the latest
+    (monotonic seconds)."""
 
     message: Message
     number: int
@@ -95,9 +102,10 @@ class RequestHandler:
         self._commit_ready, self._statistics = commit_ready, statistics
         self.appends = self.duplicates = 0
         self.kept: dict[bytes, Kept] = {}
-        """By the sender."""
+        """By sender."""
         self._schemas: dict[int, Schema] = {}
-        """Those that this agent wrote or found in its node's manifest. `Reads` has the others."""
+        """The schemas that this agent wrote or found in its node's manifest. `Reads` has the
+        others."""
 
     def connect(self, router: Router, reads: Reads) -> None:
         """Where requests come from, and who answers those that read."""
@@ -111,8 +119,7 @@ class RequestHandler:
         self._schemas = sound | self._schemas
 
     def take_up(self, pending: list[Pending]) -> None:
-        """The hellos that waited for a look which is done, or takes too long: as many as it is time
-        for."""
+        """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
         until = self._clock.monotonic() + TURN_S
         for sender, kept in list(self.kept.items()):
             looked = self._sessions.start.looked(kept.number)
@@ -125,7 +132,7 @@ class RequestHandler:
     def _keep(
         self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]
     ) -> None:
-        """Until the next look is done."""
+        """Keep a hello until the next look is done, or refuse it if it has waited too long."""
         until = self._clock.monotonic() + LOOK_S if before is None else before.until
         if before is not None and self._clock.monotonic() >= until:
             trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
@@ -139,14 +146,15 @@ class RequestHandler:
             )
 
     def unkeep(self, sender: bytes) -> Kept | None:
-        """The hello of this connection that waited for a look; None: there was none."""
+        """Remove and return the hello of this connection that waits for a look; None: there is
+        none."""
         kept = self.kept.pop(sender, None)
         if kept is not None:
             self._room.leave(kept.message.memory)
         return kept
 
     def commit(self, pending: list[Pending]) -> None:
-        """Commit what is in the ring, and answer."""
+        """Commit the content of the ring, and answer."""
         if not pending:
             return
         acks_before = self._config.log.durability is Durability.ASYNC
@@ -157,14 +165,13 @@ class RequestHandler:
             self._answer(pending)
 
     def handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
-        """Answer a request, or queue it for its answer. Raises nothing, whatever the message
-        holds."""
+        """Answer a request, or queue it for its answer. Raises nothing for any message."""
         try:
             self._serve(message, pending, kept)
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self.refuse(message, "too-large", _text(error), pending)
-        except BadSchema as error:  # a metadata message has no changes, so changes may follow
+        except BadSchema as error:  # the connection stays usable: no change was refused
             self._lines.warning(
                 "schema refused",
                 (self._router.peer(message.user).name, _text(error)),
@@ -201,7 +208,7 @@ class RequestHandler:
                 error=_text(error),
             )
             self.refuse(message, "not-ready", _text(error), pending)
-        except Exception as error:  # noqa: BLE001  # what a storage's driver or a bug raises: the other members' requests continue
+        except Exception as error:  # noqa: BLE001  # from a storage driver or a bug: other requests must be served
             self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
             self.refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
 
@@ -254,8 +261,8 @@ class RequestHandler:
             reading = self._sessions.hello_to_read(sender, about, peer)
             self._welcome(sender, number, 0, reading.incarnation)
             return
-        # What came before it: `last_request` must be true, and a new incarnation begins after
-        # it.
+        # Commit the earlier appends: `last_request` must be correct, and a new incarnation
+        # begins after them.
         self._commit_ready()
         if self._committer.failure is not None:
             self.error(sender, number, "not-ready", str(self._committer.failure))
@@ -302,7 +309,7 @@ class RequestHandler:
         incarnation: int,
         former: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """`session` 0: none, as the peer may only read."""
+        """`session` 0: none, because the peer may only read."""
         welcome = {
             "protocol": SUPPORTED,
             "node": self._config.node,
@@ -318,7 +325,7 @@ class RequestHandler:
         self._router.send(sender, ["welcome", number, welcome])
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
-        # Appends that arrived before it belong to the view that it ends.
+        # Appends that arrived before this request belong to the view that it ends.
         self._commit_ready()
         if self._committer.failure is not None:
             self.error(sender, number, "not-ready", str(self._committer.failure))
@@ -360,7 +367,7 @@ class RequestHandler:
                 connection.partition_count if connection is not None else 0,
             )
             entries = count
-            if first <= known:  # the front of it is in the log already
+            if first <= known:  # its first changes are in the log already
                 payload, entries = without_front(payload, known - first + 1), last - known
                 self.duplicates += count - entries
             batch = CommitRequest(
@@ -392,9 +399,9 @@ class RequestHandler:
                 )
 
     def refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
-        """Answer an error, behind what is answered before it. Of the changes of a session the log
-        has a prefix, always: after an append was refused nothing more comes from that
-        connection."""
+        """Answer with an error, after the earlier answers. The log must always have a prefix of a
+        session's changes: so after a refused append, all later ones of the connection are
+        refused."""
         if message.kind not in READS:
             self._sessions.shut(message.sender)
         pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
@@ -412,12 +419,13 @@ class RequestHandler:
 
 
 def _text(error: Exception) -> str:
-    """The text of an error. It may quote a value that a peer sent, and then making it can fail."""
+    """The text of an error. It may quote a value from a peer, and then creating the text can
+    fail."""
     try:
         return (
             str(error)
             if isinstance(error, ImapWalError | StorageError | ValueError)
             else repr(error)
         )
-    except Exception as another:  # noqa: BLE001  # whatever a __str__ raises
+    except Exception as another:  # noqa: BLE001  # a __str__ may raise anything
         return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"

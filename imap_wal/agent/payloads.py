@@ -31,8 +31,9 @@ def check_entries(
     value_bytes_max: int,
     partition_count: int,
 ) -> bool:
-    """Every value is a DataEntry, of this incarnation and session, numbered from the request on:
-    what is in the log must always be readable. Returns whether there is a clear among them."""
+    """Checks that every value is a DataEntry of this incarnation and session, numbered from the
+    request on (`first`: these three), because the log must always be readable. Returns whether
+    there is a clear. Raises ValueError and `TooLarge`."""
     incarnation, session, request = first
     name, clears = "", False
     for row in _entries(payload, count, request):
@@ -62,8 +63,8 @@ def check_entries(
 
 
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:
-    """The entries of a payload, exactly `count` of them. The ValueError names the first invalid
-    one."""
+    """The entries of a payload of exactly `count` entries. Raises ValueError, which names the first
+    invalid one."""
     try:
         return entry.decoded(payload, count)
     except ValueError:
@@ -87,7 +88,7 @@ def _check_count(count: int, of_hello: int) -> None:
 
 
 def schemas_of(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[int, Schema]:
-    """The schemas of a metadata message by their ids. `BadSchema` if one is not valid, or if
+    """The schemas of a metadata message by their ids. Raises `BadSchema` if one is not valid, or if
     another schema is known by its id."""
     found: dict[int, Schema] = {}
     for kind, number, content in _values(payload, count):
@@ -117,7 +118,7 @@ def without_front(payload: bytes, count: int) -> bytes:
 
 
 def _values(payload: bytes, count: int) -> Iterator[Any]:
-    """The values of a stream of exactly so many."""
+    """The values of a stream of exactly `count` values. Raises ValueError."""
     unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=2**32 - 1, strict_map_key=False)
     unpacker.feed(payload)
     for number in range(count):
@@ -130,4 +131,4 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
                 f"{error.start} of it: {text!r}"
             ) from error
     if unpacker.tell() != len(payload):
-        raise ValueError(f"{count} values announced, the payload holds more")
+        raise ValueError(f"{count} values are announced, and the payload has more")

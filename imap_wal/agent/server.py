@@ -1,8 +1,8 @@
-"""The agent's loop: receive all that waits, put the appends in the ring, commit once, answer
+"""The agent's loop: receive all waiting requests, put the appends in the ring, commit once, answer
 (`handler`).
 
-While a commit is under way, requests gather in the socket; so the busier the members, the larger
-the commits. No thread is handed anything on the write path.
+While a commit runs, requests collect in the socket: the higher the load, the larger the commits.
+The write path uses only one thread.
 """
 
 from __future__ import annotations
@@ -25,13 +25,22 @@ from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads.reads import Reads
-from imap_wal.agent.requests import Bye, Hello, Malformed, Stat, View
+from imap_wal.agent.requests import (
+    Bye,
+    Hello,
+    Malformed,
+    Stat,
+    View,
+)
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import Fenced, StorageUnavailable
+from imap_wal.errors import (
+    Fenced,
+    StorageUnavailable,
+)
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
@@ -46,21 +55,21 @@ TICK_MS = 200
 LOOK_TICK_MS = 10
 """The same, while a hello waits for a look at the signs of other agents."""
 STOP_S = 1.0
-"""How long a stop serves hellos and similar requests that wait; the others are refused."""
+"""How long a stop serves waiting hellos and similar requests; the rest is refused."""
 CLOSE_S = 5.0
-"""How long a stop waits for a log that is just being opened again."""
+"""How long a stop waits for a log that is being opened again."""
 
 STOPS = "the agent stops"
 
 SLOW = Hello | View | Stat | Bye | Malformed
-"""Requests without changes, which may take as long as a commit: each waits for its turn
-(`lane`)."""
+"""Requests without changes, which may take as long as a commit: they wait in the lane."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 class Agent:
-    """One run of the agent. `serve` returns after `stop`."""
+    """One run of the agent. `serve` returns after `stop`. Raises `InvalidSetting`, and the errors
+    of `open_node_log`."""
 
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
@@ -94,7 +103,7 @@ class Agent:
         with ExitStack() as opened:
             opened.callback(self._store.close)
             owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
-            # Before the log: an agent that is refused here has changed nothing.
+            # Before the log: an agent that is refused here must change nothing.
             endpoint = EndpointLock(
                 config.endpoint,
                 owner,
@@ -131,22 +140,23 @@ class Agent:
         self._handler.use(log)
 
     def stop(self) -> None:
-        """Have `serve` return after the commit under way. Safe from a signal handler."""
+        """Make `serve` return after the current commit. Safe in a signal handler."""
         self._stopping = True
 
     def serve(self, ready: Callable[[], None] | None = None) -> None:
-        """Answer until `stop`; then commit what waits and write the clean-shutdown frame."""
+        """Serve requests until `stop`; then commit what waits and write the clean-shutdown frame.
+        Raises `Fenced` if another process takes over the log."""
         if ready is not None:
             ready()
         clean = False
         try:
             while not self._stopping:
                 self._turn(TICK_MS)
-            self._turn(0)  # what arrived before the signal
+            self._turn(0)  # requests that arrived before the signal
             self._end_lane()
             clean = True
         finally:
-            with ExitStack() as closing:  # each of them, whatever another one raises
+            with ExitStack() as closing:  # each callback runs, even if another one raises
                 closing.callback(self._store.close)
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
                 closing.callback(self._close_log, clean)
@@ -186,7 +196,7 @@ class Agent:
                 self._handler.handle(message, pending)
         self._handler.take_up(pending)
         self._handler.commit(pending)
-        for message in self._reads.unanswered():  # its thread is dead: answer those who wait
+        for message in self._reads.unanswered():  # the thread of reads is dead
             self._read_refused(message)
         self._serve_lane()
         self._lines.settle()
@@ -195,22 +205,21 @@ class Agent:
         self._mend()
 
     def _commit_ready(self) -> None:
-        # While the log is opened again, nothing is in the ring, and the thread that closes the log
-        # may be waiting for the storage.
+        # Otherwise the ring is empty, and the mender may be waiting for the storage.
         if self._mender is None:
             self._committer.commit_ready()
 
     def _put_aside(self, message: Message, pending: list[Pending]) -> None:
-        """Serve it when it is its turn."""
+        """Queue a request in the lane."""
         if isinstance(message.request, Malformed) and message.kind not in READS:
-            self._sessions.shut(message.sender)  # from now on, not from its turn on
+            self._sessions.shut(message.sender)  # at once, before the request is served
         if not self._lane.put(message):
             self._handler.refuse(
                 message, "not-ready", "too many requests wait for their answers", pending
             )
 
     def _serve_lane(self) -> None:
-        """Requests that take long: as many as it is time for, which is one while changes arrive."""
+        """Serve due requests from the lane: only one while changes arrive."""
         until = self._clock.monotonic() + TURN_S
         while (message := self._lane.take()) is not None:
             began = self._clock.monotonic()
@@ -220,7 +229,7 @@ class Agent:
                 return
 
     def _end_lane(self) -> None:
-        """At a stop: serve what waits for a moment, and refuse the rest."""
+        """At a stop: serve waiting requests for `STOP_S`, and refuse the rest."""
         until = self._clock.monotonic() + STOP_S
         while (message := self._lane.take(at_once=True)) is not None:
             if self._clock.monotonic() < until:
@@ -251,10 +260,10 @@ class Agent:
             f"{self._reads.worker.trouble}; start the agent again",
         )
 
-    # ---- keeping ----
+    # ---- maintenance ----
 
     def _mend(self) -> None:
-        """After a failed write or sync: close the failed epoch and open the next one as soon as the
+        """After a failed write or sync: close the failed epoch, and open the next one when the
         storage can be reached. Until then every request is refused, with the reason."""
         failure = self._committer.failure
         if failure is None:
@@ -274,7 +283,7 @@ class Agent:
         self._log.archive()
 
     def _workers(self) -> list[Worker]:
-        """The background threads that there are now."""
+        """The current background threads."""
         return [
             self._reads.worker,
             *self._router.workers,
@@ -283,7 +292,7 @@ class Agent:
         ]
 
     def statistics(self) -> dict[str, Any]:
-        """What `stat` answers: plain values, a snapshot."""
+        """The answer to `stat`: a snapshot of plain values."""
         workers = self._workers()
         reasons = [str(self._committer.failure or ""), *(worker.trouble for worker in workers)]
         failure = "; ".join(reason for reason in reasons if reason)
@@ -314,8 +323,8 @@ class Agent:
 
 
 def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises what opening the log raises; `StorageUnavailable` when
-    the storage fails."""
+    """Serve until SIGTERM or SIGINT. Raises the errors of opening the log, and
+    `StorageUnavailable` if the storage fails."""
     raise_file_limit(config.connections_max)
     try:
         agent = Agent(config)
@@ -327,8 +336,8 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         _log.warning("open endpoint", doubt=config.access.doubt)
     if not agent.bounds.certain:
         doubt = (
-            "many attempts to connect could use them up, and the log would fail until they end; "
-            "raise the limit (ulimit -n)"
+            "many attempts to connect could use up all file descriptors, and the log would fail "
+            "until they end; raise the limit (ulimit -n)"
         )
         limits = {
             "files": agent.bounds.files,

@@ -1,13 +1,12 @@
-"""Sealed segments become Parquet: one zstd file a map, readable by anything that reads Parquet;
-then the segments go.
+"""Turns sealed segments into archives: one Parquet file per map, compressed with zstd. Then the
+segments are deleted.
 
     write   segments ─▶ a local file for each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
     read    row groups ─▶ rows as a segment returns them
 
-A crash before the manifest leaves Parquet files that no manifest names: nobody reads them, and the
-next run deletes them. A crash after it leaves segments at or below `archived`: nobody reads those
-either, same end.
+A crash before the manifest is published leaves Parquet files that no manifest names. A crash after
+it leaves segments at or below `archived`. Neither is ever read, and the next run deletes them.
 
 Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
 the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
@@ -37,13 +36,13 @@ from imap_wal.segment.listing import SegmentFile, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
 
 ATTEMPTS = 8
-"""How often an archive run begins anew because segments were removed while it read them, or a new
+"""How often an archive run is repeated because segments were removed while it read them, or a new
 manifest was published."""
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What an archive run did. `bytes_before` on storage as segments, `bytes_after` as Parquet."""
+    """The result of an archive run. `bytes_before`: as segments; `bytes_after`: as Parquet."""
 
     segments: int = 0
     records: int = 0
@@ -65,22 +64,25 @@ def archive_sealed(
     writing: int | None = None,
     write: Write = write_archives,
 ) -> Archived:
-    """Turn sealed segments into archives. Only for the owner of the node's log, or the holder of
+    """Turn sealed segments into archives. Only for the writer of the node's log, or the holder of
     its lock.
 
-    `epoch`: that of the caller's log (default: the present one); `Fenced` where the node has
-    another one when the archives are published: then none of them counts. `writing`: number of the
-    segment being written, or that will be written next: only those below it are taken. None: there
-    is no writer, all are taken. Damage in a sealed segment stops the run before anything is
-    changed: `CorruptLog`, `ShortLog`. `write`: what reads the segments and writes the files; that
-    of `imap_wal.retention.archiver` does not slow down this process."""
+    `epoch`: of the caller's log; None: the current one. `writing`: the number of the segment being
+    written, or of the next one: only segments below it are archived; None: there is no writer, and
+    all are archived. `write`: reads the segments and writes the files; the one of
+    `imap_wal.retention.archiver` does not slow down this process.
+
+    Raises `Fenced` if the node has another epoch when the archives are published: then none of them
+    counts. Raises `CorruptLog` or `ShortLog` for damage in a sealed segment; nothing is changed
+    then. Raises `LostRace` if other processes changed the manifest too often, and
+    `StorageUnavailable` if the local folder has no room."""
     randomness = SystemRandomness()
     last: Exception | None = None
     for _ in range(ATTEMPTS):
         manifest = manifests.read()[1]
         if manifest.epoch != (manifest.epoch if epoch is None else epoch):
             raise Fenced(
-                f"node {node!r} is at epoch {manifest.epoch}, this archive run belongs to "
+                f"node {node!r} is at epoch {manifest.epoch}, and this archive run belongs to "
                 f"{epoch}: another process took over"
             )
         run = _Run(
@@ -96,24 +98,24 @@ def archive_sealed(
         try:
             return run.archive()
         except (NotFound, LostRace) as error:
-            # A prune removed a covered segment while it was read, or the manifest moved otherwise:
-            # it says so by now.
+            # Another process removed a covered segment while it was read, or changed the manifest:
+            # read the manifest again.
             last = error
     lost = (
         missing.archive(last.path, node, manifests.read()[1])
         if isinstance(last, NotFound)
         else None
     )
-    if lost is not None:  # one that was to be taken in by a larger one
+    if lost is not None:  # an archive that was to be absorbed
         raise lost from last
     raise LostRace(
         f"archiving node {node!r}: files were removed or manifests published {ATTEMPTS} "
-        "times in a row; it is tried again later"
+        "times in a row; this is tried again later"
     )
 
 
 class _Run:
-    """One run of `archive_sealed`, which rests on one manifest."""
+    """One attempt of `archive_sealed`, based on one manifest."""
 
     def __init__(
         self,
@@ -180,11 +182,11 @@ class _Run:
             self._forget()
             if not isinstance(error, OSError):
                 raise
-            # An OSError is of this machine: those of the store are StorageErrors.
+            # An OSError comes from this machine: the store raises StorageErrors.
             raise StorageUnavailable(
-                f"archiving the log of node {self._node!r} needs room for Parquet files in "
+                f"archiving the log of node {self._node!r} needs space for Parquet files in "
                 f"{tempfile.gettempdir()}: {error}; "
-                "nothing is lost, its segments stay"
+                "nothing is lost, its segments are kept"
             ) from error
         self._publish(work)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
@@ -199,15 +201,15 @@ class _Run:
         )
 
     def _publish(self, work: Written) -> None:
-        """Name the archives in the manifest. No other run uses their paths. Where they certainly
-        are not named, they are deleted. After any other failure they are kept; a later epoch
-        deletes them if no manifest names them."""
+        """Name the archives in the manifest. No other run uses their paths. If they are certainly
+        not named, they are deleted. After any other failure they are kept; a later epoch deletes
+        them if no manifest names them."""
         before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
                 raise Fenced(
-                    f"node {self._node!r} is at epoch {now.epoch}, this archive run began in "
+                    f"node {self._node!r} is at epoch {now.epoch}, and this archive run began in "
                     f"{before.epoch}: another process took over"
                 )
             if (now.directory, now.archived) != (before.directory, before.archived):
@@ -234,10 +236,9 @@ class _Run:
             raise
 
     def _forget(self) -> None:
-        """Delete what this run wrote before it failed; no other run has its nonce. Files that the
-        newest manifest names are kept: they may have been published although an error was
-        returned."""
-        with suppress(StorageError, ImapWalError):  # a later epoch sweeps
+        """Delete the files of this failed run, found by its nonce. Files that the newest manifest
+        names are kept: they may have been published although an error was returned."""
+        with suppress(StorageError, ImapWalError):  # a later epoch deletes them
             files = self._store.list(f"{self._folder}/archive")
             named = {archive.path for archive in self._manifests.read()[1].archives}
             for file in files:
@@ -245,9 +246,9 @@ class _Run:
                     dispose(self._store, [file.path], f"{self._folder}/archive")
 
     def _sweep(self) -> None:
-        """Delete what an earlier run left when it died: archives of earlier epochs that the
-        manifest does not name. No later manifest will name them. Archives of this epoch may belong
-        to another run that is about to publish them."""
+        """Delete what runs of earlier epochs left: archives that the manifest does not name. No
+        later manifest will name them. Archives of this epoch are kept, because another run may be
+        about to publish them."""
         known = {archive.path for archive in self._manifest.archives}
         for file in self._store.list(f"{self._folder}/archive"):
             name = layout.parse_archive_path(file.path)

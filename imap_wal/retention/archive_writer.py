@@ -29,20 +29,20 @@ from imap_wal.security.encryption_keys import Keys
 from storage_backends import SegmentStore
 
 OPEN_FILES_MAX = 128
-"""Maps whose files grow while the segments are read; rows of the others wait in a scratch file."""
+"""Maps whose files are written while the segments are read; rows of other maps wait in a scratch
+file."""
 SCRATCH_BYTES = 32 * 1024 * 1024
-"""So much of them is held in memory before it goes there."""
+"""Bytes of such rows that are kept in memory before they are written to the scratch file."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
-"""So many archives of one map and about one size become one, up to the larger size."""
+"""This many archives of one map with similar sizes are merged into one, up to the larger size."""
 BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
-    """What `write_archives` does: a plain value that can be sent to another process. `folder`:
-    where Parquet files grow on this machine; whoever made it deletes it. `bytes`: what the segments
-    take."""
+    """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
+    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read."""
 
     node_folder: str
     node: str
@@ -56,8 +56,9 @@ class ArchiveJob:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of it: files on the storage that no manifest names yet, the archives that are in
-    them as well, and what else the manifest must keep of the segments."""
+    """The result of `write_archives`. `archives`: files on the storage that no manifest names yet.
+    `absorbed`: older archives whose entries are in them too. `summary`: what the manifest must keep
+    of the segments."""
 
     archives: tuple[Archive, ...]
     absorbed: tuple[Archive, ...]
@@ -65,8 +66,8 @@ class Written:
 
 
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
-    """Read the segments, write and publish a Parquet file a map. Nothing of it counts until the
-    manifest names it."""
+    """Read the segments, and write and store a Parquet file per map. The files do not count until
+    the manifest names them."""
     clusters = cluster_manifests(
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )
@@ -83,8 +84,8 @@ class _MapFile:
 
 
 class _Scratch:
-    """Rows of the maps beyond the open files, in one file of this machine: read back map by map.
-    Held in memory are `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
+    """Rows of the maps without an open file, in one local file, which is read map by map. Memory:
+    `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
@@ -92,7 +93,7 @@ class _Scratch:
         self._waiting: dict[str, bytearray] = {}
         self._bytes = self._size = 0
         self._places: dict[str, array[int]] = {}
-        """Map → offset and length of each of its pieces, one after the other."""
+        """Map → offset and length of its pieces, as one flat list."""
 
     def add(self, name: str, rows: Sequence[Row], places: Sequence[Position]) -> None:
         data = b"".join(map(self._pack, zip(places, rows, strict=True)))
@@ -102,12 +103,12 @@ class _Scratch:
             self._flush()
 
     def maps(self) -> list[str]:
-        """Of which there are rows, sorted."""
+        """The maps with rows, sorted."""
         self._flush()
         return sorted(self._places)
 
     def read(self, name: str) -> Iterator[tuple[list[Row], list[Position]]]:
-        """The rows of a map in the order they were added, in batches."""
+        """The rows of a map in the order in which they were added, in batches."""
         places = self._places[name]
         for offset, length in zip(places[::2], places[1::2], strict=True):
             self._file.seek(offset)
@@ -134,8 +135,7 @@ class _Scratch:
 
 
 class _Pass:
-    """One run of `write_archives`: what it learns from the segments while it writes the Parquet
-    files."""
+    """One run of `write_archives`. It collects the summary while it writes the Parquet files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._node_folder, self._node, self._pieces, self._folder = (
@@ -148,7 +148,7 @@ class _Pass:
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
         self._log = next((piece.directory for piece in job.pieces), "")
         self.absorbed: list[Archive] = []
-        """Small archives that are in `archives` now."""
+        """Small archives whose entries are in `archives` too."""
         self.archives: list[Archive] = []
         self.summary = Summary()
 
@@ -215,7 +215,7 @@ class _Pass:
         )
 
     def _begin(self, name: str, first: Position) -> _MapFile:
-        """The file of one map, with what it takes in of the map's smaller archives."""
+        """The new file of one map. It begins with the entries of the archives that it absorbs."""
         absorbed = to_absorb([archive for archive in self._known if archive.map == name])
         file = _MapFile(
             self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log
@@ -230,9 +230,9 @@ class _Pass:
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
-    """The last archives of a map, which the next one takes in, so that there are never many. Sizes
-    are divided into steps, each about eight times the one before; at most `ABSORB_MAX - 1` archives
-    of a step are left. An entry is written again once for each step."""
+    """The last archives of a map, which the next one absorbs, so that there are never many. Sizes
+    are divided into steps, each about eight times the previous one; at most `ABSORB_MAX - 1`
+    archives of a step remain. An entry is rewritten once per step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
     while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
@@ -247,7 +247,7 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
 
 
 def absorbable(archives: Iterable[Archive]) -> int:
-    """Bytes of all archives that the next run may take in."""
+    """Bytes of all archives that the next run may absorb."""
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)

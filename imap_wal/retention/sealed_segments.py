@@ -16,13 +16,13 @@ from imap_wal.segment.listing import sorted_out
 from storage_backends import SegmentStore
 
 MEMBERS_MAX = 1000
-"""Metadata other than schemas that a manifest carries on; the oldest go first."""
+"""Metadata records that a manifest keeps, besides schemas; the oldest are dropped first."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What of sealed segments must outlive them: `maps` name → position of its last entry, the last
-    request of each session, metadata, the end."""
+    """What must be kept of sealed segments when they are deleted. `maps`: map → position of its
+    last entry. `requests`: session → its last request. `end`: the last position."""
 
     maps: dict[str, Position] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Summary:
     clears: bool = False
 
     def add(self, changes: EntryBatch) -> None:
-        """Take note of a batch, read with positions."""
+        """Add a batch that was read with positions."""
         self.end = max(self.end, changes.last)
         self.clears |= changes.clears
         for item in changes.metadata:
@@ -55,7 +55,7 @@ def summarize(store: SegmentStore, piece: FileScan) -> Summary:
 def carried(
     manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
 ) -> NodeManifest:
-    """The manifest without the segments up to `archived`, with what must outlive them."""
+    """The manifest without the segments up to `archived`, with what must be kept of them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
     end, clears = manifest.checkpoint, manifest.clears
@@ -80,11 +80,12 @@ def carried(
 def delete_segments(
     store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]
 ) -> set[str]:
-    """Delete files of segments that are archived or covered, and return those that are gone.
-    `epoch`: the node's present one. Two
-    kinds of objects are kept: those that shut a replaced writer out, and the newest one. Without
-    the newest, a copy of the folder made during the deletion could lack all objects and look whole.
-    (Where segments are appended to, the manifest names the newest.)"""
+    """Delete segments that are archived or covered. Returns the deleted paths. `epoch`: the node's
+    current one.
+
+    On a storage that cannot append, fence segments and the newest segment are kept. Without the
+    newest one, a copy of the folder made during the deletion could have no segments and look
+    complete. (On other storages, the manifest names the newest segment.)"""
     kept: set[str] = set()
     if not store.capabilities.durable_append:
         listed = store.list(f"{node_folder}/wal")
@@ -93,7 +94,7 @@ def delete_segments(
 
 
 def to_manifest(item: Metadata) -> Metadata:
-    """Metadata as JSON takes it; `imap_wal.read.cluster.from_manifest` is the reverse."""
+    """Metadata as JSON values. `imap_wal.read.cluster.from_manifest` is the inverse."""
     return tuple(part.hex() if isinstance(part, bytes) else part for part in item)
 
 

@@ -20,21 +20,21 @@ from storage_backends.location import Location, located, without_secrets
 
 
 class Credentials:
-    """The content of such a file; empty without one."""
+    """The content of a credentials file; empty if there is no file."""
 
     def __init__(self, places: Mapping[str, Mapping[str, Any]] | None = None) -> None:
         self._places = places or {}
 
     @classmethod
     def read(cls, path: str | Path) -> Self:
-        """`InvalidSetting` for a file that cannot be read, that another user can read or replace,
-        or that is not as described above. No error shows a value."""
+        """Read a file. Raises `InvalidSetting` if it cannot be read, if another user can read or
+        replace it, or if it does not have the format above. No error shows a value."""
         try:
             places = tomllib.loads(read_secret_file(path).decode())
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
-            # from None: `error` has the content of the file
+            # from None: `error` contains the content of the file
             raise InvalidSetting(f"{path}: not UTF-8 at byte {error.start}") from None
         except tomllib.TOMLDecodeError as error:
             raise InvalidSetting(f"{path}: not TOML: {error}") from None
@@ -53,6 +53,6 @@ class Credentials:
         return cls({name.rstrip("/"): options for name, options in places.items()})
 
     def given_to(self, url: Location) -> Location:
-        """The place with its options, and those of its segments, also where only the root will say
-        where they are. Options that it has already win."""
+        """The location with its options added, and with those for its segments, even if only the
+        root says where they are. Options that the location already has take precedence."""
         return url.knowing(self._places)

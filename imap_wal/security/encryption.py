@@ -1,4 +1,4 @@
-"""What encryption does to the bytes of a log. The only module that imports `cryptography`.
+"""Encryption of segments and Parquet files. The only module that imports `cryptography`.
 
     ring's key ─HKDF─▶ archive key ─▶ Parquet's own encryption
          │     └─HKDF─▶ check value ─▶ in the cluster's manifest, under the key's id
@@ -12,13 +12,13 @@
     nonce                        12 random bytes: after a failed write, another frame may be written
                                  at the same offset
 
-The segment id is random, so no two segments have the same keys, and a frame does not open in
-another segment. The keys also depend on the segment's place: where the header is damaged, the
-caller says the place, and a segment that was moved there does not open. The header's check value
-shows a wrong key before a frame is read: so a frame whose CRC is right and whose tag is wrong is
-forged or moved, and never a torn tail.
+The segment id is random, so no two segments have the same keys, and a frame cannot be decrypted as
+part of another segment. The keys also depend on the segment's place. If the header is damaged, the
+caller passes the place; a segment that was moved there cannot be decrypted. The header's check
+value shows a wrong key before a frame is read. So a frame with a correct CRC and a wrong tag is
+forged or moved, never a torn tail.
 
-The keys are attached to their store (`with_keys`): whoever has the store object can read it.
+The keys are attached to their store (`with_keys`): all code that has the store object can decrypt.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _UNCHECKED = bytes(KEY_CHECK_BYTES)
 
 
 class KeyedStore(GatedStore):
-    """A store, and the keys of what is in it."""
+    """A store with the keys of its files."""
 
     def __init__(self, inner: SegmentStore, keys: Keys) -> None:
         super().__init__(inner)
@@ -82,7 +82,7 @@ class KeyedStore(GatedStore):
 
 
 def with_keys(store: SegmentStore, source: str) -> SegmentStore:
-    """The store with the keys from `source`; the store itself if that is "". Raises
+    """The store with the keys from `source`; the unchanged store if `source` is "". Raises
     `InvalidSetting`."""
     if not source:
         return store
@@ -97,13 +97,14 @@ def with_keys(store: SegmentStore, source: str) -> SegmentStore:
 def open_store(
     url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = ""
 ) -> SegmentStore:
-    """`storage_backends.open_store`, with the keys that the location names."""
+    """`storage_backends.open_store` with the keys that the location names. Raises the same errors,
+    and `InvalidSetting`."""
     place = url if isinstance(url, Location) else location(url)
     return with_keys(storage_backends.open_store(place, wal_dir=wal_dir), place.encryption_keys)
 
 
 def keys_of(store: object) -> Keys:
-    """The keys of a store, also if another store wraps it."""
+    """The keys of a store, even if other stores wrap it."""
     while store is not None:
         keys = getattr(store, "encryption_keys", None)
         if isinstance(keys, Keys):
@@ -116,7 +117,7 @@ def keys_of(store: object) -> Keys:
 
 
 class SegmentCipher:
-    """Seals and opens the frames of one segment."""
+    """Encrypts (`seal`) and decrypts (`open`) the frames of one segment."""
 
     def __init__(self, key: bytes, randomness: Randomness) -> None:
         self._cipher = _library()(key)
@@ -125,7 +126,7 @@ class SegmentCipher:
     def seal(
         self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
     ) -> list[bytes]:
-        """The bytes that replace the payload in the frame at `offset`."""
+        """Nonce, ciphertext and tag, which replace the payload in the frame at `offset`."""
         stream = b"".join(payload)
         length = SYNCED_BYTES + len(stream) + SEAL_BYTES
         nonce = self._token()[:NONCE_BYTES]
@@ -137,7 +138,7 @@ class SegmentCipher:
         ]
 
     def open(self, frame: Frame, file: str) -> Frame:
-        """The frame with its msgpack stream. `Forged`."""
+        """The frame with its msgpack stream decrypted. Raises `Forged`."""
         from cryptography.exceptions import InvalidTag
 
         sealed = frame.payload
@@ -147,7 +148,7 @@ class SegmentCipher:
             return frame._replace(
                 payload=self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
             )
-        except (InvalidTag, ValueError):  # a ValueError: it is too short
+        except (InvalidTag, ValueError):  # ValueError: the payload is too short
             what = (
                 "the checksum of this frame is right, but it was not encrypted for this place: "
                 "it was forged or moved here"
@@ -162,8 +163,8 @@ class SegmentCipher:
 def sealed(
     ring: KeyRing, header: SegmentHeader, randomness: Randomness
 ) -> tuple[SegmentHeader, SegmentCipher | None]:
-    """The header of a new segment, and what seals its frames; None: they are not encrypted. `ring`:
-    keys that were compared with those of the cluster (`imap_wal.manifest.key_checks`)."""
+    """The header of a new segment, and the cipher for its frames; None: they are not encrypted.
+    `ring`: the keys, already checked against the cluster's (`imap_wal.manifest.key_checks`)."""
     if ring.active == PLAIN:
         return header, None
     header = header._replace(key_id=ring.active, key_check=_UNCHECKED)
@@ -180,8 +181,8 @@ def cipher_of(
     file: str,
     randomness: Randomness | None = None,
 ) -> SegmentCipher | None:
-    """What opens the frames of a segment; None: they are not encrypted. `head`: the bytes of its
-    header. `EncryptionError`."""
+    """The cipher for the frames of a segment; None: they are not encrypted. `head`: the bytes of
+    its header. Raises `EncryptionError`."""
     keys = keys_of(store)
     if not header.key_id:
         keys.demand_plain(file)
@@ -206,8 +207,8 @@ def cipher_of(
 def cipher_that_opens(
     store: object, segment_id: bytes, home: Home, frame: Frame, file: str
 ) -> SegmentCipher | None:
-    """What opens a frame of a segment at `home` whose header is damaged, found by trying; None:
-    nothing."""
+    """The cipher that decrypts a frame of a segment at `home` whose header is damaged, found by
+    trying all keys; None: no key fits."""
     for key in keys_of(store).ring.keys.values():
         cipher = SegmentCipher(_segment_keys(key, segment_id, home)[0], SystemRandomness())
         try:
@@ -219,7 +220,7 @@ def cipher_that_opens(
 
 
 def resealed(store: object, head: bytes, file: str) -> bytes:
-    """A header whose bytes were changed, with the check value for them, and its CRC."""
+    """A changed header with a new check value and CRC."""
     header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
     if not header.key_id:
         return head
@@ -230,7 +231,7 @@ def resealed(store: object, head: bytes, file: str) -> bytes:
 
 
 def _check(header_key: bytes, head: bytes) -> bytes:
-    """The check value: it covers all bytes of a header before it."""
+    """The check value over all preceding bytes of a header."""
     return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[
         :KEY_CHECK_BYTES
     ]
@@ -242,8 +243,7 @@ def _segment_keys(key: bytes, segment_id: bytes, home: Home) -> tuple[bytes, byt
 
 
 def check_value(key: bytes) -> str:
-    """The value in the cluster's manifest that identifies a key, in hexadecimal digits. Two keys
-    have different values."""
+    """The value in the cluster's manifest that identifies a key, as hexadecimal digits."""
     return _derived(key, b"", b"imap-wal key check", KEY_CHECK_BYTES).hex()
 
 
@@ -271,7 +271,8 @@ def _derived(key: bytes, salt: bytes, purpose: bytes, length: int) -> bytes:
 
 
 def _library() -> type[AESGCM]:
-    """AES-GCM of the library, which is loaded when a log is encrypted."""
+    """`AESGCM`; the library is loaded only if a log is encrypted. Raises `InvalidSetting` if it is
+    not installed."""
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:

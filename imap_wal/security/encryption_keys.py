@@ -1,10 +1,10 @@
-"""The keys of an encrypted log: their source, which one writes, which ones read.
+"""The keys of an encrypted log: their source, and which of them encrypt and decrypt.
 
-    2026-11:q83vEjRW…=     the first writes, all read; an id, a colon, 32 bytes in base64
-    2026-05:c2VjcmV0…=     # between them are spaces or ends of lines; a comment ends with its line
-    plain                  not encrypted: first, nothing is encrypted; anywhere, such files are read
+    2026-11:q83vEjRW…=     id, colon, 32 bytes in base64; the first key encrypts, all keys decrypt
+    2026-05:c2VjcmV0…=     # separated by spaces or line ends; a comment ends with its line
+    plain                  first: new files are not encrypted; anywhere: unencrypted files are read
 
-Without `plain`, a file that is not encrypted is refused: a person without a key could write one.
+Without `plain`, an unencrypted file is refused: someone without a key could have written it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Id → key, in the order of the list. `active` writes: an id, or `plain`. `allows_plain`: files
-    that are not encrypted are read."""
+    """Id → key, in the order of the list. `active`: the id of the key for new files, or `plain`.
+    `allows_plain`: whether unencrypted files are read."""
 
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     active: str = PLAIN
@@ -45,7 +45,8 @@ class KeyRing:
 
     @classmethod
     def parse(cls, text: str, source: str) -> Self:
-        """Raises `InvalidSetting`, which names the wrong item by its number: it may be a secret."""
+        """Raises `InvalidSetting`; it gives the number of the invalid item and not its text, which
+        may be a secret."""
         words = [word for line in text.splitlines() for word in line.partition("#")[0].split()]
         keys: dict[str, bytes] = {}
         order: list[str] = []
@@ -55,7 +56,7 @@ class KeyRing:
             if word != PLAIN:
                 if not colon or name == PLAIN or not _ID.fullmatch(name):
                     raise InvalidSetting(
-                        f"{where} is no key: expected id:base64, an id of 1 to 64 letters, "
+                        f"{where} is not a key: expected id:base64, with an id of 1 to 64 letters, "
                         f"digits, . _ -, or the word {PLAIN}"
                     )
                 keys[name] = _key(encoded, where)
@@ -76,7 +77,7 @@ def _key(encoded: str, where: str) -> bytes:
     try:
         key = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        # from None: the error may have the text
+        # from None: the error may contain the key
         raise InvalidSetting(f"{where}: the key is not base64") from None
     if len(key) != KEY_BYTES:
         raise InvalidSetting(f"{where}: the key has {len(key)} bytes; it takes {KEY_BYTES}")
@@ -84,29 +85,30 @@ def _key(encoded: str, where: str) -> bytes:
 
 
 class Keys:
-    """A key ring and its source. A file is read again when it has changed, and any source when an
-    id is not known: a key can be added while the log is open. Safe in any thread."""
+    """A key ring and its source. A file is read again after it changed, and any source if an id is
+    unknown: a key can be added while the log is open. Thread-safe."""
 
     def __init__(self, source: str = "", ring: KeyRing | None = None) -> None:
-        """Reads the source, unless `ring` is given: `InvalidSetting`."""
+        """Reads the source, unless `ring` is given. Raises `InvalidSetting`."""
         check_source(source)
         self.source = source
         self._source = Watched(
             _path_of(source),
             lambda: _read(source) if source else KeyRing(),
             lambda error: _log.warning(
-                "the keys cannot be read again, the former ones are used: %s", error
+                "the keys cannot be read again; the previous ones stay in use: %s", error
             ),
             ring,
         )
 
     @property
     def ring(self) -> KeyRing:
-        """The current ring. If its file can no longer be read: the previous ring, and a warning."""
+        """The current ring. If its file can no longer be read, the previous ring; that is logged
+        as a warning."""
         return self._source.look()
 
     def find(self, file: str, key_id: str) -> bytes:
-        """The key of a file. `EncryptionError`."""
+        """The key of a file. Raises `EncryptionError`."""
         key = self._source.last.keys.get(key_id)
         if key is None and self.source:
             key = self._source.read_again().keys.get(key_id)
@@ -121,7 +123,7 @@ class Keys:
         return key
 
     def demand_plain(self, file: str) -> None:
-        """`EncryptionError` unless files that are not encrypted are read."""
+        """Raises `EncryptionError` unless unencrypted files are allowed."""
         if not self.ring.allows_plain:
             what = (
                 "it is not encrypted, and the keys demand that it is: it was written before "
@@ -136,7 +138,7 @@ class Keys:
 
     @property
     def told(self) -> str:
-        """Text for errors: which keys there are."""
+        """The known key ids, as text for errors."""
         ring = self._source.last
         return f"and the keys given are {ring.names}" if ring.keys else "and no keys are given"
 
@@ -171,12 +173,12 @@ def _file(name: str) -> str:
     except OSError as error:
         raise InvalidSetting(f"encryption_keys: {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        # from None: the error has the content of the file
+        # from None: the error contains the content of the file
         raise InvalidSetting(f"encryption_keys: {path} is not text in ASCII") from None
 
 
 def _variable(name: str) -> str:
-    # Settings do not come from the environment, but here one names its variable.
+    # Settings are not read from the environment, but this setting names a variable of it.
     found = os.environ.get(name)
     if found is None:
         raise InvalidSetting(f"encryption_keys: there is no variable {name}")
@@ -194,7 +196,7 @@ def _command(line: str) -> str:
         )
         return done.stdout.decode("ascii")
     except subprocess.CalledProcessError as error:
-        # from None: the error has the output
+        # from None: the error contains the output
         raise InvalidSetting(
             f"encryption_keys: the command ended with {error.returncode}"
         ) from None

@@ -1,19 +1,19 @@
-"""Reads files that only root or the user of this process may have written: secrets, and lists of
-who may connect.
+"""Reads files that only root or the user of this process may write: secrets, and lists of the peers
+that may connect.
 
-Whoever owns a file, or may write to a folder above it, decides what the file says. So each part of
-the path is checked, from `/` on and through symbolic links:
+The owner of a file, and everyone who may write to a folder above it, can change its content. So
+each part of the path is checked, from `/` on and through symbolic links:
 
     owner      root, or the user of this process
-    folders    only their owner may write to them; others too, if the folder is sticky, as `/tmp`:
-               there, no one can replace what belongs to another user
+    folders    only the owner may write; others too if the folder is sticky, like `/tmp`: there,
+               a user cannot replace the files of another user
     a secret   mode 0600 or 0400; if root owns it, its group may read it
-    a list     only its owner may write to it
+    a list     only the owner may write
 
-The group of root's files may read, because Kubernetes (with `fsGroup`) and systemd's
-`LoadCredential=` give a secret to one process in this way: root owns the file, and the group, or an
-access list that is shown as the group's right, has only that process. `SecretFile.java` does the
-same in the plug-in.
+The group may read root's files because Kubernetes (with `fsGroup`) and systemd's `LoadCredential=`
+pass a secret to one process in this way: root owns the file, and only that process is in the group
+(or in an access list, which is shown as the group's permission). `SecretFile.java` does the same
+in the plug-in.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pathlib import Path
 from imap_wal.errors import InvalidSetting
 
 BYTES_MAX = 1 << 20
-"""The rest of a longer file is not read."""
+"""No more of a file is read."""
 LINKS_MAX = 40
-"""Symbolic links in one path, as in Linux."""
+"""Symbolic links in one path; the limit of Linux."""
 
 _DESCRIPTORS = re.compile(r"/proc/\d+/fd")
 
 
 def read_secret_file(path: str | Path) -> bytes:
-    """The content of a file of secrets. `InvalidSetting` if another user may read or replace it;
-    OSError if it cannot be read."""
+    """The content of a file of secrets. Raises `InvalidSetting` if another user may read or replace
+    it, and OSError if it cannot be read."""
     return _read(path, "has secrets", 0o077)
 
 
 def read_trusted_file(path: str | Path) -> bytes:
-    """The content of a file that everybody may read. `InvalidSetting` if another user may change or
-    replace it; OSError if it cannot be read."""
+    """The content of a file that everyone may read. Raises `InvalidSetting` if another user may
+    change or replace it, and OSError if it cannot be read."""
     return _read(path, "says who may connect", 0o022)
 
 
@@ -63,7 +63,7 @@ def _read(path: str | Path, what: str, refused: int) -> bytes:
 
 
 def _resolved(path: str, about: str) -> str:
-    """The path without links, all parts of which were checked, except for the file itself."""
+    """The path without links. All its parts are checked except the file itself."""
     left = _parts(os.path.join(os.getcwd(), path))
     at, links = "/", 0
     _check_folder(at, os.lstat(at), about)
@@ -92,13 +92,12 @@ def _resolved(path: str, about: str) -> str:
 
 
 def _parts(path: str) -> list[str]:
-    """The last one first."""
+    """The parts of a path, the last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _check_owner(here: str, found: os.stat_result, about: str) -> None:
-    # Numbers, not names: a look-up of a name may ask a server, and this may run in the agent's
-    # loop.
+    # Numbers, not names: looking up a name may need a server, and this may run in the agent's loop.
     own = os.geteuid()
     if found.st_uid not in (0, own):
         allowed = "root" if own == 0 else f"root or user {own}, who runs this process"

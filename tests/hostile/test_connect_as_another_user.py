@@ -158,7 +158,7 @@ def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path)
             {"endpoint_mode": "0666"},
             "lets every user of this machine connect; name those who may: allow_uids",
         ),
-        ({"allow_uids": [-1]}, "allow_uids has -1; it takes numbers of users"),
+        ({"allow_uids": [-1]}, "allow_uids has -1; it takes user numbers"),
         ({"allow_uids": ["hazelcast"]}, "allow_uids has 'hazelcast'"),
         ({"allow_uids": [True]}, "allow_uids has True"),
         ({"allow_uids": 7}, "it takes a list"),

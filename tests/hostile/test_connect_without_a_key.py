@@ -433,7 +433,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "agent-1.key",
             0o600,
             f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n',
-            "is not that of its secret key",
+            "does not belong to its secret key",
         ),
         ("clients.toml", 0o666, None, "other users may change it"),
         ("clients.toml", 0o644, '[a]\npublic-key = "00"\nrights = ["read"]\n', "is not a key"),
@@ -453,7 +453,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "clients.toml",
             0o644,
             f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n',
-            "no name of a key",
+            "is not a valid name of a key",
         ),
         (
             "clients.toml",

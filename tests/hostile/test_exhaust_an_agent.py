@@ -127,7 +127,8 @@ def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
     assert found.certain and bounds.OWN_FILES + found.connections + bounds.UNSEEN_MAX <= 2048
     limits[0] = 1000
     with pytest.raises(
-        InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"
+        InvalidSetting,
+        match=r"may open 1000 files .* an agent needs at least 1620, and should have 2556",
     ):
         bounds.bounds(1000, 1)
     found = bounds.bounds(1000, 1, local=False)

@@ -97,7 +97,7 @@ def test_what_is_no_socket_stays_and_is_named(tmp_path: Path, what: str) -> None
         case _:
             os.mkfifo(path)
     before = os.lstat(path)
-    with pytest.raises(InvalidSetting, match=f"not a socket stands at {path}"):
+    with pytest.raises(InvalidSetting, match=f"something other than a socket at {path}"):
         Agent(agent_of("n1", f"ipc://{path}", f"file://{tmp_path}/log"))
     assert os.path.samestat(before, os.lstat(path))
     assert kept.read_text() == "mine"
@@ -110,7 +110,7 @@ def test_the_live_socket_of_another_program_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        with pytest.raises(InvalidSetting, match="holds no lock of ours listens at"):
+        with pytest.raises(InvalidSetting, match="a process without an agent's lock listens at"):
             Agent(agent_of("n1", f"ipc://{path}", f"file://{tmp_path}/log"))
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(path))

@@ -1,11 +1,11 @@
-"""Who is admitted to an agent's endpoint.
+"""Which peers an agent's endpoint admits.
 
-    ipc://                    the users that the kernel names: root, the agent's own, `allow_uids`
+    ipc://                    users, as the kernel reports them: root, the agent's, `allow_uids`
     tcp:// with key           the public keys in the file `clients`, by CURVE
-    tcp:// without, loopback  everybody on this machine
-    tcp:// without, elsewhere refused when the configuration is read
+    tcp:// without, loopback  every user of this machine
+    tcp:// without, elsewhere the configuration is refused
 
-`gate.py` asks these rules for each new connection. See docs/decisions/0030.
+`gate.py` applies these rules to each new connection. See docs/decisions/0030.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UID_MAX = 2**32 - 2
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The settings of these names in `AgentConfig`."""
+    """The settings of the same names in `AgentConfig`."""
 
     endpoint: str
     endpoint_mode: str = "0600"
@@ -38,25 +38,25 @@ class Access:
     clients: str = ""
 
     def check(self) -> None:
-        """`InvalidSetting` if strangers could connect, or if the settings contradict each other."""
+        """Raises `InvalidSetting` if unknown peers could connect, or if the settings contradict
+        each other."""
         for uid in self.allow_uids:
             if type(uid) is not int or not 0 <= uid <= UID_MAX:
                 raise InvalidSetting(
-                    f"allow_uids has {uid!r}; it takes numbers of users, as `id -u USER` "
-                    "prints them"
+                    f"allow_uids has {uid!r}; it takes user numbers, as `id -u USER` prints them"
                 )
         if self.endpoint.startswith("ipc://"):
             self._check_socket()
             return
         if self.allow_uids:
             raise InvalidSetting(
-                f"allow_uids is for ipc:// endpoints; at {self.endpoint}, keys say who may "
+                f"allow_uids is for ipc:// endpoints; at {self.endpoint}, keys decide who may "
                 "connect: set key and clients"
             )
         if bool(self.key) != bool(self.clients):
             raise InvalidSetting(
-                "key and clients belong together: the agent's own key, and the file of those "
-                "that it admits; docs/operations.md, Keys"
+                "key and clients belong together: the agent's own key, and the file of the "
+                "clients that it admits; docs/operations.md, Keys"
             )
         if not self.key and not is_loopback(self.endpoint):
             raise InvalidSetting(
@@ -70,7 +70,7 @@ class Access:
         if self.key or self.clients:
             raise InvalidSetting(
                 f"key and clients are for tcp:// endpoints; at {self.endpoint}, the kernel "
-                "names the user: set allow_uids"
+                "reports the user: set allow_uids"
             )
         if mode(self.endpoint_mode, "endpoint_mode") & 0o006 and not self.allow_uids:
             raise InvalidSetting(
@@ -80,7 +80,7 @@ class Access:
 
     @property
     def doubt(self) -> str:
-        """What an operator should know about who may connect; "" if nothing."""
+        """A warning for the operator about who may connect; "" if there is none."""
         if self.endpoint.startswith("tcp://") and not self.key:
             return (
                 f"every user of this machine may connect to {self.endpoint}; use "
@@ -98,10 +98,10 @@ class Access:
         return ""
 
     def rules(self, clock: Clock) -> Rules | None:
-        """None: nothing is asked of who connects. `InvalidSetting` for files of keys that cannot be
-        used."""
+        """The rules; None: every peer that reaches the endpoint is admitted. Raises
+        `InvalidSetting` if the files of keys cannot be used."""
         if self.endpoint.startswith("ipc://"):
-            # A mode for the group without a list is from before there was one: the mode decides.
+            # Older configurations have a mode for the group and no list: then the mode decides.
             return (
                 None
                 if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
@@ -110,15 +110,15 @@ class Access:
         return Keys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
 
     def check_files(self) -> None:
-        """`InvalidSetting` if the files of keys cannot be used."""
+        """Raises `InvalidSetting` if the files of keys cannot be used."""
         if self.key:
             read_secret(self.key)
             read_clients(self.clients)
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only this machine can connect there. A name of an interface is none that is known to
-    be one."""
+    """Whether only this machine can connect there. A name of a network interface does not count,
+    because its addresses are not known."""
     try:
         host = urlsplit(endpoint).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -128,8 +128,8 @@ def is_loopback(endpoint: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`who` connects, for people, and `why` they are refused, "" if they are admitted. `user` comes
-    with each message of the connection."""
+    """`who`: the peer, as text. `why`: the reason for the refusal; "": admitted. `user`: attached
+    to each message of the connection."""
 
     who: str
     why: str = ""
@@ -137,22 +137,22 @@ class Verdict:
 
 
 class Rules(Protocol):
-    """`own`: the agent's key, if connections are encrypted."""
+    """Decides about connections. `own`: the agent's key, if connections are encrypted."""
 
     @property
     def own(self) -> KeyPair | None: ...
 
     def judge(self, address: str, public: bytes) -> Verdict:
-        """`address`: of the peer, as libzmq tells it. `public`: the key that it has proven to have;
-        b"" without keys."""
+        """`address`: the peer's, as libzmq reports it. `public`: the public key that it has proven
+        to own; b"" without keys."""
 
     def clients(self) -> Mapping[str, Peer]:
-        """Those who may connect, by their public keys, as they are now: the same object until the
-        file of clients changes. Empty without keys."""
+        """The current clients by their public keys: the same object until the file of clients
+        changes. Empty without keys."""
 
 
 class Users:
-    """By the users that the kernel names."""
+    """Admits users, as the kernel reports them."""
 
     own: KeyPair | None = None
 
@@ -165,8 +165,8 @@ class Users:
         try:
             uid, pid = int(parts[1]), int(parts[3])
         except (IndexError, ValueError):
-            return Verdict("an unknown user", "the kernel did not name the user")
-        # A number: to look its name up may mean to ask a server, and others wait to be admitted.
+            return Verdict("an unknown user", "the kernel did not report the user")
+        # The number: looking up a name may need a server, and other peers wait meanwhile.
         who = f"user {uid}, process {pid}"
         return Verdict(who) if uid in self._uids else Verdict(who, "not in allow_uids")
 
@@ -175,7 +175,7 @@ class Users:
 
 
 class Keys:
-    """By public keys."""
+    """Admits public keys."""
 
     def __init__(self, own: KeyPair, clients: Clients) -> None:
         self.own: KeyPair | None = own

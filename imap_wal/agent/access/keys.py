@@ -1,11 +1,11 @@
-"""Files of keys: who an agent is, whom it admits, and the token of a cluster.
+"""Files of keys: an agent's own key, the clients that it admits, and the token of a cluster.
 
-    {name}.key     name, public key and secret key: 0600, for its owner only
-    {name}.pub     name and public key: for those who are to admit it
-    clients.toml   whom an agent admits: a table for each name, with its public key and rights
-    *.token        the secret that claims of one cluster need: 0600
+    {name}.key     name, public key and secret key: mode 0600, for its owner only
+    {name}.pub     name and public key: for the other side
+    clients.toml   the clients of an agent: a table for each name, with public key and rights
+    *.token        the secret that a claim for one cluster needs: mode 0600
 
-All are TOML; the plug-in reads the first and the last one line by line. Keys are 32 bytes, written
+The first three are TOML; the plug-in reads the first one line by line. Keys are 32 bytes, written
 as hexadecimal digits. See docs/decisions/0030.
 """
 
@@ -37,21 +37,21 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 TOKEN = re.compile(r"[\x21-\x7e]{32,200}")
 _TAKES = "a token has 32 to 200 visible ASCII characters; make one with `imap-wal keys token FILE`"
 LOOK_S = 1.0
-"""How long a revoked key may still count."""
+"""How long a revoked key may still be accepted, in seconds."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """One side's key, as hexadecimal digits. `secret` is "" in a public file."""
+    """The key of one side, as hexadecimal digits. `secret`: "" in a public file."""
 
     name: str
     public: str
     secret: str = field(default="", repr=False)
 
     def text(self) -> str:
-        """The file of this key."""
+        """The content of the file of this key."""
         lines = [f'name = "{self.name}"', f'public-key = "{self.public}"']
         if self.secret:
             lines = [
@@ -63,7 +63,8 @@ class KeyPair:
 
 
 def key_bytes(text: Any, what: str) -> bytes:
-    """`InvalidSetting` unless this is a key. The error does not show it: it may be a secret."""
+    """The bytes of a key. Raises `InvalidSetting` if this is not a key; the error does not show it,
+    because it may be a secret."""
     if isinstance(text, str) and re.fullmatch(r"[0-9a-fA-F]{64}", text):
         return bytes.fromhex(text)
     raise InvalidSetting(
@@ -73,7 +74,8 @@ def key_bytes(text: Any, what: str) -> bytes:
 
 
 def read_secret(path: str | Path) -> KeyPair:
-    """A file with a secret key. `InvalidSetting` if another user may read or replace it."""
+    """Read a file with a secret key. Raises `InvalidSetting`, also if another user may read or
+    replace the file."""
     data = _toml(_text(path, read_secret_file), path)
     pair = _pair(data, path)
     key_bytes(data.get("secret-key"), f"{path}: secret-key")
@@ -81,7 +83,7 @@ def read_secret(path: str | Path) -> KeyPair:
 
 
 def read_public(path: str | Path) -> KeyPair:
-    """The public part of a file of a key."""
+    """Read the public part of a key file. Raises `InvalidSetting`."""
     return _pair(_toml(_text(path, lambda file: Path(file).read_bytes()), path), path)
 
 
@@ -91,17 +93,18 @@ def _pair(data: Mapping[str, Any], path: str | Path) -> KeyPair:
 
 
 def checked_name(name: Any, where: str) -> str:
-    """`InvalidSetting` unless this can name a key."""
+    """The name of a key. Raises `InvalidSetting` if it is not valid."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise InvalidSetting(
-            f"{where}: {name!r} is no name of a key: it takes 1 to 64 letters, digits, dots, "
-            "hyphens and underscores"
+            f"{where}: {name!r} is not a valid name of a key: it takes 1 to 64 letters, digits, "
+            "dots, hyphens and underscores"
         )
     return name
 
 
 def read_token(path: str | Path) -> str:
-    """The token in a file. `InvalidSetting` if another user may read or replace it."""
+    """Read the token in a file. Raises `InvalidSetting`, also if another user may read or replace
+    the file."""
     token = _text(path, read_secret_file).strip()
     if not TOKEN.fullmatch(token):
         raise InvalidSetting(f"{path}: {_TAKES}")
@@ -109,12 +112,12 @@ def read_token(path: str | Path) -> str:
 
 
 def token_hash(token: str) -> str:
-    """What a manifest keeps of a token. It is long and random, so a slow hash would add nothing."""
+    """The hash of a token, for the manifest. A token is long and random, so a fast hash is safe."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def write_new(path: Path, text: str, mode: int) -> None:
-    """A file that does not exist yet, with these permissions from its first moment on."""
+    """Create a file with these permissions from the start. Raises `InvalidSetting` if it exists."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
@@ -128,11 +131,12 @@ def write_new(path: Path, text: str, mode: int) -> None:
         file.write(text)
 
 
-# ---- whom an agent admits ------------------------------------------------------------------------
+# ---- the clients of an agent ---------------------------------------------------------------------
 
 
 def read_clients(path: str | Path) -> dict[str, Peer]:
-    """Peers by their public keys. `InvalidSetting` for a file that others may change."""
+    """The clients in a file, by their public keys. Raises `InvalidSetting`, also if another user
+    may change the file."""
     found: dict[str, Peer] = {}
     for name, entry in _toml(_text(path, read_trusted_file), path).items():
         where = f"{path}: [{checked_name(name, str(path))}]"
@@ -150,7 +154,7 @@ def read_clients(path: str | Path) -> dict[str, Peer]:
 
 
 def rights_of(words: Any, where: str) -> frozenset[Right]:
-    """`InvalidSetting` names what is no right."""
+    """The rights of these names. Raises `InvalidSetting`."""
     known = [str(right) for right in Right]
     if not isinstance(words, list | tuple) or not words or any(word not in known for word in words):
         raise InvalidSetting(
@@ -161,9 +165,9 @@ def rights_of(words: Any, where: str) -> frozenset[Right]:
 
 @contextmanager
 def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
-    """The clients of a file by their public keys, {} without one, to be changed in place. Without
-    an error they are written at the end. Another process that changes the file waits meanwhile, at
-    the lock of a file beside it. `InvalidSetting` for files that cannot be used."""
+    """Yields the clients of a file by their public keys, {} if there is no file. The caller changes
+    them in place; without an error, they are then written. A lock file beside it makes another
+    process that changes the file wait. Raises `InvalidSetting` for files that cannot be used."""
     try:
         lock = os.open(
             path.with_name(f".{path.name}.lock"),
@@ -172,7 +176,7 @@ def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
         )
     except OSError as error:
         raise InvalidSetting(
-            f"{error.filename}: {error.strerror}; whoever changes {path} must be able to "
+            f"{error.filename}: {error.strerror}; a user who changes {path} must be able to "
             "lock this file"
         ) from error
     try:
@@ -185,8 +189,9 @@ def changing_clients(path: Path) -> Iterator[dict[str, Peer]]:
 
 
 def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
-    """Replace the file as a whole: an agent may read it at any moment. Durable when it returns, so
-    that a revoked key stays revoked. `InvalidSetting` if the file cannot be written."""
+    """Replace the file atomically, because an agent may read it at any moment. It is durable when
+    this returns, so that a revoked key stays revoked. Raises `InvalidSetting` if the file cannot be
+    written."""
     text = (
         "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it "
         "again when it changes.\n"
@@ -201,8 +206,8 @@ def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
 
 
 class Clients:
-    """The clients of a file, which is read again when it has changed. A file that cannot be used
-    changes nothing, and is logged. Used by several threads."""
+    """The clients of a file, which is read again after it changed. If it cannot be used, that is
+    logged, and the previous clients stay valid. Thread-safe."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._clock = clock
@@ -210,14 +215,14 @@ class Clients:
             path,
             lambda: read_clients(path),
             lambda error: _log.error(
-                "clients not read again: those of before still count", file=path, error=str(error)
+                "clients not read again: the previous ones stay valid", file=path, error=str(error)
             ),
         )
         self._path = path
         self._looked = clock.monotonic()
 
     def known(self) -> Mapping[str, Peer]:
-        """The clients by their public keys: the same object until the file has changed."""
+        """The clients by their public keys: the same object until the file changes."""
         now = self._clock.monotonic()
         if now - self._looked >= LOOK_S:
             self._looked = now
@@ -249,11 +254,11 @@ def _text(path: str | Path, read: Callable[[str | Path], bytes]) -> str:
     except UnicodeDecodeError as error:
         raise InvalidSetting(
             f"{path}: not UTF-8 at byte {error.start}"
-        ) from None  # the error holds the text
+        ) from None  # the error contains the text
 
 
 def _toml(text: str, path: str | Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also for numbers of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError: also for very long numbers
         raise InvalidSetting(f"{path}: not TOML: {error}") from None

@@ -1,4 +1,4 @@
-"""What the peers of an agent may do: rights, and which request needs which."""
+"""The rights of an agent's peers, and the right that each request needs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imap_wal.errors import NotAllowed
 
 
 class Right(StrEnum):
-    """`CLAIM`: to have the log claimed, for a new cluster or for a view of a cluster."""
+    """`CLAIM`: to claim the log for a new cluster or for a view of a cluster."""
 
     READ = "read"
     WRITE = "write"
@@ -33,20 +33,20 @@ ALL = frozenset(Right)
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Somebody who was admitted. `name` is for people."""
+    """An admitted client. `name`: for log lines and errors."""
 
     name: str
     rights: frozenset[Right]
 
 
 LOCAL = Peer("local", ALL)
-"""Whoever was admitted to an endpoint without keys."""
+"""Every peer that an endpoint without keys admits."""
 UNKNOWN = Peer("a revoked key", frozenset())
 
 
 def needed(request: Request | Malformed) -> Right | None:
-    """The right that a request needs. None: everybody who was admitted may send it. A hello that
-    has the log claimed needs `CLAIM` too: `claims.py` knows when."""
+    """The right that a request needs; None: every admitted peer may send it. A hello that claims
+    the log needs `CLAIM` too; `claims.py` checks that."""
     match request:
         case Append() | Metadata():
             return Right.WRITE
@@ -61,12 +61,12 @@ def needed(request: Request | Malformed) -> Right | None:
 
 
 def demand(peer: Peer, request: Request | Malformed) -> None:
-    """`NotAllowed` unless the peer may send this request."""
+    """Raises `NotAllowed` unless the peer may send this request."""
     if peer is LOCAL:
         return
     right = needed(request)
     if not peer.rights or (right is not None and right not in peer.rights):
         raise NotAllowed(
             f"{peer.name} has no right {str(right or 'to connect')!r}, which "
-            f"{kind_of(request)} needs; the agent's file of clients gives it"
+            f"{kind_of(request)} needs; the agent's file of clients grants it"
         )

@@ -1,12 +1,11 @@
-"""Which Hazelcast cluster may write, and which of its members: claims and views.
+"""Which Hazelcast cluster and which of its members may write: claims and views.
 
     hello of an unknown cluster id   the next incarnation, with an open list of members
     a request for a view             the next incarnation of the same cluster id, with a closed list
 
-Both are one mechanism: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ record the
-cutoffs ─▶ publish the lifetime. If a process ends before it is done, the next hello completes the
-claim.
-See docs/decisions/0004 and 0023.
+Both use the same steps: permit ─▶ claim (compare-and-swap) ─▶ delete older permits ─▶ record the
+cutoffs ─▶ publish the lifetime. If the process ends before the last step, the next hello completes
+the claim. See docs/decisions/0004 and 0023.
 """
 
 from __future__ import annotations
@@ -37,25 +36,25 @@ from imap_wal.write.opening import shut_out_others
 from storage_backends import AlreadyExists
 
 READ_AGAIN_S = 1.0
-"""Claims without a permit are read again after this time even if the next number does not exist:
-that file may have been created and deleted again."""
+"""Claims without a permit are read again after this time, even if the file with the next number
+does not exist: it may have been created and deleted."""
 
 PERMITS_BY_NAME = 64
 """A claim deletes the permits of this many earlier incarnations by name, because a listing may be
-too old to show them."""
+outdated and not show them."""
 
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 class VoidIncarnation(ImapWalError):
-    """A cluster that was followed by another, or a member that was left out of a view."""
+    """The cluster was followed by another one, or the member is not in the newest view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far
-    as it knows; 0: not known. `token`: the cluster's. `peer`: who sent it."""
+    """A member, from its hello. `view`: the incarnation of its cluster, as far as the member knows;
+    0: not known. `token`: the cluster's. `peer`: the sender."""
 
     cluster_id: str
     member: str
@@ -67,14 +66,14 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An incarnation and its members; (): any member of the cluster may join."""
+    """An incarnation and its members. `members` (): any member of the cluster may join."""
 
     incarnation: int
     members: tuple[str, ...]
 
 
 class Claims:
-    """The claims of one cluster, as one agent sees and makes them. Used by the serving thread."""
+    """Reads and makes the claims of one cluster, for one agent. Used by the serving thread."""
 
     def __init__(self, log: NodeLog, cluster: ClusterLog, start: Start) -> None:
         self._log, self._cluster, self._start = log, cluster, start
@@ -88,8 +87,9 @@ class Claims:
                 log.claims.folder,
                 f"incarnation {begun} has begun, the last one claimed is {self._known.newest}",
             )
-        # The claims get a token before the cluster's manifest says so, and lose it after: so it is
-        # lost only if they have none before and after that manifest is read.
+        # A token is added to the claims before the cluster's manifest says so, and removed after
+        # it. So the token is lost only if the claims have none before and after that manifest is
+        # read.
         if (
             not self._known.names_token
             and log.clusters.read()[1].token
@@ -106,14 +106,14 @@ class Claims:
         return self._known
 
     def newest(self) -> int:
-        """The incarnation that may write; 0 if the permit of the newest one known was deleted. One
-        stat on a local file system."""
+        """The incarnation that may write; 0 if the permit of the newest known one was deleted. This
+        costs one stat on a local file system."""
         store, claims, before = self._log.store, self._log.claims, self._known.newest
         if self._known.permitted:
             if self._permit_is_there(before):
                 return before
             self._number, self._known = claims.read()
-            # The listing may be too old to show the newer claim.
+            # The listing may be outdated and not show the newer claim.
             return self._known.newest if self._known.newest != before else 0
         now = self._log.clock.monotonic()
         if now - self._read_at >= READ_AGAIN_S or store.exists(claims.next_path(self._number)):
@@ -122,14 +122,16 @@ class Claims:
         return self._known.newest
 
     def may_count(self, who: Greeting) -> bool:
-        """Whether a cluster that starts has to know of this member: it is of the newest cluster, or
-        may claim the log. As far as is known; a stranger must not delay a start."""
+        """Whether a starting cluster must consider this member: it belongs to the newest cluster,
+        or may claim the log, by the claims as last read. An unauthorised peer must not delay a
+        start."""
         return who.cluster_id == self._known.cluster_id or _lacks(self._known, who) == ""
 
     def enter(self, who: Greeting, is_new: bool, look: int = 0) -> int:
         """The incarnation in which a member that says hello may write. Claims one for a cluster id
-        that has none, unless it has to wait (`start.Waits`). `is_new`: this plug-in has never been
-        in any incarnation here. `look`: see `Start.demand`. `VoidIncarnation`, `NotAllowed`."""
+        that has none. `is_new`: this plug-in was never in an incarnation here. `look`: see
+        `Start.demand`. Raises `VoidIncarnation`, `NotAllowed`, and `start.Waits` or
+        `start.NotLooked` if the cluster must wait."""
         tried = False
 
         def admitted(claims: ClaimManifest) -> ClaimManifest | None:
@@ -149,15 +151,13 @@ class Claims:
 
         def anew(claims: ClaimManifest, incarnation: int) -> ClaimManifest:
             nonlocal tried
-            tried = True  # if another cluster claims after this, its claim stays
+            tried = True  # if another cluster claims after this, do not claim again
             if who.token and not claims.tokens:
                 claims = replace(claims, tokens=(token_hash(who.token),))
             claimed = claims.claims.get(who.cluster_id)
-            if (
-                claimed == claims.newest
-            ):  # a copy of a log, or a program has an incarnation above it
+            if claimed == claims.newest:  # the log is a copy, or a program has a higher incarnation
                 return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
-            # Members that were in the older incarnation hold what is not in the log.
+            # Members of the older incarnation may have data that is not in the log.
             return claims.with_claim(
                 who.cluster_id, incarnation, () if claimed is None else (who.member,)
             )
@@ -169,8 +169,7 @@ class Claims:
 
     def of_reader(self, who: Greeting) -> int:
         """The newest incarnation, for a client of its cluster that only reads. Changes nothing, and
-        does not complete a claim that is half done: the client may read while it is. `NotAllowed`,
-        `VoidIncarnation`."""
+        does not complete an unfinished claim. Raises `NotAllowed` and `VoidIncarnation`."""
         self.newest()
         claims = self._known
         check_token(claims, who)
@@ -185,16 +184,16 @@ class Claims:
         return claimed
 
     def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
-        """A view without `lost`: the newest one, or the next with exactly `members`.
-        `VoidIncarnation`, `NotAllowed`."""
+        """A view without `lost`: the newest one, or the next one with exactly `members`. Raises
+        `VoidIncarnation` and `NotAllowed`."""
 
         def there(claims: ClaimManifest) -> ClaimManifest | None:
             if claims.claims.get(who.cluster_id) != claims.newest:
                 raise _followed(claims, claims.claims.get(who.cluster_id, 0))
             _demand_admitted(claims, who)
-            demand_authority(claims, who)  # also without a claim: members may be kept out
+            demand_authority(claims, who)  # also without a new claim, because this bars members
             if who.member in claims.members and lost.isdisjoint(claims.members):
-                # A member that says hello for the first time after it was lost must not be let in.
+                # A lost member that says hello for the first time must not be admitted.
                 return claims.barring(lost)
             return None
 
@@ -210,9 +209,9 @@ class Claims:
         existing: Callable[[ClaimManifest], ClaimManifest | None],
         following: Callable[[ClaimManifest, int], ClaimManifest],
     ) -> ClaimManifest:
-        """The newest claim, which is of this cluster, with its lifetime published. `existing`: the
-        manifest to publish if the newest claim can be used, or None; `following`: the manifest with
-        the given next claim."""
+        """The newest claim, which belongs to this cluster, with its lifetime published. `existing`
+        returns the manifest to publish if the newest claim can be used, or None. `following`
+        returns the manifest with the next claim."""
         reserved = outdated = 0
         former = ""
 
@@ -220,7 +219,7 @@ class Claims:
             nonlocal reserved, former
             former = claims.cluster_id
             fitting = existing(claims)
-            # Without the permit, another cluster is claiming the log now, or this log is a copy.
+            # If the permit is missing, another cluster is claiming the log, or this log is a copy.
             if (
                 fitting is not None
                 and claims.newest != outdated
@@ -238,19 +237,17 @@ class Claims:
             if not _begun(self._log.clusters.read()[1], incarnation):
                 shut_out_others(self._log, f"Hazelcast cluster {who.cluster_id!r}", embedded=True)
                 if self._log.clusters.read()[1].embedded >= incarnation:
-                    outdated = (
-                        incarnation  # the program's changes would win over those of the members
-                    )
+                    outdated = incarnation  # the program's changes would be newer than the members'
                     continue
                 if not begin(self._cluster, claims):
-                    continue  # a newer claim came in between
+                    continue  # there is a newer claim
             self._number, self._known = self._log.claims.read()
             if incarnation == reserved:
                 self._tell(claims, who, former)
             return claims
 
     def _tell(self, claims: ClaimManifest, who: Greeting, former: str) -> None:
-        """A line for the audit."""
+        """Write a log line for audits."""
         identity = self._log.identity
         about = {
             "log": f"{identity.namespace}/{identity.cluster}",
@@ -278,14 +275,14 @@ class Claims:
             )
         if not claims.tokens:
             _log.info(
-                "this log has no token: whoever may connect and claim can take it from its "
-                "cluster; docs/operations.md, The cluster's token"
+                "this log has no token: every peer that may connect and claim can take it from "
+                "its cluster; docs/operations.md, The cluster's token"
             )
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
-        """Only two kinds of plug-in may claim for an older cluster again: one that is in the newest
-        incarnation (its cluster was merged into the older one; False), and one that was in no
-        incarnation yet: it has nothing in flight that was void. `VoidIncarnation`."""
+        """Whether the plug-in is new, so that it sent nothing that is void. False for a plug-in of
+        the newest incarnation: its cluster was merged into the older one. Only these two may claim
+        for an older cluster again; for all others, raises `VoidIncarnation`."""
         plugins = self._log.manifests.read()[1].plugins
         if f"{who.plugin}/{claims.newest}" in plugins:
             return False
@@ -302,32 +299,32 @@ class Claims:
 
 
 def reserve(cluster: ClusterLog) -> int:
-    """A new incarnation, from the counter that all writers of this cluster use, with its permit."""
+    """Reserve the next incarnation of this cluster, and create its permit."""
     current_cluster(
         cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness
     )
     incarnation = cluster.manifests.update(
         lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
     ).incarnation
-    with suppress(AlreadyExists):  # our own create, whose answer was lost
+    with suppress(AlreadyExists):  # created by an earlier attempt whose answer was lost
         cluster.store.create(layout.claim_path(cluster.folder, incarnation), b"")
     return incarnation
 
 
 def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
-    """Publish the lifetime of the newest claim; False if a later one has begun."""
+    """Publish the lifetime of the newest claim. Returns False if a later one has begun."""
     incarnation = claims.newest
     pinned: tuple[tuple[IncarnationRecord, ...], dict[str, Position]] | None = None
 
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
         nonlocal pinned
         if any(lifetime.incarnation >= incarnation for lifetime in manifest.lifetimes):
-            # An older lifetime must not begin after a later one: its cut could void what counts
-            # by the later one.
+            # An older lifetime must not begin after a later one: its cutoffs could void entries of
+            # the later one.
             return None
         if (
             pinned is None or pinned[0] != manifest.lifetimes
-        ):  # never below the cuts of a lifetime before it
+        ):  # the cutoffs must not be below those of an earlier lifetime
             pinned = manifest.lifetimes, pin(cluster, claims)
         lifetimes = (
             *manifest.lifetimes,
@@ -339,15 +336,15 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
 
 
 def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
-    """Where each node's log ends. It is read after the permits of all older incarnations are gone,
-    so everything that was acknowledged for them is below."""
+    """The end of each node's log. It is read after the permits of all older incarnations were
+    deleted, so everything that was acknowledged for them is below it."""
     delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)
     return pin_cuts(cluster)
 
 
 def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
-    """Delete the permits of incarnations before `end`: from `first` on by name, and those that a
-    listing shows."""
+    """Delete the permits of incarnations before `end`: all from `first` on by name, and the older
+    ones that a listing shows."""
     store, folder = cluster.store, cluster.folder
     listed = {
         file.path
@@ -359,7 +356,8 @@ def delete_permits(cluster: ClusterLog, first: int, end: int) -> None:
 
 
 def check_token(claims: ClaimManifest, who: Greeting) -> None:
-    """`NotAllowed` for a wrong token. A member without one may connect: it cannot claim."""
+    """Raises `NotAllowed` for a wrong token. A member without a token may connect, but not
+    claim."""
     if who.token and claims.tokens and not _has_token(claims, who):
         raise NotAllowed(
             f"the token of member {who.member} is not the one of this log; its property "
@@ -368,14 +366,14 @@ def check_token(claims: ClaimManifest, who: Greeting) -> None:
 
 
 def demand_authority(claims: ClaimManifest, who: Greeting) -> None:
-    """`NotAllowed` unless this peer may have the log claimed."""
+    """Raises `NotAllowed` unless this peer may claim the log."""
     lacks = _lacks(claims, who)
     if lacks:
         raise NotAllowed(lacks)
 
 
 def _lacks(claims: ClaimManifest, who: Greeting) -> str:
-    """Why this peer may not have the log claimed; "" if it may."""
+    """Why this peer may not claim the log; "" if it may."""
     if Right.CLAIM not in who.peer.rights:
         return (
             f"{who.peer.name} has no right 'claim', which a new cluster and a view of a cluster "
@@ -390,7 +388,7 @@ def _lacks(claims: ClaimManifest, who: Greeting) -> str:
         return (
             f"this log has a token, and member {who.member} did not give it: it may not "
             "claim the log. Set the map-store property "
-            "cluster-token-file on every member; for a token that is lost: imap-wal claim "
+            "cluster-token-file on every member; if the token is lost: imap-wal claim "
             "--forget-tokens"
         )
     return ""
@@ -418,5 +416,5 @@ def _followed(claims: ClaimManifest, claimed: int) -> VoidIncarnation:
 
 
 def _begun(manifest: ClusterManifest, incarnation: int) -> bool:
-    """Whether the lifetime of that incarnation is published."""
+    """Whether the lifetime of this incarnation is published."""
     return any(lifetime.incarnation == incarnation for lifetime in manifest.lifetimes)

@@ -1,14 +1,13 @@
-"""Forgetting a node that is gone for good: its name is removed from the cluster's manifest, and
-restores no longer read its log.
+"""Forgets a node that will not return: removes it from the cluster's manifest, so that restores no
+longer need its log.
 
-    shut the writer out ─▶ node's manifest: forgotten ─▶ cluster's manifest: without it ─▶ files go
-    ─▶ node's last manifest
+    fence the writer ─▶ node's manifest: forgotten ─▶ cluster's manifest: without the node
+    ─▶ delete files ─▶ node's last manifest
 
-While the forgetting has not ended, the node's log cannot be opened. Afterwards its folder has one
-small manifest, from which a new log under this name continues with a higher epoch: a file that the
-former writer still creates is then void. On a storage that cannot append, the objects that shut
-former writers out stay too (`layout.fences`): with its name free, such a writer would acknowledge
-again.
+Until this is complete, the node's log cannot be opened. Afterwards its folder has one small
+manifest, from which a new log under this name continues with a higher epoch: a file that the former
+writer still creates then does not count. On a storage that cannot append, the fence segments
+(`layout.fences`) are kept too: without them, a former writer could acknowledge again.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ FORGOTTEN_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The entries that only a node's log holds. `files`: where they are. `entries`: how many of
-    them could be counted. `whole`: all were; else there may be more."""
+    """The entries that are only in one node's log. `files`: where they are. `entries`: how many
+    were counted. `whole`: whether all were counted; otherwise there may be more."""
 
     files: tuple[str, ...] = ()
     entries: int = 0
@@ -59,9 +58,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was, or would be, forgotten. `missing`: why the node's log cannot be read; `lost`: the
-    entries that are lost with it; `deleted`: files of the node that were removed; `before`: the
-    node had been forgotten by an earlier run; `refused`: why it is not forgotten without `lose`."""
+    """What was forgotten, or in a dry run would be. `missing`: why the node's log cannot be read.
+    `lost`: the entries that are lost. `deleted`: the deleted files. `before`: an earlier run has
+    forgotten the node. `refused`: why it is not forgotten without `lose`."""
 
     node: str
     log_id: str
@@ -76,16 +75,18 @@ class ForgetReport:
 def forget_node(
     log: ClusterLog, node: str, *, lose: bool = False, dry_run: bool = False
 ) -> ForgetReport:
-    """Take a node out of the cluster and delete its files. Its writer is shut out first, so that
-    all it acknowledged is known. Without `lose`, `InvalidSetting` where entries would be lost:
-    those that no snapshot covers, or all of a log that cannot be read. A dry run reports that as
-    `refused`. `LostRace` where another process opens, archives or forgets the log meanwhile."""
+    """Remove a node from the cluster and delete its files. Its writer is fenced first, so that
+    everything it acknowledged is known.
+
+    Without `lose`, raises `InvalidSetting` if entries would be lost: those that no snapshot covers,
+    or all entries of a log that cannot be read. A dry run reports this as `refused`. Raises
+    `LostRace` if another process opens, archives or forgets the log meanwhile."""
     try:
         return _forget_node(log, node, lose=lose, dry_run=dry_run)
     except NotFound as error:
         raise LostRace(
-            f"the log of node {node!r} changed while it was looked at ({error}); check "
-            "whether the node is really gone"
+            f"the log of node {node!r} changed while it was read ({error}); check "
+            "that no process writes it any more"
         ) from error
 
 
@@ -94,7 +95,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     log_id = state.manifest.nodes.get(node)
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
     left = manifests.read()[1]
-    if log_id is None and left.forgotten:  # an earlier run did not end, or files came late
+    if log_id is None and left.forgotten:  # an earlier run is incomplete, or files were added later
         return ForgetReport(
             node,
             left.directory,
@@ -118,8 +119,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     if refused:
         raise InvalidSetting(refused)
     with ExitStack() as stack:
-        # Else an earlier run did not end, or its segments are not here, and its writer, if there is
-        # one, is refused when it next needs the manifest.
+        # Otherwise an earlier run is incomplete, or the segments are not here; then a writer, if
+        # there is one, is refused when it next needs the manifest.
         if missing and left.directory == log_id and not left.forgotten:
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
@@ -134,9 +135,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
             state = log.state()
             if node not in state.nodes or state.manifest.nodes[node] != log_id:
                 raise _replaced(node)
-            lost = _loss(
-                log, state, node
-            )  # with what its writer acknowledged before it was shut out
+            lost = _loss(log, state, node)  # with what its writer acknowledged before it was fenced
             refused = "" if lose else _refusal(node, missing, lost)
             if refused:
                 raise InvalidSetting(refused)
@@ -147,7 +146,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     if log.store.capabilities.locks and left.directory in (
         "",
         log_id,
-    ):  # else leases, which are kept: a number must not become free again
+    ):  # otherwise leases, which are kept: their numbers must not be used again
         log.store.delete(f"{log.node_folder(node)}/writer.lock")
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
 
@@ -160,19 +159,18 @@ def _replaced(node: str) -> LostRace:
 
 
 def _forgotten(manifest: NodeManifest, *, epoch: int) -> NodeManifest:
-    """After this, the log cannot be opened again. An open that came before has another epoch; then
-    this raises, and what it appended is kept."""
+    """The manifest of a forgotten log, which cannot be opened again. Raises `LostRace` if another
+    process has opened the log, which the different epoch shows."""
     if manifest.epoch != epoch:
         raise LostRace(
-            "another process opened this node's log; nothing was forgotten; check whether "
-            "the node is really gone"
+            "another process opened this node's log; nothing was forgotten; check that no "
+            "process writes it any more"
         )
     return replace(manifest, epoch=epoch + 1, forgotten=True)
 
 
 def _refusal(node: str, missing: str, lost: Loss) -> str:
-    """Why a node is not forgotten as long as its loss was not asked for; "" where nothing is
-    lost."""
+    """Why a node is not forgotten without `lose`; "" if nothing is lost."""
     if not missing and not lost.files:
         return ""
     more = f" and {len(lost.files) - 1} more files" if lost.files[1:] else ""
@@ -180,7 +178,7 @@ def _refusal(node: str, missing: str, lost: Loss) -> str:
     where = f"{number} of {lost.files[0]}{more}, which no snapshot covers" if lost.files else number
     what = f"{missing}, {where}" if missing else where
     way_out = "bring its log back" if missing else "run `imap-wal rewrite` first"
-    return f"node {node!r} holds entries that would be lost: {what}; {way_out}, or pass --lose"
+    return f"node {node!r} has entries that would be lost: {what}; {way_out}, or pass --lose"
 
 
 @dataclass
@@ -193,8 +191,8 @@ class _Count:
     whole: bool = True
 
     def add(self, piece: FileScan) -> None:
-        """The entries of a file that count and that no snapshot covers. A damaged file may hold
-        more than can be read of it."""
+        """Add the entries of a file that count and that no snapshot covers. A damaged file may have
+        more than can be read."""
         found = 0
         try:
             if piece.kind == ARCHIVE and piece.first > piece.covered.get(piece.map, START):
@@ -215,7 +213,7 @@ class _Count:
 
 
 def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
-    """What only the log of this node holds."""
+    """The entries that are only in this node's log."""
     count = _Count(log.store)
     for piece in node_pieces(state, node):
         count.add(piece)
@@ -223,8 +221,8 @@ def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
 
 
 def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Loss:
-    """The same of a log that is not whole here. Of its files some may be here, even if no manifest
-    is: what can be read of them is counted. It is never all."""
+    """The same for an incomplete log. Some of its files may exist, even without a manifest: their
+    readable entries are counted. The count is never complete."""
     count, log_id = _Count(log.store), state.manifest.nodes[node]
     marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
     covered = {
@@ -262,7 +260,7 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
 
 
 def _log_of(store: SegmentStore, path: str) -> str:
-    """The log directory that a segment's header names; "" where it cannot be read."""
+    """The log directory in a segment's header; "" if it cannot be read."""
     try:
         return format.decode_header(store.read(path), path)[0].directory
     except (NotFound, LogError):
@@ -276,12 +274,12 @@ def _clear(
     log_id: str,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
-    """Delete what is left of a forgotten log, and publish its last manifest. Again after that:
-    delete what came late. The files of another log that is here are left alone; so is what is
-    behind a link, but for the manifests."""
+    """Delete what is left of a forgotten log, and publish its last manifest. If that exists
+    already, delete files that were added later. Files of another log in this folder are kept, and
+    so are files reached through a link, except manifests."""
     folder = log.node_folder(node)
-    # Listed before the manifest is read: while that is the forgotten log's, no other has files
-    # here.
+    # Listed before the manifest is read: as long as that is the forgotten log's, no other log has
+    # files here.
     listed = [
         file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")
     ]
@@ -313,9 +311,9 @@ def _clear(
 
 
 def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
-    """The last manifest of a forgotten log. No epoch below its own counts any more."""
+    """The last manifest of a forgotten log. Lower epochs do not count any more."""
     if manifest.empty or not manifest.forgotten:
-        return None  # another run was first; a new log may be here
+        return None  # another run was faster; there may be a new log
     number, cluster = log.manifests.read()
     last = max(manifest.newest, manifest.archived[1], manifest.checkpoint.segment)
     return NodeManifest(

@@ -1,10 +1,10 @@
-"""Which requests of a session count after its incarnation was followed by another: those up to a
-cut.
+"""Which requests of a session count after its incarnation was followed by another one: those up to
+a cutoff.
 
-A member of the old view that is also in the new one learns this from the welcome: it acknowledges
-what counts, and sends the rest again. So an answer must stay true. It depends on the cuts of the
+A member of the old view that is also in the new one gets this in the welcome: it acknowledges what
+counts, and sends the rest again. So an answer must never change. It depends on the cutoffs of the
 lifetimes that have begun. The caller checks afterwards that the newest of them still has its
-permit: then every later cut is above what was read here.
+permit: then every later cutoff is above what was read here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
 
 UNKNOWN = -1
-"""In place of a request number: files that held entries above the cut may be gone."""
+"""Instead of a request number: files with entries above the cutoff may have been removed."""
 
 
 def last_that_count(
     log: NodeLog, cluster: ClusterLog, sessions: Mapping[int, int]
 ) -> dict[int, int]:
-    """Session → its last request that counts; 0: none. `sessions`: of this node, with their
-    incarnations, all of which were followed. Nothing is appended for them meanwhile."""
+    """Session → its last request that counts; 0: none; or `UNKNOWN`. `sessions`: of this node, with
+    their incarnations, which all were followed. Nothing is appended for them meanwhile."""
     last = {session: log.requests.get(session, 0) for session in sessions}
     if not any(last.values()):
         return last
@@ -59,7 +59,7 @@ def last_that_count(
         try:
             above = _first_above(cluster, pieces, cuts)
         except NotFound:
-            continue  # it was archived, or removed, since it was listed
+            continue  # it was archived or removed after it was listed
         except LogError:
             break
         return {
@@ -74,13 +74,13 @@ def last_that_count(
 def _first_above(
     cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[int, Position]
 ) -> dict[int, int]:
-    """Session → its first request in an entry above its cut."""
+    """Session → its first request in an entry above its cutoff."""
     found: dict[int, int] = {}
     for piece in pieces:
         raw = replace(piece, cuts=())
         try:
             _look(cluster, raw, cuts, found)
-        except CutBack:  # an open cut off the frame that was the last one when the cut was pinned
+        except CutBack:  # an open removed the frame that was the last one at the cutoff
             _look(cluster, replace(raw, since=None), cuts, found)
     return found
 

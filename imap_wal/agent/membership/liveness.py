@@ -1,13 +1,13 @@
 """Which agents run, and whether the cluster that has the log is alive: small files that change.
 
-    SignOfLife   one file of each agent, created again under the next number, the former deleted:
-                 in `claims/alive/` while it hears members of the newest incarnation, otherwise in
-                 `claims/present/`, with the id of the cluster that its member is in
-    Watch        what an agent has seen of the files of others: a new lifetime is claimed only when
-                 no cluster is alive, and when the nodes that it waits for (`start.py`) are present
+    SignOfLife   a file of each agent, renewed under the next number: in `claims/alive/` while the
+                 agent hears members of the newest incarnation, otherwise in `claims/present/`,
+                 with the id of its member's cluster
+    Watch        the files of other agents, as one agent sees them: a new lifetime is claimed only
+                 when no cluster is alive, and when the nodes to wait for (`start.py`) are present
 
-The watching agent only checks whether the files change, by its own monotonic clock. This decides
-when a claim is made, never what counts: the claim itself is safe at any time.
+The watching agent checks only whether the files change, by its own monotonic clock. This affects
+when a claim is made, never which entries count: a claim is safe at any time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from storage_backends import NotFound, SegmentStore, StorageError
 RENEWALS = 3
 """How many times a sign is renewed within the time after which it no longer counts."""
 FIRST_PAUSE_S = 0.1
-"""The first renewals of an agent that starts come sooner, so that agents that start together see
-each other soon; the pause doubles each time."""
+"""An agent that starts renews its sign sooner, so that agents that start together see each other
+soon. The pause doubles each time."""
 
 
 class SignOfLife:
-    """Renewed by its own thread. While that hears no member it updates `watch`, so a new cluster
-    need not wait for the whole time. `heard`, `greeted` and `silent` do not wait for the
-    storage."""
+    """This agent's sign, renewed by its own thread. While the agent hears no member, the thread
+    also updates `watch`, so that a new cluster need not wait for the whole timeout. `heard`,
+    `greeted` and `silent` do not wait for the storage."""
 
     def __init__(
         self,
@@ -63,37 +63,37 @@ class SignOfLife:
         self._due = clock.monotonic()
         self._unheard = 0
         self._heard = 0
-        """The incarnation of which a member was heard since the last renewal."""
+        """The incarnation of a member that was heard since the last renewal; 0: none."""
         self._silent = False
         self._greeted, self._greeted_at = "", 0.0
-        """The id of the cluster that the member is in, and when it was heard last."""
+        """The id of the member's cluster, and when the member was last heard."""
         self.worker = Worker("imap-wal-alive", self._turn)
 
     def start(self) -> None:
-        """Begin. Signs of earlier runs of this node's agent are deleted: no member is heard yet."""
+        """Delete the signs of earlier runs of this node's agent, and start the thread."""
         with suppress(StorageError):
             remove_signs(self._store, self._cluster, self._node)
         self.worker.start()
 
     def greeted(self, cluster_id: str) -> None:
-        """A member of this cluster has sent something, at least a hello that was refused."""
+        """A member of this cluster has sent a message, possibly a hello that was refused."""
         self._greeted, self._greeted_at = cluster_id, self._clock.monotonic()
 
     def heard(self, incarnation: int) -> None:
-        """A member of this incarnation, the newest one known here, has sent something."""
+        """A member of this incarnation, the newest known one, has sent a message."""
         self._heard = incarnation
         if not self._alive.path:
-            self._watch.wake.set()  # the first sign comes at once
+            self._watch.wake.set()  # the first sign is created at once
 
     def silent(self) -> None:
-        """The last member has said bye: the sign is deleted now. A member that is heard later makes
-        a new one."""
+        """The last member has said bye: delete the sign now. A member that is heard later causes a
+        new one."""
         self._heard, self._silent, self._greeted = 0, True, ""
         self._watch.wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
-        """End the thread; after a clean stop no sign is left. It waits at most `timeout_s` for a
-        storage that does not answer."""
+        """End the thread, and after a clean stop delete the signs. Waits at most `timeout_s` for
+        the storage."""
         self.worker.stopping.set()
         self._watch.wake.set()
         if self.worker.stop(timeout_s) and clean:
@@ -118,7 +118,8 @@ class SignOfLife:
             self._due = now + self._pause_s
         if due and now - self._greeted_at >= self._timeout_s:
             self._greeted = ""
-        # Without a bye its members were killed: the next cluster need not wait for them either.
+        # Members that are no longer heard and sent no bye were killed: the next cluster need not
+        # wait for them either.
         over = not heard and (not self._alive.path or silent or self._unheard >= RENEWALS)
         greeted = self._greeted.encode()
         if not heard and (
@@ -127,17 +128,19 @@ class SignOfLife:
             self._present.renew(greeted)
         if over:
             self._alive.remove()
-        # After its own sign: of two clusters that start at the same time, one sees the other.
+        # After creating its own sign: of two clusters that start at the same time, one sees the
+        # other.
         if look.asked or over or (due and not heard):
             self._watch.look(look)
         return True
 
     def _renew_alive(self, due: bool) -> bool:
-        """Whether a member of the newest incarnation was heard; then its sign is renewed."""
+        """Renew the sign if a member of the newest incarnation was heard. Returns whether it
+        was."""
         if not self._heard or not (due or not self._alive.path):
             return False
         heard, self._heard = self._heard, 0
-        # Another cluster may have claimed the log since, and this member may not know it yet.
+        # Another cluster may have claimed the log meanwhile, and this member may not know it yet.
         if not self._store.exists(layout.claim_path(self._cluster, heard)):
             return False
         self._alive.renew()
@@ -146,7 +149,7 @@ class SignOfLife:
 
 
 class _File:
-    """A sign of this agent. `path` is "" while there is none."""
+    """A sign of this agent. `path`: "" while there is none."""
 
     def __init__(self, store: SegmentStore, path_of: Callable[[int], str]) -> None:
         self._store, self._path_of, self._number = store, path_of, 0
@@ -167,13 +170,13 @@ class _File:
 
 
 def signs(store: SegmentStore, cluster: str) -> list[str]:
-    """The signs of life of the cluster that has the log, as they are now."""
+    """The current signs of life of the cluster that has the log."""
     return _files(store, layout.alive_folder(cluster))
 
 
 def present(store: SegmentStore, cluster: str) -> dict[str, str]:
-    """Nodes whose agents run and hear no member of the cluster that has the log, or did before they
-    were killed, with the ids of the clusters that their members are in ("": none was heard)."""
+    """Nodes whose agents run, or ran until they were killed, and hear no member of the cluster that
+    has the log → the id of their member's cluster ("": none was heard)."""
     found: dict[str, str] = {}
     for path in _files(store, layout.present_folder(cluster)):
         with suppress(NotFound):
@@ -200,7 +203,7 @@ def _text(content: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A look that has begun. `asked`: for a hello that waits for it."""
+    """A look at the files of other agents. `asked`: a hello waits for it."""
 
     number: int
     asked: bool = False
@@ -208,7 +211,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What is known of a node. `absent`: why it does not count as present, "" if its agent runs.
+    """What is known about a node. `absent`: why it does not count as present; "" if its agent runs.
     `cluster_id`: of its member; "": none was heard."""
 
     absent: str = ""
@@ -217,9 +220,9 @@ class Presence:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What look `number` found, which began at `at` (monotonic). `alive`: nodes whose agents hear
-    the cluster that has the log, as text, "" if there is none. `nodes`: those that a new cluster
-    may have to wait for."""
+    """The result of look `number`, which began at `at` (monotonic seconds). `alive`: the nodes
+    whose agents hear the cluster that has the log, as text; "" if there are none. `nodes`: the
+    nodes that a new cluster may have to wait for."""
 
     number: int = 0
     at: float = 0.0
@@ -229,8 +232,8 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The newest file of a node, and when it was seen first. `fresh`: it is not what a killed agent
-    left, as it appeared after an earlier look."""
+    """The newest file of a node, and when it was first seen. `fresh`: it appeared after an earlier
+    look, so a running agent created it."""
 
     path: str
     since: float
@@ -238,9 +241,9 @@ class _Seen:
 
 
 class Watch:
-    """`look` reads the files, on one thread; any other thread uses `sight`. `timeout_s` 0: no
-    cluster counts as alive, and nothing is read. `belonging` reads the names of the nodes to wait
-    for."""
+    """Watches the files of other agents. `look` reads them, on one thread; other threads use
+    `sight`. `timeout_s` 0: no cluster counts as alive, and nothing is read. `belonging` reads the
+    names of the nodes to wait for."""
 
     def __init__(
         self,
@@ -253,24 +256,25 @@ class Watch:
         self._store, self._cluster, self._clock, self._belonging = store, cluster, clock, belonging
         self.timeout_s = timeout_s
         self.wake = threading.Event()
-        """Set to have a look now."""
+        """Set it to start a look now."""
         self.sight = Sight()
         """Replaced as a whole."""
         self._mutex = threading.Lock()
         self._begun, self._asked, self._wanted = 0, False, False
         self._first: float | None = None
         self._looked = False
-        """When the first look began, and whether one succeeded."""
+        """When the first look began, and whether a look has succeeded."""
         self._since: dict[str, float] = {}
-        """Sign of life → when it was seen first."""
+        """Sign of life → when it was first seen."""
         self._seen: dict[str, _Seen] = {}
         self._cluster_ids: dict[str, tuple[str, str]] = {}
-        """Node → the sign that was read last, and what is in it."""
+        """Node → the sign that was read last, and its content."""
 
     # ---- any thread ----
 
     def ask(self) -> int:
-        """Have a look soon; its number. Until `forget` every look reads what a start needs."""
+        """Request a look, and return its number. Until `forget`, every look reads what a start
+        needs."""
         with self._mutex:
             self._asked = self._wanted = True
             number = self._begun + 1
@@ -278,7 +282,8 @@ class Watch:
         return number
 
     def forget(self) -> None:
-        """After a claim: delete the watched signs of life, as their cluster has lost the log."""
+        """Called after a claim: delete the watched signs of life, because their cluster has lost
+        the log."""
         self._wanted = False
         for path in self._since:
             with suppress(StorageError):
@@ -288,7 +293,8 @@ class Watch:
     # ---- the thread that looks ----
 
     def begin(self) -> Look:
-        """The next look. What the caller does between this and `look` comes before what it sees."""
+        """Begin the next look. What the caller does before it calls `look` happens before the files
+        are read."""
         with self._mutex:
             self._begun += 1
             asked, self._asked = self._asked, False
@@ -305,20 +311,20 @@ class Watch:
         nodes: dict[str, Presence] = {}
         if self._belonging is not None and (
             self._wanted or first
-        ):  # at first, so that it is known before a hello
+        ):  # the first look too, so that it is known before a hello
             nodes = {name: self._presence(name) for name in sorted(self._belonging())}
         self.sight = Sight(begun.number, now, alive, nodes)
 
     def alive(self) -> str:
-        """The nodes with a sign of life, as text for an error; "" if there is none. A sign counts
-        until it has been seen unchanged for `timeout_s`."""
+        """The nodes with a sign of life, as text for an error; "" if there are none. A sign counts
+        until it was unchanged for `timeout_s`."""
         if not self.timeout_s:
             return ""
         now, before = self._clock.monotonic(), self._since
         found = {path: before.get(path, now) for path in signs(self._store, self._cluster)}
         for path, since in found.items():
             if now - since >= self.timeout_s and not self._store.exists(path):
-                found[path] = now  # it was renewed, and the listing is too old to show that
+                found[path] = now  # it was renewed, and the listing is outdated
         self._since = found
         ages = {
             str(layout.parse_sign_path(path)): now - since
@@ -331,12 +337,12 @@ class Watch:
         )
 
     def _see(self) -> None:
-        """Update what is known of the agents that run."""
+        """Update what is known about the running agents."""
         now, before, first = self._clock.monotonic(), self._seen, not self._looked
         found: dict[str, _Seen] = {}
         for path in _files(
             self._store, layout.present_folder(self._cluster)
-        ):  # of a node the newest comes last
+        ):  # sorted: the newest file of a node comes last
             node = str(layout.parse_sign_path(path))
             known = before.get(node)
             found[node] = (
@@ -359,6 +365,6 @@ class Watch:
         if not seen.fresh or now - seen.since >= self.timeout_s:
             return Presence(f"the sign of its agent has not changed for {now - seen.since:.0f} s")
         if self._cluster_ids.get(node, ("", ""))[0] != seen.path:
-            with suppress(NotFound):  # renewed since it was listed: the next look shows the new one
+            with suppress(NotFound):  # renewed after the listing: the next look reads the new one
                 self._cluster_ids[node] = seen.path, _text(self._store.read(seen.path))
         return Presence(cluster_id=self._cluster_ids.get(node, ("", ""))[1])

@@ -1,6 +1,6 @@
-"""How an operator takes the log from the Hazelcast cluster that has it: by a claim for a lifetime
-that belongs to no cluster. The next cluster that starts follows it without waiting, neither for a
-former cluster nor for nodes."""
+"""Lets an operator take the log from the Hazelcast cluster that has it, by a claim for a lifetime
+that belongs to no cluster. The next cluster that starts follows it without waiting for a former
+cluster or for nodes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from storage_backends import NotFound
 
 @dataclass(frozen=True, slots=True)
 class ClaimReport:
-    """`former`: id of the cluster that has or had the log, and its `incarnation`; "" and 0 if none
-    ever did. `signs`: nodes whose agents hear its members, or did before they were killed.
-    `present`: nodes whose agents run without such members, or did before they were killed, with the
-    id of the cluster that their member is in ("": none was heard). `claimed`: the incarnation that
-    was claimed; 0 after a dry run. `tokens`: how many tokens may claim the log. `closed`: after a
-    repair, no cluster can claim it before an operator decides."""
+    """`former`, `incarnation`: the id and incarnation of the cluster that has or had the log; ""
+    and 0 if none ever had. `signs`: nodes whose agents hear its members, or did until they were
+    killed. `claimed`: the incarnation that was claimed; 0 after a dry run. `present`: nodes whose
+    agents run without such members, or did until they were killed → the id of their member's
+    cluster ("": none was heard). `tokens`: how many tokens may claim the log. `closed`: after a
+    repair, no cluster can claim the log until an operator decides."""
 
     namespace: str
     cluster: str
@@ -37,9 +37,9 @@ class ClaimReport:
 
 
 def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
-    """Have the tokens with these hashes claim the log from now on; `keep`: also those of before.
-    Without any, everybody may who may connect to an agent and claim. Claims that were closed are so
-    no more. It changes nothing else."""
+    """Set the tokens that may claim the log, by their hashes; `keep`: in addition to the existing
+    ones. Without any token, every peer with the right to claim may claim the log. This also opens
+    closed claims. It changes nothing else."""
     claims = claim_manifests(
         log.store, log.folder, log.manifest().claims, log.clock, log.randomness
     )
@@ -54,7 +54,8 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
     def noted(manifest: ClusterManifest) -> ClusterManifest | None:
         return None if manifest.token == has_token else replace(manifest, token=has_token)
 
-    # Says the cluster's manifest that there is a token, its claims have one: else they were lost.
+    # In this order: if the cluster's manifest says that there is a token, the claims must have one.
+    # Otherwise the claims were lost.
     if not has_token:
         log.manifests.update(noted)
     claims.update(changed)
@@ -63,8 +64,8 @@ def set_tokens(log: ClusterLog, add: Sequence[str], *, keep: bool) -> None:
 
 
 def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
-    """After this, only changes that are already in the log can be acknowledged for the former
-    cluster."""
+    """Claim the log for no cluster. After this, the former cluster gets an acknowledgement only for
+    changes that are already in the log."""
     claims = claim_manifests(
         log.store, log.folder, log.manifest().claims, log.clock, log.randomness
     )
@@ -86,7 +87,7 @@ def take_log(log: ClusterLog, *, dry_run: bool) -> ClaimReport:
         newest = claims.update(change)
         claimed = (
             number if newest.newest == number and begin(log, newest) else 0
-        )  # else another claim came in between
+        )  # otherwise another claim was faster
     if claimed:
         for path in files:
             with suppress(NotFound):

@@ -1,8 +1,8 @@
-"""Who is connected: members, with the incarnation of their cluster and the session that numbers
-their changes, and clients that only read.
+"""The connected members, with the incarnation of their cluster and the session that numbers their
+changes, and the connected clients that only read.
 
     hello of a peer that may write   a `Connection` of a member, with a `Session`; it may claim
-    hello of any other peer          a `ReadSession`: nothing is stored, nobody counts as alive
+    hello of any other peer          a `ReadSession`: nothing is stored, and it is no sign of life
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from storage_backends import StorageError
 
 @dataclass(slots=True)
 class Session:
-    """One plug-in start. `writer` is the connection that may append: the last that said hello with
-    purpose `write`."""
+    """One start of a plug-in. `writer`: the connection that may append, which is the last one that
+    said hello with purpose `write`."""
 
     number: int
     incarnation: int
@@ -39,7 +39,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of a member, and what its hello gave."""
+    """A connection of a member, with the content of its hello."""
 
     who: Greeting
     partition_count: int
@@ -47,8 +47,8 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class ReadSession:
-    """A connection of a client without the right to write. It is no member, whatever its hello
-    says: it has no number, so it cannot append, and no member, so it gets no view and is no sign of
+    """A connection of a client without the right to write. It is not a member, even if its hello
+    names one: it has no session number, so it cannot append; it gets no view, and is no sign of
     life. `incarnation`: the newest one when it said hello."""
 
     incarnation: int
@@ -56,7 +56,7 @@ class ReadSession:
 
 
 SESSIONS_KEPT = PLUGINS_KEPT
-"""Sessions without a connection that are known here: the node's manifest has as many."""
+"""Sessions without a connection that are kept; the node's manifest keeps as many."""
 
 
 class SessionRegistry:
@@ -85,17 +85,18 @@ class SessionRegistry:
         self._connections: dict[bytes, Connection] = {}
         self._readers: dict[bytes, ReadSession] = {}
         self._shut: set[bytes] = set()
-        """Connections of which an append was refused, until they say hello again."""
+        """Connections with a refused append, until they say hello again."""
 
     def hello(
         self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL
     ) -> tuple[Session, bool]:
         """The session of a plug-in that says hello, and whether it is new here. Claims an
-        incarnation for a cluster id that has none, or an older one than the newest. `look`: see
-        `Start.demand`. `peer`: who says it.
+        incarnation for a cluster id that has none, or has only an older one. `look`: see
+        `Start.demand`. `peer`: the sender. Raises the errors of `Claims.enter`, and `NotAppended`
+        if another claim was made meanwhile.
 
-        A plug-in has a session for each incarnation: what it sent in an older one may be void, and
-        must not count as what is in the log."""
+        A plug-in has a session for each incarnation: requests of an older incarnation may be void,
+        and must not be treated as requests that are in the log."""
         plugin = about.plugin_uuid
         who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view, about.token, peer)
         if self.sign is not None and self.claims.may_count(who):
@@ -122,8 +123,8 @@ class SessionRegistry:
 
     def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
         """The session of a client that may not write. Changes nothing outside this object, and only
-        reads the storage. `NotAllowed` if its cluster does not have the log, `VoidIncarnation` if
-        another cluster followed it."""
+        reads the storage. Raises `NotAllowed` if its cluster does not have the log, and
+        `VoidIncarnation` if another cluster followed it."""
         who = Greeting(
             about.cluster_id, about.member_uuid, about.plugin_uuid, about.view, about.token, peer
         )
@@ -133,13 +134,13 @@ class SessionRegistry:
         return found
 
     def demote(self, sender: bytes) -> None:
-        """The peer of this connection has no right to write any more: it is a member no longer."""
+        """The peer of this connection has lost the right to write: it is no longer a member."""
         if sender in self._connections:
             self.gone(sender)
 
     def _forget_old(self) -> None:
-        """Of the sessions without a connection, keep the newest. Nothing of the others is under
-        way: a hello commits first."""
+        """Keep only the newest sessions without a connection. The others have no uncommitted
+        requests, because a hello commits first."""
         if len(self._by_number) <= SESSIONS_KEPT:
             return
         connected = {connection.who.plugin for connection in self._connections.values()}
@@ -155,8 +156,8 @@ class SessionRegistry:
             )
 
     def _ended(self, incarnation: int) -> dict[int, int]:
-        """The last request that counts of each session of an earlier incarnation, except for those
-        that the node's manifest has already."""
+        """Session of an earlier incarnation → its last request that counts, without the sessions
+        for which the node's manifest already has this. Raises `NotAppended`."""
         manifest = self._log.manifests.read()[1]
         incarnations = {
             number: int(each.rpartition("/")[2]) for each, number in manifest.plugins.items()
@@ -187,9 +188,9 @@ class SessionRegistry:
         ]
 
     def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> View:
-        """The view that a member asks for: without the members that it lost. `peer`: who asks, with
-        the rights of now. `NotAllowed`, `VoidIncarnation`; ValueError for a wish that contradicts
-        the hello."""
+        """The view that a member requests, without the lost members. `peer`: the sender, with its
+        current rights. Raises `NotAllowed`, `VoidIncarnation`, and ValueError for a request that
+        contradicts the hello."""
         connection = self._connections.get(sender)
         if connection is None:
             raise NotAllowed(
@@ -207,8 +208,8 @@ class SessionRegistry:
         return self.claims.view(who, members, lost)
 
     def claim(self) -> dict[str, Any]:
-        """Which cluster may write, in which incarnation, and whether its members may be alive. If
-        the storage cannot be reached, this is the last known state."""
+        """Which cluster may write, in which incarnation, and whether its members may be alive; the
+        last known state if the storage cannot be reached."""
         with suppress(StorageError):
             self.claims.newest()
         known = self.claims.known
@@ -219,14 +220,14 @@ class SessionRegistry:
         }
 
     def shut(self, sender: bytes) -> None:
-        """Refuse whatever the connection sends from now on, until its next hello: a plug-in may
-        have sent a second append before it hears that the first was refused, and `last_request`
-        must not tell it one day that both are in the log."""
+        """Refuse all appends of this connection until its next hello. A plug-in may have sent a
+        second append before it learns that the first one was refused; if the second one were
+        logged, `last_request` would say that both are in the log."""
         if sender in self._connections:
             self._shut.add(sender)
 
     def heard(self, sender: bytes) -> None:
-        """A request came from this connection: if it is a member's, its cluster is alive."""
+        """A request arrived from this connection. If it is a member's, its cluster is alive."""
         connection, newest = self._connections.get(sender), self.claims.known.newest
         if self.sign is not None and connection is not None:
             self.sign.greeted(connection.who.cluster_id)
@@ -234,12 +235,12 @@ class SessionRegistry:
                 self.sign.heard(newest)
 
     def connection(self, sender: bytes) -> Connection | ReadSession | None:
-        """None if it has not said hello."""
+        """The connection of this sender; None: it has not said hello."""
         return self._connections.get(sender) or self._readers.get(sender)
 
     def bye(self, sender: bytes) -> None:
-        """The plug-in of this connection has stopped: forget all its connections. A client that
-        only reads ends only its own."""
+        """The plug-in of this connection has stopped: remove all its connections. For a client that
+        only reads, remove this connection."""
         if sender not in self._connections:
             self._readers.pop(sender, None)
             return
@@ -258,7 +259,7 @@ class SessionRegistry:
             self.sign.silent()
 
     def gone(self, sender: bytes) -> None:
-        """This connection has ended: forget it. Its member may be alive, and connect again."""
+        """This connection has ended: remove it. Its member may be alive and connect again."""
         connection = self._connections.pop(sender, None)
         self._readers.pop(sender, None)
         self._shut.discard(sender)
@@ -268,7 +269,7 @@ class SessionRegistry:
                     session.writer = b""
 
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
-        """Why this connection may not append for the session, as (code, text); None when it may."""
+        """Why this connection may not append for the session, as (code, text); None: it may."""
         session = self._by_number.get(number)
         if session is None or not session.writer:
             return "not-ready", "say hello first"
@@ -289,9 +290,9 @@ class SessionRegistry:
         return self._by_number[number]
 
     def check_newest(self, batches: Sequence[CommitRequest]) -> None:
-        """Called between sync and acknowledgement. If the log was claimed since, by another
-        cluster or for a newer view of this one, older batches get an error. Costs one stat on a
-        local file system."""
+        """Called between sync and acknowledgement. If the log was claimed meanwhile, by another
+        cluster or for a newer view of this one, older batches get an error. This costs one stat on
+        a local file system."""
         current = self.claims.newest()
         for batch in batches:
             own = self._by_number[batch.session].incarnation if batch.session else current

@@ -1,10 +1,11 @@
-"""For whom a new cluster waits before it gets the log: the former cluster, then the log's nodes.
+"""What a new cluster waits for before it gets the log: the end of the former cluster, then the
+log's nodes.
 
     hello of an unknown cluster id ─▶ NotLooked: the agent's loop keeps it ─▶ a look (`liveness.py`)
                                    ─▶ the same hello again ─▶ Waits, or the claim
 
-Nothing here reads the storage, except `Belonging`, on the thread that looks. Whether a claim is
-made now or later is never a question of safety. See docs/decisions/0025.
+Only `Belonging` reads the storage, on the thread of the looks. The time of a claim never affects
+safety. See docs/decisions/0025.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class StartPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StartRules:
-    """As in `AgentConfig`."""
+    """The settings of `AgentConfig`, in seconds."""
 
     policy: StartPolicy
     timeout_s: float
@@ -41,31 +42,31 @@ class StartRules:
 
 
 AT_ONCE = StartRules(StartPolicy.PARTIAL, 0, 0)
-"""A new cluster waits for nothing."""
+"""Rules by which a new cluster never waits."""
 
 
 class Waits(ImapWalError):
-    """A new cluster does not get the log yet. Nothing was changed."""
+    """A new cluster must wait for the log. Nothing was changed."""
 
 
 class NotLooked(ImapWalError):
-    """Whether it gets the log is known after this look."""
+    """Look `look` must be done before it is known whether a new cluster gets the log."""
 
     def __init__(self, look: int) -> None:
         super().__init__(
-            "this agent looks for the signs of other agents, and its storage has not answered yet"
+            "this agent is looking for signs of other agents, and its storage has not answered yet"
         )
         self.look = look
 
 
 class Belonging:
-    """The nodes that a new cluster may wait for: those whose agents ever had a member. A node that
-    no member has used, or that programs use, does not count, nor does a forgotten one."""
+    """The nodes that a new cluster may wait for: those whose agents ever had a member. Unused,
+    forgotten and embedded nodes do not count."""
 
     def __init__(self, cluster: ClusterLog) -> None:
         self._cluster = cluster
         self._had_members: set[str] = set()
-        """Log directories of which this is known: it does not change."""
+        """Log directories that are known to have had members; this never changes."""
 
     def __call__(self) -> list[str]:
         nodes = self._cluster.manifests.read()[1].nodes
@@ -83,7 +84,7 @@ class Belonging:
                     .plugins
                 )
             except LogError:
-                return True  # a restart would fail too: its agent, or `verify`, says why
+                return True  # a restart fails too: its agent, or `imap-wal verify`, says why
             if not plugins:
                 return False
             self._had_members.add(directory)
@@ -92,8 +93,8 @@ class Belonging:
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    """A cluster that waits. `newest`: the incarnation that it is to follow. `since`, `asked`: its
-    first and its last hello, as monotonic times. `nodes`: it waits for nodes too, not only for the
+    """A waiting cluster. `newest`: the incarnation that it will follow. `since`, `asked`: its first
+    and its last hello, in monotonic seconds. `nodes`: it waits for nodes too, not only for the
     former cluster. `told`: what was logged about it."""
 
     cluster_id: str
@@ -105,7 +106,7 @@ class _Wait:
 
 
 class Start:
-    """Decides from what the last look has found. Used by the serving thread."""
+    """Decides by the result of the last look. Used by the serving thread."""
 
     def __init__(self, node: str, rules: StartRules, watch: Watch, clock: Clock) -> None:
         self._node = node
@@ -116,7 +117,7 @@ class Start:
             clock,
         )
         self._asked: tuple[str, int, int] = ("", 0, 0)
-        """The cluster that asked last, the newest incarnation then, and the look for that."""
+        """The cluster that asked last, the newest incarnation at that time, and the look for it."""
         self._wait: _Wait | None = None
         self._lines = Lines(clock)
 
@@ -124,8 +125,9 @@ class Start:
         return self._watch.sight.number >= number
 
     def alive(self) -> bool:
-        """Whether the cluster that has the log may be alive, as far as this agent knows. It does
-        not know while it hears a member itself, storage does not answer, or there are no signs."""
+        """Whether the cluster that has the log may be alive, as far as this agent knows. Also True
+        if the last look is old: the agent hears a member itself, the storage does not answer, or
+        agents give no signs."""
         sight, timeout_s = self._watch.sight, self._watch.timeout_s
         old = not sight.number or self._clock.monotonic() - sight.at >= 2 * timeout_s
         return bool(sight.alive) or old
@@ -136,17 +138,18 @@ class Start:
         self._watch.forget()
 
     def demand(self, cluster_id: str, claims: ClaimManifest, look: int, *, nodes: bool) -> None:
-        """`Waits` unless this cluster may follow that of the newest claim now; `NotLooked` if a
-        look is needed first. `look`: the one that its hello has waited for; 0: none. `nodes`: other
-        nodes must be present too; otherwise only the former cluster must give no sign of life."""
+        """Raises `Waits` unless this cluster may follow the cluster of the newest claim now, and
+        `NotLooked` if a look is needed first. `look`: the look that its hello has waited for; 0:
+        none. `nodes`: also wait for other nodes; otherwise only the former cluster must give no
+        sign of life."""
         if not claims.claims or not self._watch.timeout_s:
             return  # the first cluster of this log, or agents without signs
         if self._asked[:2] != (cluster_id, claims.newest):
             self._asked = cluster_id, claims.newest, self._watch.ask()
         if not self.looked(self._asked[2]):
             raise NotLooked(self._asked[2])
-        # This sight is of this start, but it may be some seconds old: enough to accept a cluster,
-        # not to refuse it.
+        # This look was made during this start, but it may be some seconds old: that is enough to
+        # accept a cluster, not to refuse it.
         sight = self._watch.sight
         away = self._away(cluster_id) if nodes and not claims.forced else {}
         old = self._clock.monotonic() - sight.at >= self._watch.timeout_s
@@ -163,7 +166,7 @@ class Start:
             raise NotLooked(look)
 
     def _note(self, cluster_id: str, claims: ClaimManifest, why: str, nodes: bool) -> None:
-        """Keep that it waits, and log what is new about it."""
+        """Record that the cluster waits, and log changes."""
         now, wait = self._clock.monotonic(), self._wait
         if wait is None or (wait.cluster_id, wait.newest) != (cluster_id, claims.newest):
             wait = _Wait(cluster_id, claims.newest, now, now, nodes)
@@ -178,7 +181,7 @@ class Start:
         )
 
     def _away(self, cluster_id: str) -> dict[str, str]:
-        """Of the nodes that this cluster waits for, node → why it does not count; {}: no wait."""
+        """Node that this cluster waits for → why it does not count yet; {}: no wait."""
         nodes = self._watch.sight.nodes
         away = {
             node: why
@@ -219,7 +222,7 @@ class Start:
         )
 
     def statistics(self, claims: ClaimManifest) -> dict[str, Any]:
-        """What `stat` answers. `waiting` is "" while no cluster waits here."""
+        """The part of the answer to `stat`. `waiting`: "" if no cluster waits here."""
         found: dict[str, Any] = {
             "policy": str(self._policy),
             "timeout_s": self._timeout_s,
@@ -250,7 +253,7 @@ class Start:
 
 
 def _why_not(node: Presence, cluster_id: str) -> str:
-    """Why a node does not count as one of this cluster; "" if it does, or may yet."""
+    """Why a node does not count as a node of this cluster; "" if it does, or may do so later."""
     if node.absent or node.cluster_id in ("", cluster_id):
         return node.absent
     return f"its member is in another cluster, {node.cluster_id}"
@@ -263,5 +266,5 @@ def _named(away: Mapping[str, str]) -> str:
 def _still_alive(former: str, alive: str) -> str:
     return (
         f"the former cluster {former} is alive: its members are heard by the agent of {alive}; "
-        "waiting until they are not"
+        "waiting until they are not heard any more"
     )

@@ -1,13 +1,13 @@
-"""Key listings under way: the keys of a map, page by page, complete or with an error.
+"""Key listings: the keys of a map, page by page. A listing is complete, or ends with an error.
 
-A cursor is `[listing, page]`. Only two pages can be requested: the next one, and the last one that
-was answered (its answer may have been lost with a connection). Any other page, and any change of
-the index that affects the listing, gives `ListingGone`: the listing must begin again. Each page has
-the number of keys sent so far, so the reader knows that none is missing.
+A cursor is `[listing, page]`. Only two pages can be requested: the next one, and the last answered
+one (its answer may have been lost with a connection). Any other page, and any change of the index
+that affects the listing, raises `ListingGone`: the listing must begin again. Each page has the
+number of keys sent so far, so that the reader knows that no key is missing.
 
-A listing belongs to the connection that asked for its last page. When that connection ends, another
-one may continue it for a while. What is kept is limited for each connection, and for all together;
-the connection that takes the most is the first to lose a listing.
+A listing belongs to the connection that requested its last page. When that connection ends, another
+one may continue the listing for a while. Memory is limited for each connection and for all
+together; the connection with the most memory is the first to lose a listing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.view import MaterializedView
 
 LISTINGS_MAX = 4
-"""Listings of one connection; beyond that, the one that has waited longest is dropped."""
+"""Listings of one connection; beyond that, the one that was unused longest is dropped."""
 ABANDONED_MAX = 16
-"""The same of all connections that have ended."""
+"""The same for all ended connections together."""
 LISTINGS_BYTES = 256 * 1024 * 1024
-"""What all listings may take together."""
+"""Memory of all listings together."""
 KEY_BYTES = 64
-"""What a key takes in memory besides its bytes, about."""
+"""The approximate memory of a key besides its bytes."""
 PAGE_BYTES = 4 * 1024 * 1024
-"""A page ends with the key that takes it past this size: each listing keeps its last page."""
+"""A page ends with the key that exceeds this size. Each listing keeps its last page."""
 PAGE_KEYS_MAX = 100_000
 BATCH_KEYS = 10_000
 """Keys that are read from the index at once."""
 NOBODY = b""
-"""To whom the listings of connections that ended belong."""
+"""The owner of the listings of ended connections."""
 
 
 class ListingGone(ImapWalError):
@@ -44,8 +44,8 @@ class ListingGone(ImapWalError):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`cursor` of the next page; None at the end, which has no keys. `total`: keys of this page and
-    all before it."""
+    """`cursor`: of the next page; None at the end, on a page without keys. `total`: the number of
+    keys on this page and all earlier ones."""
 
     cursor: list[str | int] | None
     keys: list[bytes]
@@ -53,7 +53,7 @@ class Page:
 
 
 class Listing:
-    """One listing: hands out its pages in order, and the last one again."""
+    """One listing: returns its pages in order, and the last one again."""
 
     def __init__(
         self,
@@ -71,17 +71,17 @@ class Listing:
         self._left: Iterator[bytes] = iter(())
         self._left_bytes = self._page_bytes = 0
         self.owner = NOBODY
-        """The sender that asked for its last page."""
+        """The sender that requested its last page."""
         self._number = 0
         self._last: Page | None = None
 
     @property
     def memory(self) -> int:
-        """Bytes that it keeps: its last page, and keys that were read for the next ones."""
+        """Its memory in bytes: the last page, and keys that were read for the next pages."""
         return self._left_bytes + self._page_bytes
 
     def has(self, number: int) -> bool:
-        """Whether that page can be requested; the first is 1."""
+        """Whether this page can be requested; the first page is 1."""
         return (self._last is not None and number == self._number) or (
             number == self._number + 1 and not self._ended
         )
@@ -91,7 +91,7 @@ class Listing:
         return self._last is not None and self._last.cursor is None
 
     def page(self, number: int, limit: int) -> Page:
-        """A page that it has. `ListingGone`."""
+        """A page for which `has` is True. Raises `ListingGone`."""
         self._check()
         if self._last is not None and number == self._number:
             return self._last
@@ -118,7 +118,7 @@ class Listing:
     def _check(self) -> None:
         if self._view.version != self._version:
             raise ListingGone(
-                f"the index was built anew while the keys of map {self.name!r} were listed; "
+                f"the index was rebuilt while the keys of map {self.name!r} were listed; "
                 "begin again"
             )
 
@@ -138,8 +138,8 @@ class Listings:
         partitions: Partitions | None = None,
         sender: bytes = NOBODY,
     ) -> Page:
-        """The page at `cursor`, for this connection; None begins a listing of what the view has, in
-        all partitions or in some. `ListingGone`, and what reading the index raises."""
+        """The page at `cursor`, for this connection; None begins a listing of the keys in all or
+        some partitions. Raises `ListingGone`, and the errors of reading the index."""
         limit = max(1, min(limit, PAGE_KEYS_MAX))
         if cursor is None:
             token, number = self._randomness.token().hex(), 1
@@ -155,7 +155,7 @@ class Listings:
                 )
             listing = self._listings.pop(token)
         page = listing.page(number, limit)
-        # Only now: a listing with a failed page cannot continue, and must not seem complete.
+        # Only after success: a listing with a failed page cannot continue.
         listing.owner = sender
         self._listings[token] = listing
         self._limit(sender)
@@ -169,7 +169,7 @@ class Listings:
         self._limit(NOBODY)
 
     def _limit(self, owner: bytes) -> None:
-        """Drop what is too much: of this owner, and of all."""
+        """Drop the listings beyond the limits of this owner and of all."""
         own = [token for token, listing in self._listings.items() if listing.owner == owner]
         for token in own[: -(LISTINGS_MAX if owner else ABANDONED_MAX)]:
             del self._listings[token]

@@ -1,5 +1,5 @@
-"""Reads, on a thread of their own, so that a long merge never delays a commit: keys, list,
-load, maps, schemas."""
+"""Answers the read requests keys, list, load, maps and schemas, on its own thread, so that a long
+merge never delays a commit."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from storage_backends import StorageError
 
 ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
-"""An answer has at most this size, or one entry: large values come in several answers. So many keys
+"""An answer has at most this size, or one entry: large values need several answers. This many keys
 are looked up at once."""
 LOAD_S = 0.5
-"""An answer to a `load` ends after this time, with the keys looked up so far: other connections
-read on the same thread."""
+"""An answer to a `load` ends after this time, with the keys looked up so far, because other
+connections read on the same thread."""
 STUCK_LOOK_S = 0.2
-"""How often answers that do not leave are looked at, while there is no room for others."""
+"""How often unsent answers are checked while there is no room for others."""
 CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
-"""A restore at start that failed is tried again after this long; the pause doubles each time, as it
-may read all logs."""
+"""The pause before a failed restore at start is tried again; it doubles each time, up to the
+maximum, because a restore may read all logs."""
 
 FRESH_BYTES = 8 * 1024 * 1024
-"""0: never. When this node has appended so much since the last merge, the next merge needs no
-request. So less is left to merge when a member is lost and its partitions wait."""
+"""When this node has appended this much since the last merge, the next merge runs without a
+request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
 FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
 """The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
 
@@ -54,7 +54,7 @@ _log = structlog.get_logger("imap_wal.agent")
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request, its number among all that arrived, and the `partition_count` of its connection."""
+    """A request, its arrival number, and the `partition_count` of its connection."""
 
     arrived: int
     message: Message
@@ -63,7 +63,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """The answer to this sender has left the agent. `number`: that of the request."""
+    """The answer to this sender has left the agent. `number`: the request's arrival number."""
 
     sender: bytes
     number: int
@@ -78,9 +78,11 @@ class _Gone:
 
 class Reads:
     """Answers read requests from one MaterializedView, which merges all nodes' logs once and then
-    reads only what was appended. `appended`: the bytes that this node has appended. `disconnect`
-    closes a connection, and says why in the log output. `demand` raises `NotAllowed` unless the
-    sender still has the right to read."""
+    reads only what was appended.
+
+    `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
+    logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
+    `at_once`: merge all logs now, without waiting for a request."""
 
     def __init__(
         self,
@@ -103,29 +105,29 @@ class Reads:
         self._queue: queue.SimpleQueue[_Asked | _Left | _Gone | None] = queue.SimpleQueue()
         self._disconnect, self._demand = disconnect, demand
         self._waiting: deque[_Asked] = deque()
-        """Requests that came and are not taken up, for there is no room for their answers."""
+        """Requests that wait because there is no room for their answers."""
         self._queued: set[bytes] = set()
         """Senders with a request in `_queue` or `_waiting`: one each."""
         self._unsent = Unsent(clock)
         self._arrived = 0
-        """How many requests came; each is known by its number."""
+        """How many requests have arrived; the number of the last one."""
         self._covered = (0, 0)
-        """The view's version, and the last request that came before the last catch-up began: it
-        sees what was acknowledged before it came."""
+        """The view's version, and the last request that arrived before the last catch-up began: the
+        view has what was acknowledged before this request."""
         self._taken: Message | None = None
         """The request that is being answered."""
         self._listings = Listings(view, randomness)
         self._restore_at: float | None = clock.monotonic() if at_once else None
-        """When to merge all logs although no request asks for it; None: not any more."""
+        """When to merge all logs without a request; None: not needed any more."""
         self._pause = AGAIN_S
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
         self._merged_bytes = self._partition_count = 0
-        """What this node had appended before the last merge, and the number of partitions in
+        """Bytes that this node had appended before the last merge; the number of partitions, from
         requests."""
         self.schemas: dict[int, Schema] = {}
-        """The valid schemas of all logs by their ids, as of the last merge for a request. The dict
-        is replaced, never changed, so other threads may read it."""
+        """The valid schemas of all logs by their ids, from the last merge for a request. The dict
+        is replaced, never changed, so that other threads may read it."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -134,7 +136,7 @@ class Reads:
         self.worker.start()
 
     def ask(self, message: Message, partition_count: int) -> str:
-        """Have the message answered by this thread. Otherwise, why it is not."""
+        """Queue a request for this thread. Returns why it is refused; "": it is queued."""
         if message.sender in self._queued:
             return "another read of this connection waits for its answer"
         if not self._room.enter(message.memory):
@@ -145,17 +147,17 @@ class Reads:
         return ""
 
     def forget(self, sender: bytes) -> None:
-        """A connection has ended: drop its request, and what is kept for it."""
+        """A connection has ended: drop its request and its listings."""
         self._queue.put(_Gone(sender))
 
     @property
     def unmerged_bytes(self) -> int:
-        """What this node has appended since the last merge: the next one reads that, and about as
-        much of each other node."""
+        """Bytes that this node has appended since the last merge. The next merge reads these, and
+        about as many of each other node."""
         return abs(self._appended() - self._merged_bytes)
 
     def unanswered(self) -> list[Message]:
-        """What a thread left that is dead or was closed; [] while it lives."""
+        """The unanswered requests, if the thread is dead or closed; [] while it runs."""
         if not self._ended and (self.worker.state.alive or self.worker.stopping.is_set()):
             return []
         taken, self._taken = self._taken, None
@@ -171,8 +173,8 @@ class Reads:
         return found if taken is None else [taken, *found]
 
     def close(self) -> bool:
-        """End the thread, and a merge under way at its next batch. False: it waits for the storage,
-        and ends with the process."""
+        """End the thread; a running merge ends at its next batch. Returns False if the thread waits
+        for the storage; then it ends with the process."""
         self.worker.stopping.set()
         self._view.interrupt()
         self._queue.put(None)
@@ -208,7 +210,7 @@ class Reads:
         return found
 
     def _listen(self) -> bool:
-        """Wait for a request, for room, or until it is time for a merge."""
+        """Wait for a request, for room, or until a merge is due."""
         wait = self._wait()
         if self._unsent.full:
             wait = min(STUCK_LOOK_S, wait if wait is not None else STUCK_LOOK_S)
@@ -225,7 +227,7 @@ class Reads:
         return item is None
 
     def _drop(self, sender: bytes) -> None:
-        """A connection has ended. Nobody would get the answer to what waits."""
+        """A connection has ended: drop its waiting requests."""
         for asked in [asked for asked in self._waiting if asked.message.sender == sender]:
             self._waiting.remove(asked)
             self._queued.discard(sender)
@@ -242,15 +244,15 @@ class Reads:
         return self._refresh() if self._restore_at is None else self._restore()
 
     def _wait(self) -> float | None:
-        """Seconds until something is done without a request; None: there is nothing to do."""
+        """Seconds until a merge without a request is due; None: none is planned."""
         until = self._restore_at
         if until is None and self.served and FRESH_BYTES:
             until = self._fresh_at
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
     def _restore(self) -> bool:
-        """The merge at start. Requests that arrive during it wait; when it fails, they are answered
-        with an error."""
+        """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
+        not, it is tried again later."""
         self._restore_at, self._pause = (
             self._clock.monotonic() + self._pause,
             min(2 * self._pause, AGAIN_S_MAX),
@@ -264,7 +266,8 @@ class Reads:
         return True
 
     def _refresh(self) -> bool:
-        """Merge what was appended, if it is much and members read here. Whether that was done."""
+        """Merge what was appended, if that is enough and members read here. Returns whether it was
+        done."""
         began, appended = self._clock.monotonic(), self._appended()
         self._fresh_at = began + FRESH_LOOK_S
         if not self.served or self.unmerged_bytes < FRESH_BYTES:
@@ -301,8 +304,8 @@ class Reads:
             )
 
     def _catch_up(self, arrived: int) -> None:
-        """What was acknowledged before this request came is in the view after this. Requests that
-        waited together share one look at the storage."""
+        """After this, the view has everything that was acknowledged before the request arrived.
+        Requests that waited together share one catch-up."""
         version, covered = self._covered
         if arrived > covered or version != self._view.version:
             newest, appended = self._arrived, self._appended()
@@ -312,7 +315,7 @@ class Reads:
             self._gather_schemas()
 
     def _payload(self, asked: _Asked) -> Payload:
-        """An empty one, which is counted until it has left."""
+        """An empty payload for an answer, which is counted until it has left the agent."""
         return Payload(partial(self._queue.put, _Left(asked.message.sender, asked.arrived)))
 
     def _answer(self, asked: _Asked) -> tuple[list[Any], bytes | bytearray]:
@@ -347,7 +350,7 @@ class Reads:
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
         except (TypeError, ValueError) as error:
             return ["error", number, "bad-request", f"{kind}: {error}"], b""
-        except Exception as error:  # noqa: BLE001  # not an error of ours (scratch is full, a bug): the request is answered with it, and `stat` shows it
+        except Exception as error:  # noqa: BLE001  # such as a full scratch folder, or a bug: it becomes the answer, and `stat` shows it
             self.worker.failed(error)
             return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
 
@@ -359,8 +362,8 @@ class Reads:
         return ["keys", request.number, page.cursor, len(page.keys), page.total], payload
 
     def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytearray]:
-        """A page of the keys in some partitions, with the entries of the first keys, as far as they
-        fit into an answer."""
+        """A page of the keys in some partitions, with as many entries of the first keys as fit into
+        an answer."""
         page = self._page(
             asked, request, Partitions(frozenset(request.partitions), asked.partition_count)
         )
@@ -390,8 +393,8 @@ class Reads:
         )
 
     def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
-        """The entries of the first keys: of all, or of as many as fit into an answer and its time,
-        at least of one key."""
+        """The entries of the first keys: as many as fit into an answer and its time, at least of
+        one key."""
         name, count = request.map, request.count
         layout.check_map_name(name)
         keys = keys_of(asked.message.payload, count)
@@ -409,15 +412,15 @@ class Reads:
             )
             packed = _packed(rows)
             if payload and len(payload) + len(packed) > ANSWER_BYTES:
-                break  # an entry that does not fit comes first in the next answer
+                break  # an entry that does not fit is the first one of the next answer
             payload += packed
             entries += len(rows)
             taken += done
         return ["entries", request.number, entries, taken], payload
 
     def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytes]:
-        """Which maps have anything in the log. A name that no map can have gets a reason in the
-        answer, and no error, so that the answer has the other maps."""
+        """The maps that have entries in the log. For an invalid name, the answer has the reason, so
+        that the request for the other maps succeeds."""
         wrong: dict[str, str] = {}
         for name in request.names:
             try:
@@ -429,8 +432,8 @@ class Reads:
         return ["maps", request.number, known, wrong], b""
 
     def _schemas(self, asked: _Asked, request: Schemas) -> tuple[list[Any], bytearray]:
-        """Those with the next higher ids, as many as fit into an answer; and the last of these ids,
-        None at the end."""
+        """The schemas with the next higher ids, as many as fit into an answer, and the last of
+        these ids; None: there are no more."""
         self._catch_up(asked.arrived)
         after, payload, count = request.after, self._payload(asked), 0
         left = sorted(schema_id for schema_id in self.schemas if after is None or schema_id > after)
@@ -449,7 +452,7 @@ class Reads:
         ], payload
 
     def _gather_schemas(self) -> None:
-        """Set `schemas` to the valid ones of all logs. Report each of the others once."""
+        """Set `schemas` to the valid schemas of all logs. Log each of the others once."""
         metadata = self._view.metadata()
         if len(metadata) == self._metadata:
             return
@@ -465,6 +468,6 @@ class Reads:
 
 
 def _packed(rows: list[Row]) -> bytes:
-    """A stream of entries."""
+    """The msgpack stream of entries: key, value, expires_at_ms."""
     pack = msgpack.Packer(use_bin_type=True).pack
     return b"".join([pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows])

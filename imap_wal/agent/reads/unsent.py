@@ -1,8 +1,8 @@
-"""Answers to reads that have not left the agent: how much they take, and whose they are.
+"""Answers to reads that have not left the agent: their senders and their memory.
 
-A peer may ask and never read. Its answer stays in memory, so it gets no second one, and when all
-such answers together take UNSENT_BYTES, no answer is begun until one has left. If none does, the
-connection whose answer is the oldest is closed.
+A peer may send requests and never read the answers. Its answer stays in memory, so it gets no
+second one. When all such answers together take UNSENT_BYTES, no new answer is begun until one has
+left. If none leaves, the connection with the oldest answer is closed.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from imap_wal.agent.bounds import UNSENT_BYTES
 from imap_wal.clock import Clock
 
 GRACE_S = 5.0
-"""How long an answer may be under way while others need its room."""
+"""How long an answer may stay unsent while others need its room."""
 
 
 class Payload(bytearray):
-    """The payload of an answer. It calls `released` when its memory is free, which may be on any
-    thread."""
+    """The payload of an answer. It calls `released` when its memory is released, on any thread."""
 
     def __init__(self, released: Callable[[], None]) -> None:
         super().__init__()
@@ -29,12 +28,12 @@ class Payload(bytearray):
 
 
 class Unsent:
-    """Used by the thread of reads. Each answer has a number of its own."""
+    """Counts the unsent answers. Used by the thread of reads. Each answer has its own number."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._answers: dict[bytes, tuple[int, int, float]] = {}
-        """Sender → number and size of its answer, and since when; the oldest first."""
+        """Sender → number, size and time of its answer; the oldest first."""
         self.bytes = 0
 
     def __contains__(self, sender: bytes) -> bool:
@@ -45,7 +44,7 @@ class Unsent:
         self.bytes += size
 
     def left(self, sender: bytes, number: int) -> None:
-        """Also of an answer that was never sent."""
+        """This answer has left the agent, or was never sent."""
         if sender in self._answers and self._answers[sender][0] == number:
             self.bytes -= self._answers.pop(sender)[1]
 
@@ -54,6 +53,6 @@ class Unsent:
         return self.bytes >= UNSENT_BYTES
 
     def stuck(self) -> bytes | None:
-        """While it is full: whose answer is under way for too long."""
+        """If `full`: the sender of an answer that has been unsent for too long, or None."""
         sender, (_, _, since) = next(iter(self._answers.items()))
         return sender if self._clock.monotonic() - since >= GRACE_S else None

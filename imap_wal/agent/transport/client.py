@@ -18,9 +18,9 @@ with needs("agent"):
 
 
 class Client:
-    """A DEALER for tools. `TimeoutError` when no answer comes; `NotAllowed` when the agent refuses
-    the connection. `key`: the tool's own, `agent_key`: the agent's public one, both for an endpoint
-    with keys."""
+    """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
+    both for an endpoint with keys. `answer` raises TimeoutError if no answer arrives, and
+    `NotAllowed` if the agent refuses the connection."""
 
     def __init__(
         self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
@@ -41,17 +41,17 @@ class Client:
         self._number = 0
 
     def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes]:
-        """Send `[kind, number, *fields]`; the answer's header and payload."""
+        """Send `[kind, number, *fields]`. Returns the answer's header and payload."""
         return self.answer(self.post(kind, *fields, payload=payload))
 
     def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
-        """Send a request; its number."""
+        """Send a request. Returns its number."""
         self._number += 1
         self._socket.send_multipart([msgpack.packb([kind, self._number, *fields]), payload])
         return self._number
 
     def answer(self, number: int) -> tuple[list[Any], bytes]:
-        """The answer to the request of that number; answers to earlier ones are passed over."""
+        """The answer to the request of this number; answers to earlier requests are skipped."""
         while ready := dict(self._poller.poll(self._timeout_ms)):
             if self._socket not in ready:
                 raise self._refusal()
@@ -69,7 +69,7 @@ class Client:
             )
         return NotAllowed(
             f"{self.endpoint} did not accept the handshake: the agent has keys and this "
-            "client none, or the reverse"
+            "client has none, or the reverse"
         )
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Who is connected: counts the connections that libzmq accepts, refuses those above a number, and
-tells which are gone.
+"""Counts the connections that libzmq accepts, closes those above a limit, and reports those that
+have ended.
 
-libzmq has no limit of connections. It reports each one that it accepts or loses, and this thread
-shuts the socket of one that is too many; libzmq then closes it as if the peer had left. It does not
-depend on the agent's loop, which may be in a sync.
+libzmq has no limit of connections. It reports each connection that it accepts or loses. For one
+above the limit, this thread shuts down the socket, and libzmq closes it as if the peer had left. It
+has its own thread, because the agent's loop may wait for a sync.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 
 GREETING_S = 1.0
-"""While there are too many, the oldest connection that has said no hello for this time makes
-room."""
+"""Above the limit, the oldest connection that has not said hello within this time is closed."""
 CLOSED_S = 0.02
-"""libzmq reports an end shortly before it closes the descriptor. If the connection is still there
+"""libzmq reports an end shortly before it closes the descriptor. If the connection still exists
 after this time, the report was about an earlier one on the same descriptor."""
 SWEEP_S = 1.0
-"""How often all connections are looked at, while there are too many: libzmq does not report each
+"""How often all connections are checked while there are too many: libzmq does not report every
 end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """libzmq accepted, or lost, the connection on the descriptor `fd`."""
+    """libzmq has accepted or lost the connection on the descriptor `fd`."""
 
     accepted: bool
     fd: int
@@ -45,9 +44,9 @@ class Ended(Exception):
 
 @dataclass(slots=True)
 class _Known:
-    """An open connection. `inode`: its socket's, as the number `fd` is used again. `sender`: by
-    which name its messages came; b"": none came. `greeted`: its hello was accepted. `reported`:
-    when its end was."""
+    """An open connection. `inode`: of its socket, because the number `fd` is reused. `since`: when
+    it was accepted. `sender`: the routing id of its messages; b"": none came yet. `greeted`: its
+    hello was accepted. `reported`: when libzmq reported its end. Times are monotonic seconds."""
 
     fd: int
     inode: int
@@ -59,7 +58,8 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class DoorStatistics:
-    """`refused`: connections that were too many, or that broke the protocol."""
+    """`open`: connections now. `most`: their limit. `refused`: connections that were closed because
+    they were too many or broke the protocol."""
 
     open: int
     most: int
@@ -67,8 +67,9 @@ class DoorStatistics:
 
 
 class Door:
-    """`next_event` waits for an event for a moment, None: there was none; `Ended`. `place`: where
-    libzmq listens, as `getsockname` gives it for each accepted connection: a path, or a port."""
+    """Counts and closes connections. `next_event` waits briefly for an event; it returns None if
+    there was none, and raises `Ended`. `place`: where libzmq listens, a path or a port, as
+    `getsockname` returns it for each accepted connection. `most`: the limit of connections."""
 
     def __init__(
         self,
@@ -91,14 +92,14 @@ class Door:
         self._gone: list[bytes] = []
         self._ending: deque[_Known] = deque()
         self._refused, self._swept = 0, -SWEEP_S
-        # To look at a socket takes a descriptor, also when there is none left.
+        # Examining a socket needs a descriptor; reserve one in case none is left.
         self._nothing, self._spare = (
             os.open(os.devnull, os.O_RDONLY),
             os.open(os.devnull, os.O_RDONLY),
         )
         self.worker = Worker("imap-wal-door", self._turn)
 
-    # ---- its own thread ----
+    # ---- the door's thread ----
 
     def _turn(self, worker: Worker) -> bool:
         try:
@@ -119,7 +120,7 @@ class Door:
         return True
 
     def _settle(self, after: float = 0.0) -> None:
-        """Drop the connections whose end was reported so long ago."""
+        """Remove the ended connections that were reported at least `after` seconds ago."""
         until = self._clock.monotonic() - after
         while self._ending and self._ending[0].reported <= until:
             known = self._ending.popleft()
@@ -147,7 +148,7 @@ class Door:
             self._lines.warning("too many connections", most=self._most, refused=self._refused)
 
     def _admit(self, fd: int) -> _Known | None:
-        """The connection that is on this descriptor now; None: it is closed already."""
+        """The current connection on this descriptor; None: it is closed."""
         inode, known = self._inode(fd), self._open.get(fd)
         if known is not None and known.inode == inode:
             return known
@@ -165,15 +166,15 @@ class Door:
             self._gone.append(known.sender)
 
     def _shut(self, known: _Known) -> None:
-        """libzmq closes it then."""
+        """Shut down its socket; libzmq then closes it."""
         self._refused += 1
         self._inode(known.fd, shut=known.inode)
         self._leave(known.fd)
 
     def _inode(self, fd: int, shut: int = 0) -> int:
-        """The inode of the socket of an accepted connection; 0: this descriptor is none any more.
-        `shut`: shut it if it has this inode. It looks at a duplicate, as libzmq may close the
-        descriptor at any time."""
+        """The inode of an accepted connection's socket; 0: the descriptor is not one any more.
+        `shut`: shut down the socket if it has this inode. This examines a duplicate, because libzmq
+        may close the descriptor at any time."""
         try:
             os.dup2(fd, self._spare, inheritable=False)
         except OSError:
@@ -186,7 +187,7 @@ class Door:
                         return 0
                     inode = os.fstat(self._spare).st_ino
                     if inode == shut:
-                        with suppress(OSError):  # its peer is gone
+                        with suppress(OSError):  # the peer has disconnected
                             found.shutdown(socket.SHUT_RDWR)
                     return inode
                 finally:
@@ -199,15 +200,15 @@ class Door:
     # ---- the serving thread, and reads ----
 
     def met(self, sender: bytes, fd: int) -> bool:
-        """A first message of `sender` came on this descriptor. Whether its connection is still
-        open."""
+        """The first message of `sender` arrived on this descriptor. Returns whether its connection
+        is still open."""
         with self._mutex:
             known = self._admit(fd)
             if known is None:
                 return False
             if known.sender and known.sender != sender:
                 if not _later(sender, known.sender):
-                    return False  # a message of a closed connection, whose descriptor is used again
+                    return False  # of a closed connection whose descriptor is reused
                 self._by_sender.pop(known.sender, None)
                 self._gone.append(known.sender)
                 known.greeted = False
@@ -216,13 +217,13 @@ class Door:
             return True
 
     def greeted(self, sender: bytes) -> None:
-        """Its hello was accepted: it is not the first to make room."""
+        """The hello of this connection was accepted, so it is not closed to make room."""
         with self._mutex:
             if known := self._by_sender.get(sender):
                 known.greeted = True
 
     def shut(self, sender: bytes, why: str) -> None:
-        """Disconnect it."""
+        """Close the connection of this sender, and log the reason."""
         with self._mutex:
             if known := self._by_sender.get(sender):
                 self._lines.warning("connection closed", why, reason=why)
@@ -240,11 +241,12 @@ class Door:
             return DoorStatistics(len(self._open), self._most, self._refused)
 
     def close(self) -> None:
-        """After its thread has ended."""
+        """Release the descriptors. Call it after the thread has ended."""
         for each in (self._nothing, self._spare):
             os.close(each)
 
 
 def _later(sender: bytes, other: bytes) -> bool:
-    """Of two names that libzmq gave, which is the later: a zero byte and a counter."""
+    """Whether `sender` is later than `other`; libzmq's routing ids are a zero byte and a
+    counter."""
     return 0 < (int.from_bytes(sender[1:]) - int.from_bytes(other[1:])) % 2**32 < 2**31

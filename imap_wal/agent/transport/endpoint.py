@@ -1,13 +1,14 @@
-"""Who may listen at an `ipc://` endpoint: the file of the socket, and the lock beside it.
+"""Makes sure that only one agent listens at an `ipc://` endpoint: the socket, and the lock beside
+it.
 
     {path}        the socket, mode 0600 unless `endpoint_mode` says otherwise
     {path}.lock   held by the agent that listens; its one line names that agent; mode 0600
 
-If the agent makes their folder, whoever may connect can enter it, but only the agent's user can
-write there: whoever can write there can replace the socket.
+If the agent creates their folder, all users that may connect can enter it, but only the agent's
+user can write there, because a user with write permission could replace the socket.
 
-Before libzmq binds, it removes whatever is at the path of the endpoint: a file, or the socket of a
-running process. So an agent binds only after it holds the lock and has checked that path.
+Before libzmq binds, it removes any file at the path of the endpoint, even the socket of a running
+process. So an agent binds only after it has the lock and has checked the path.
 """
 
 from __future__ import annotations
@@ -27,21 +28,20 @@ from storage_backends.ownership import user_name
 
 IPC = "ipc://"
 CONNECT_S = 1.0
-"""How long to wait for a process that may listen at a socket without our lock. The kernel answers a
-local connect, so the wait is that long only if the queue of the socket is full."""
+"""How long to wait for a process that may listen at a socket without the lock. The kernel answers a
+local connect at once, unless the socket's queue is full."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 class EndpointLock:
-    """The right to listen at an endpoint, held until `release` or the end of this process. `tcp://`
+    """The right to listen at an endpoint, until `release` or the end of this process. `tcp://`
     needs no lock, because the kernel refuses a second listener.
 
-    `owner` says whose agent this is; `holder` also names its process, for the error of others. With
-    `takeover` the lock of a running agent of the same `owner` is taken. That agent keeps its
-    connections and gets no new ones. `InvalidSetting` if another agent, or any other process,
-    listens there, if the path has something other than a socket, or if the folder cannot be
-    used."""
+    `owner` names the node of this agent; `holder` also names its process, for the error of another
+    agent. `takeover` takes the lock of a running agent of the same `owner`; that agent keeps its
+    connections and gets no new ones. Raises `InvalidSetting` if another agent or process listens
+    there, if the path is not a socket, or if the folder cannot be used."""
 
     def __init__(
         self, endpoint: str, owner: str, holder: str, *, takeover: bool = False, mode: int = 0o600
@@ -68,7 +68,7 @@ class EndpointLock:
             raise
 
     def _acquire(self, owner: str, holder: str, takeover: bool) -> bool:
-        """Whether the lock was taken from a living agent."""
+        """Get the lock. Returns whether it was taken from a running agent."""
         folder, name = os.path.split(self._path)
         locks = LocalStore(
             folder,
@@ -97,8 +97,8 @@ class EndpointLock:
                 return (
                     f"the lock file {self._path}.lock belongs to {user_name(owner)}, and "
                     f"{user_name(os.geteuid())} cannot open it; "
-                    "if no agent of that user listens there, remove the file, else name "
-                    "another place"
+                    "if no agent of that user listens there, remove the file, otherwise choose "
+                    "another path"
                 )
         return f"{error}; name a folder that this user can write to"
 
@@ -111,8 +111,8 @@ class EndpointLock:
             raise InvalidSetting(f"endpoint {self.endpoint}: {error.strerror}") from error
         if not stat.S_ISSOCK(found.st_mode):
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: something that is not a socket stands at "
-                f"{self._path}; it stays: name another place"
+                f"endpoint {self.endpoint}: there is something other than a socket at "
+                f"{self._path}; it was not changed: choose another path"
             )
         if taken:
             return
@@ -122,38 +122,38 @@ class EndpointLock:
             raise InvalidSetting(
                 f"endpoint {self.endpoint}: the socket {self._path} belongs to "
                 f"{user_name(found.st_uid)}, and {user_name(os.geteuid())} cannot "
-                "connect to it, to see whether a process still listens there; if none does, "
-                "remove the socket, else name another place"
+                "connect to it to see whether a process still listens there; if none does, "
+                "remove the socket, otherwise choose another path"
             ) from None
         if answers:
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: a process that holds no lock of ours listens at "
+                f"endpoint {self.endpoint}: a process without an agent's lock listens at "
                 f"{self._path}; stop it, or give this agent another endpoint"
             )
 
     @contextmanager
     def private(self) -> Iterator[None]:
-        """Around the bind: no other user can connect to the socket before its mode is set."""
+        """Used around the bind: no other user can connect before the socket's mode is set."""
         if self._lock is None:
             yield
             return
-        # For the whole process. It does no harm: files of other threads are as narrow anyway.
+        # The umask is of the whole process. Files that other threads create have such modes anyway.
         before = os.umask(0o077)
         try:
             yield
         finally:
             os.umask(before)
-        os.chmod(self._path, self._mode)  # whoever may write to it may write the log
+        os.chmod(self._path, self._mode)  # write permission allows to connect
 
     def release(self) -> None:
-        """Let others listen there. The files stay: another agent may already use these paths."""
+        """Release the lock. The files are kept: another agent may already use these paths."""
         if self._lock is not None:
             self._lock.release()
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens at a socket. One that does not answer may be alive.
-    `PermissionError` where this user may not ask."""
+    """Whether a process may listen at a socket; also True if it does not answer. Raises
+    PermissionError if this user may not connect."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.settimeout(CONNECT_S)
         try:

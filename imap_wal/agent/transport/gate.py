@@ -1,10 +1,11 @@
-"""Admits connections to the agent's socket: libzmq asks here before a peer can send anything (the
-ZeroMQ Authentication Protocol, https://rfc.zeromq.org/spec/27), and does CURVE itself.
+"""Admits connections to the agent's socket. libzmq sends a request for each connection before the
+peer can send anything (ZeroMQ Authentication Protocol, https://rfc.zeromq.org/spec/27), and
+implements CURVE itself.
 
     request  version, number, domain, address, routing id, mechanism, credentials…
     answer   version, number, status, text, user, metadata
 
-It has a thread of its own, so that connecting does not wait for a slow disk. If that thread fails,
+It has its own thread, so that connecting does not wait for a slow disk. If that thread fails,
 connections are refused.
 """
 
@@ -30,7 +31,7 @@ _POLL_MS = 100
 
 
 class Gate:
-    """Asks `rules`. To be made before the socket binds."""
+    """Answers libzmq by `rules`. It must be created before the socket binds."""
 
     def __init__(
         self, context: zmq.Context[Any], rules: Rules, endpoint: str, lines: Lines
@@ -42,7 +43,7 @@ class Gate:
         self.worker = Worker("gate", self._turn)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Have libzmq ask here for each connection of a socket that binds next."""
+        """Make libzmq ask for each connection of this socket. Call it before the bind."""
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
         own = self._rules.own
         if own is not None:
@@ -63,7 +64,7 @@ class Gate:
         verdict = Verdict("", "error")
         try:
             verdict = self._judge(frames)
-        finally:  # a REP socket takes the next request only after its answer
+        finally:  # a REP socket accepts the next request only after the answer
             status, text = (b"400", b"not admitted") if verdict.why else (b"200", b"")
             self._socket.send_multipart(
                 [_VERSION, number, status, text, verdict.user.encode(), b""]
@@ -81,12 +82,12 @@ class Gate:
         ):
             return Verdict(
                 f"a peer at {address}",
-                f"it came with mechanism {mechanism!r}, this endpoint takes {wanted!r}",
+                f"it uses mechanism {mechanism!r}, this endpoint takes {wanted!r}",
             )
         return self._rules.judge(address, *(credentials or [b""]))
 
     def _tell(self, verdict: Verdict) -> None:
-        """A line for the audit."""
+        """Write a log line for audits."""
         about = verdict.who.partition(", process ")[0], verdict.why
         if verdict.why:
             self._lines.warning(
@@ -97,23 +98,23 @@ class Gate:
 
 
 def new_pair(name: str) -> KeyPair:
-    """A key from libsodium's generator."""
+    """A new key pair from libsodium's generator."""
     public, secret = (z85.decode(key).hex() for key in zmq.curve_keypair())
     return KeyPair(name, public, secret)
 
 
 def check_pair(pair: KeyPair) -> None:
-    """`InvalidSetting` unless the public key is that of the secret one."""
+    """Raises `InvalidSetting` unless the public key belongs to the secret key."""
     secret = z85.encode(key_bytes(pair.secret, "secret-key"))
     if z85.decode(zmq.curve_public(secret)).hex() != pair.public.lower():
         raise InvalidSetting(
-            f"key {pair.name}: its public key is not that of its secret key; make a new one "
-            "with `imap-wal keys new`"
+            f"key {pair.name}: its public key does not belong to its secret key; make a new "
+            "one with `imap-wal keys new`"
         )
 
 
 def identify(socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-    """Have a client's socket use CURVE. `server`: the agent's public key."""
+    """Make a client's socket use CURVE. `server`: the agent's public key."""
     socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(own.secret))
     socket.setsockopt(zmq.CURVE_SERVERKEY, key_bytes(server, "the agent's public key"))

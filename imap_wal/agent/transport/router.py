@@ -1,4 +1,4 @@
-"""The agent's socket; see `docs/protocol.md` for what travels."""
+"""The agent's ZeroMQ socket. `docs/protocol.md` describes the messages."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ _HEADER = struct.Struct(">I")
 """An answer begins with the size of its header."""
 
 HANDSHAKE_MS = 3000
-"""A peer that has not finished the handshake of ZeroMQ by then is disconnected."""
+"""A peer that has not completed the ZeroMQ handshake in this time is disconnected."""
 KEEPALIVE_S, KEEPALIVE_PROBES = 10, 3
-"""The kernel asks a silent peer over TCP whether it is still there, so often, and then gives it up.
-Heartbeats of ZeroMQ would not do: the plug-in reads only while it waits for an answer."""
+"""TCP keep-alive: the kernel probes a silent peer at this interval, and closes the connection after
+this many unanswered probes. ZeroMQ heartbeats do not work here, because the plug-in reads only
+while it waits for an answer."""
 CURVE_BYTES = 64
-"""libzmq counts what CURVE adds to a frame, 33 bytes, as a part of it."""
+"""CURVE adds 33 bytes to a frame, and libzmq counts them as a part of it."""
 TRACKED_BYTES = 4096
-"""A larger answer is not copied. When its memory is free, it has left the agent."""
+"""A larger answer is not copied. When its memory is released, it has left the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message of the connection `sender`: a request, or a malformed one. `user`: the public key
-    of the connection, "" without one; `Router.peer` says who that is when the message is served."""
+    of the connection; "": none. `Router.peer` returns the peer when the message is served."""
 
     sender: bytes
     request: Request | Malformed
@@ -60,8 +61,8 @@ class Message:
 
     @property
     def memory(self) -> int:
-        """About how many bytes it takes while it waits. Of a malformed one, only the reason is
-        left."""
+        """Its approximate memory in bytes while it waits. Of a malformed message, only the reason
+        is kept."""
         return (
             0
             if isinstance(self.request, Malformed)
@@ -80,8 +81,9 @@ class Router:
         clock: Clock | None = None,
         lines: Lines | None = None,
     ) -> None:
-        """Bind at the endpoint whose lock is held; `close` releases it. `InvalidSetting` if that
-        is not possible. `rules` say who may connect; None: whoever reaches the endpoint."""
+        """Bind to the endpoint of `lock`; `close` releases the lock. `rules` decide who may
+        connect; None: every peer that reaches the endpoint. Raises `InvalidSetting` if the bind
+        fails."""
         clock = clock or SystemClock()
         lines = lines or Lines(clock)
         self.endpoint, self._lock = lock.endpoint, lock
@@ -92,7 +94,7 @@ class Router:
         self._bound(bounds)
         self.gate = Gate(self._context, rules, self.endpoint, lines) if rules is not None else None
         self._rules = rules if rules is not None and rules.own is not None else None
-        """Where each connection has rights of its own."""
+        """None if all connections have the same rights."""
         events = _Events(self._context, self._socket)
         try:
             if self.gate is not None:
@@ -106,18 +108,18 @@ class Router:
                 self.gate.close()
             self._context.destroy(linger=0)
             raise InvalidSetting(
-                f"endpoint {self.endpoint}: {error.strerror}; another agent may have it"
+                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
             ) from error
         self.door = Door(events, self._place(), bounds.connections, clock, lines)
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
-        """Of each connection that sent something, the requests without an answer."""
+        """Sender of at least one message → its unanswered requests."""
         self._users: dict[bytes, str] = {}
-        """Of each connection with a key that sent something, the public key."""
+        """Sender of at least one message, with a key → its public key."""
         self._clients = self._rules.clients() if self._rules is not None else {}
-        """As they were when the connections were last compared with them."""
+        """The clients when the connections were last compared with them."""
         self.revoked = 0
-        """Connections that were closed because their keys were revoked."""
+        """The number of connections that were closed because their keys were revoked."""
         self._late: list[bytes] = []
         self._answers: deque[_Answer] = deque()
         self._inbox = self._context.socket(zmq.PULL)
@@ -128,22 +130,22 @@ class Router:
 
     @property
     def workers(self) -> list[Worker]:
-        """The background threads that admit connections, and that end them."""
+        """The background threads that admit and close connections."""
         return [self.door.worker, *([self.gate.worker] if self.gate is not None else [])]
 
     def _bound(self, bounds: Bounds) -> None:
-        """What libzmq itself can limit."""
+        """Set the limits that libzmq itself enforces."""
         for option, value in (
             (
                 zmq.MAXMSGSIZE,
                 bounds.message_bytes + CURVE_BYTES if bounds.message_bytes >= 0 else -1,
             ),
-            (zmq.RCVHWM, 4),  # of each connection; then its peer waits
+            (zmq.RCVHWM, 4),  # per connection; then its peer waits
             (zmq.SNDHWM, 2 * REQUESTS_MAX),
             (
                 zmq.ROUTER_MANDATORY,
                 1,
-            ),  # an answer that finds no room is an error, and not dropped silently
+            ),  # without room, sending an answer fails; it is not dropped silently
             (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
             (zmq.TCP_KEEPALIVE, 1),
             (zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_S),
@@ -154,15 +156,15 @@ class Router:
         self._socket.copy_threshold = TRACKED_BYTES
 
     def _name_peers(self) -> None:
-        """Have libzmq give each connection a routing id of its own, and ignore the one that a peer
-        presents. It gives ids by a counter and aborts the process at one that a peer presented
-        before. In raw mode it ignores them. Set after the bind, this option changes only how peers
-        are named and that an answer has one frame: the listener keeps the options of the bind and
-        reads messages of ZMTP as before."""
+        """Make libzmq assign a routing id to each connection and ignore the id that a peer sends.
+        libzmq assigns ids by a counter, and aborts the process if a peer has already sent the same
+        id. In raw mode it ignores the ids of peers. If the option is set after the bind, it changes
+        only the routing ids, and that an answer has one frame: the listener keeps the options of
+        the bind and still reads ZMTP messages."""
         self._socket.setsockopt(zmq.ROUTER_RAW, 1)
 
     def _place(self) -> str | int:
-        """Where it listens, as the door needs it."""
+        """Where the socket listens, a path or a port, for the door."""
         if self.endpoint.startswith(IPC):
             return self.endpoint.removeprefix(IPC)
         return int(
@@ -170,12 +172,12 @@ class Router:
         )
 
     def outbox(self) -> Outbox:
-        """For one other thread, made in that thread."""
+        """An outbox for another thread. Call it in that thread."""
         return Outbox(self._context, self._answers)
 
     def receive(self, timeout_ms: int, most: int = 1024) -> list[Message]:
-        """All requests that wait (at most `most`, and about `RECEIVED_BYTES`), after waiting up to
-        `timeout_ms` for the first. Passes on the answers of other threads meanwhile."""
+        """All waiting requests, at most `most` and about `RECEIVED_BYTES`; waits up to `timeout_ms`
+        for the first one. Also sends the answers of other threads."""
         messages: list[Message] = []
         size = 0
         for socket, _ in self._poller.poll(timeout_ms):
@@ -194,11 +196,11 @@ class Router:
         return messages
 
     def _receive(self) -> Message | None:
-        """The next message; None if its connection must not send it."""
+        """The next message; None if it is ignored: its connection is being closed."""
         user = ""
         if self._rules is None:
             sender: bytes = self._socket.recv()
-        else:  # libzmq names the peer beside the frames
+        else:  # libzmq attaches the user to the frames
             frame = self._socket.recv(copy=False)
             sender, user = frame.bytes, str(frame.get("User-Id"))
         known = self._unanswered.get(sender)
@@ -233,16 +235,16 @@ class Router:
         return replace(_decode(sender, header, payload, 2 + others), user=user)
 
     def peer(self, user: str) -> Peer:
-        """Who sent a message, with the rights of now. Safe from any thread."""
+        """The peer of a message's `user`, with its current rights. Thread-safe."""
         return LOCAL if self._rules is None else self._now().get(user, UNKNOWN)
 
     def _now(self) -> Mapping[str, Peer]:
         return self._rules.clients() if self._rules is not None else {}
 
     def _end_revoked(self) -> None:
-        """Close the connections of keys that were revoked. One that has sent nothing yet is not
-        known
-        by its key: it is closed when it sends something, and is among the first to make room."""
+        """Close the connections of revoked keys. The key of a connection without messages is not
+        known: it is closed at its first message, and is among the first to be closed to make
+        room."""
         now = self._now()
         if now is not self._clients:
             self._clients = now
@@ -255,8 +257,8 @@ class Router:
             self.door.shut(sender, "its key was revoked")
 
     def gone(self) -> list[bytes]:
-        """The senders whose connections have ended since the last call; those of revoked keys are
-        closed first."""
+        """Close the connections of revoked keys, and return the senders whose connections have
+        ended since the last call."""
         self._end_revoked()
         found, self._late = self._late + self.door.gone(), []
         for sender in found:
@@ -274,7 +276,8 @@ class Router:
             self._send(answer.to, answer.frame)
 
     def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
-        """Answer; a connection that is gone loses it, and asks again after its next hello."""
+        """Send an answer. If the connection has ended, the answer is lost; the peer sends the
+        request again after its next hello."""
         self._send(to, _joined(header, payload))
 
     def _send(self, to: bytes, frame: bytes | bytearray) -> None:
@@ -291,10 +294,10 @@ class Router:
                 raise
 
     def close(self, wait: bool = True) -> None:
-        """Send what is to be sent, for a moment. `wait=False`: another thread hangs in an outbox,
-        which ends with the process."""
+        """Send the remaining answers for a short time, and close. `wait=False`: another thread may
+        hang in an outbox, which then ends with the process."""
         self._inbox.close(0)
-        self._socket.close()  # the door must still read: libzmq waits while nobody takes its events
+        self._socket.close()  # the door still reads, because libzmq waits if its events are unread
         if self.gate is not None:
             self.gate.close()
         if wait:
@@ -305,12 +308,12 @@ class Router:
 
 
 class _Events:
-    """libzmq's reports about the connections of a socket, for one thread."""
+    """The events of libzmq about the connections of a socket. For one thread."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], of: zmq.Socket[bytes]) -> None:
         of.monitor(_EVENTS, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._socket = context.socket(zmq.PAIR)
-        self._socket.setsockopt(zmq.RCVHWM, 1)  # `UNSEEN_MAX` counts on it
+        self._socket.setsockopt(zmq.RCVHWM, 1)  # `UNSEEN_MAX` depends on this
         self._socket.connect(_EVENTS)
 
     def __call__(self) -> Event | None:
@@ -335,7 +338,8 @@ class _Answer:
 
 
 class Outbox:
-    """How another thread answers. A bytearray is not copied: it is free when it has left."""
+    """Sends the answers of another thread. A bytearray is not copied; it is released when it has
+    left the agent."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], answers: deque[_Answer]) -> None:
         self._answers = answers
@@ -363,8 +367,8 @@ def _decode(sender: bytes, header: bytes, payload: bytes, frames: int) -> Messag
 
 
 def _joined(header: Sequence[Any], payload: bytes | bytearray) -> bytes | bytearray:
-    """The frame of an answer; a bytearray becomes it. An error's text may quote a name that is not
-    valid Unicode."""
+    """The frame of an answer. A bytearray is extended in place. The text of an error may quote a
+    name that is not valid Unicode."""
     packed: bytes = msgpack.packb(header, unicode_errors="backslashreplace")
     front = _HEADER.pack(len(packed)) + packed
     if isinstance(payload, bytearray):
