@@ -712,7 +712,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
             assert len(prune(real_log(store)).snapshot_files) == 2
             return result
 
-    with pytest.raises(LostRace, match="treated this rewrite .* as dead"):
+    with pytest.raises(LostRace, match=r"treated this rewrite .* as dead"):
         rewrite(real_log(store), Slow(SMALL))
     assert real_log(store).manifest().snapshots == {}
     prune(real_log(store))
