@@ -34,9 +34,7 @@ def about(cluster_id: str, plugin: str) -> About:
     return About(cluster_id, plugin, "write")
 
 
-def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(
-    memory: MemoryStore,
-) -> None:
+def test_an_acknowledgement_reads_no_manifest(memory: MemoryStore) -> None:
     """With many maps and nodes the cluster's manifest takes megabytes, and it was read once a
     second."""
     clock, store = FakeClock(), Counted(memory.url.removeprefix("memory://"))

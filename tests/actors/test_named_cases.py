@@ -47,11 +47,9 @@ def values(store: Any) -> dict[str, Any]:
     return found  # type: ignore[return-value]
 
 
-def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(
-    memory: MemoryStore,
-) -> None:
-    """C1: the cluster's manifest was read before the nodes', so an old snapshot was taken beside a
-    log without its covered part."""
+def test_a_view_during_rewrite_and_prune_has_every_key(memory: MemoryStore) -> None:
+    """C1: the cluster's manifest was read before those of the nodes, so an old snapshot was used
+    with a log without its covered part."""
     with embedded(memory) as store:
         store.map("m").update({f"k{number}": number for number in range(100)})
         store.archive()
@@ -71,9 +69,7 @@ def test_a_view_that_looks_while_a_rewrite_and_a_prune_run_has_every_key(
         view.close()
 
 
-def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(
-    memory: MemoryStore,
-) -> None:
+def test_a_replaced_writers_archive_run_deletes_nothing(memory: MemoryStore) -> None:
     """C2: its sweep took archives that the successor had written and not yet named for its own
     leftovers."""
     old = embedded(memory)
@@ -98,7 +94,7 @@ def test_an_idle_replaced_writers_archive_run_deletes_nothing_of_its_successor(
         assert len(again.map("m")) == 51
 
 
-def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: MemoryStore) -> None:
+def test_an_archive_run_after_a_takeover_names_nothing(memory: MemoryStore) -> None:
     """C2: the epoch is checked inside the compare-and-swap of the archive run itself."""
     slow = Interrupted(memory)
     old = embedded(slow)
@@ -121,9 +117,7 @@ def test_an_archive_run_that_was_overtaken_by_a_takeover_names_nothing(memory: M
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_takeover_during_which_the_old_writer_archives_opens_and_shuts_it_out(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_takeover_during_an_archive_run_succeeds(tmp_path: Path, kind: str) -> None:
     """C3: the takeover acted on a manifest from before its fence; the archive run between them
     moved what the fence was placed by."""
     for at in range(150):
@@ -170,10 +164,9 @@ def written(root: Path, **options: Any) -> None:
                 store.archive()
 
 
-def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledged_below_it(
-    tmp_path: Path,
-) -> None:
-    """C5: it opened with fewer keys, and a lower epoch's entries were ignored by the next open."""
+def test_a_nodes_manifest_put_back_is_refused(tmp_path: Path) -> None:
+    """C5: it opened with fewer keys, and the next open ignored entries of a lower epoch. Now
+    nothing is acknowledged."""
     root = tmp_path / "log"
     written(root)
     shutil.copytree(root / NODE / "manifest", tmp_path / "old")
@@ -184,9 +177,7 @@ def test_a_nodes_manifest_that_was_put_back_is_refused_and_nothing_is_acknowledg
         imap_wal.open(str(root), node="n1")
 
 
-def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> None:
     """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for
     covered."""
     root = tmp_path / "log"
@@ -201,9 +192,8 @@ def test_a_nodes_folder_that_was_put_back_below_what_a_snapshot_covers_is_refuse
             imap_wal.open(str(root), node=node)
 
 
-def test_a_clusters_manifest_that_was_put_back_is_refused_before_an_incarnation_is_given_twice(
-    tmp_path: Path,
-) -> None:
+def test_a_clusters_manifest_put_back_is_refused(tmp_path: Path) -> None:
+    """Otherwise an incarnation would be given twice."""
     root = tmp_path / "log"
     written(root)
     folder = root / "default/embedded/manifest"
@@ -227,9 +217,7 @@ def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
-def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refused(
-    tmp_path: Path, order: str
-) -> None:
+def test_a_copy_of_an_archiving_log_is_whole_or_refused(tmp_path: Path, order: str) -> None:
     """C5: a list of files, then one file after the other; what is gone by then is passed over, as
     some tools do."""
     refused = whole = 0
@@ -276,11 +264,9 @@ def test_a_copy_file_by_file_of_a_log_that_archives_meanwhile_is_whole_or_refuse
     assert refused and whole
 
 
-def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_opens(
-    tmp_path: Path,
-) -> None:
-    """C6: a folder of that name on this machine's disk was an empty log; the next cut then made
-    everything in the real one void."""
+def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
+    """C6: for readers, cuts and opens. A folder of that name on this machine's disk was an empty
+    log, and the next cut made everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = (
         SplitStore(root, LocalStore(str(tmp_path / "here"))),
@@ -301,9 +287,9 @@ def test_a_wal_dir_of_another_machine_is_a_missing_node_for_readers_cuts_and_ope
         assert len(store.map("m")) == 0
 
 
-def test_an_open_that_is_refused_leaves_nothing_that_others_wait_for(tmp_path: Path) -> None:
-    """Two machines with one name for their own disks: the second was refused, and by then
-    registered; the first could not open either."""
+def test_a_refused_open_does_not_block_others(tmp_path: Path) -> None:
+    """Two machines with one name for their own disks: the second was refused when it was already
+    registered, and then the first could not open either."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = (
         SplitStore(root, LocalStore(str(tmp_path / "here"))),
@@ -317,9 +303,8 @@ def test_an_open_that_is_refused_leaves_nothing_that_others_wait_for(tmp_path: P
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(
-    tmp_path: Path,
-) -> None:
+def test_a_node_without_its_wal_dir_continues_on_request(tmp_path: Path) -> None:
+    """It continues with its archives."""
     root = LocalStore(str(tmp_path / "root"))
     lost, new = (
         SplitStore(root, LocalStore(str(tmp_path / "lost"))),
@@ -342,10 +327,11 @@ def test_a_node_that_lost_its_wal_dir_goes_on_with_its_archives_when_asked_to(
 @pytest.mark.parametrize("kind", ["append", "objects"])
 @pytest.mark.parametrize("part", ["", "wal"])
 @pytest.mark.parametrize("archived", [False, True])
-def test_partial_continues_without_a_missing_log_and_never_with_another_one(
+def test_partial_never_continues_with_another_log(
     tmp_path: Path, part: str, archived: bool, kind: str
 ) -> None:
-    """It took the other log in, or took its segments for archived ones, which are deleted."""
+    """It continues without a missing log. It took another log in, or took its segments for archived
+    ones, which are deleted."""
     make = LocalStore if kind == "append" else LocalObjects
     own, other = make(str(tmp_path / "own")), make(str(tmp_path / "other"))
     for store, key in ((own, "own"), (other, "foreign")):
@@ -375,11 +361,10 @@ def test_partial_continues_without_a_missing_log_and_never_with_another_one(
         assert dict(opened.map("m")) == {"new": 2}
 
 
-def test_a_first_open_that_another_process_overtakes_at_any_call_finds_no_damage(
-    memory: MemoryStore,
-) -> None:
-    """It looks at a node without a manifest before it takes the lock; the cluster's manifest, read
-    after that, names the log that the other process began."""
+def test_a_first_open_that_is_overtaken_finds_no_damage(memory: MemoryStore) -> None:
+    """Another process overtakes it at any call: it looks at a node without a manifest before it
+    takes the lock, and the cluster's manifest, read after that, names the log that the other
+    process began."""
     for at in range(60):
         store = MemoryStore(f"overtaken-{at}-{id(memory)}")
         slow = Interrupted(store)
@@ -399,7 +384,7 @@ def test_a_first_open_that_another_process_overtakes_at_any_call_finds_no_damage
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind: str) -> None:
-    """It has begun another log than the registered one, which then holds nothing: not a foreign
+    """It has begun another log than the registered one. That log is empty, so it is not a foreign
     log."""
 
     class Crash(Exception):
@@ -436,9 +421,7 @@ def test_a_partial_open_that_ended_at_any_call_is_repeated(tmp_path: Path, kind:
 
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
-def test_a_store_under_another_node_name_shuts_out_the_one_before_it(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_store_under_another_node_shuts_the_former_out(tmp_path: Path, kind: str) -> None:
     """C7: two hosts on one root both acknowledged, and a deletion came back."""
     inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
     first = embedded(inner, "host-a")
@@ -461,9 +444,8 @@ def test_stores_that_ask_to_share_a_root_all_acknowledge(memory: MemoryStore) ->
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(
-    memory: MemoryStore,
-) -> None:
+def test_a_writer_without_permits_is_shut_out(memory: MemoryStore) -> None:
+    """Its version did not have permits; the fence shuts it out."""
     old = embedded(memory)
     old.map("m")["a"] = 1
     log = old.committer.log
@@ -479,8 +461,8 @@ def test_a_writer_of_the_version_before_permits_is_shut_out_by_its_fence(
 
 
 def test_a_segment_that_a_replaced_writer_begins_late_is_void(memory: MemoryStore) -> None:
-    """Its successor had written nothing, so no segment of it said that this one came too late; and
-    a deletion came back."""
+    """Its successor had written nothing, so no segment of it showed that this one came too late;
+    and a deletion came back."""
     slow = Interrupted(memory)
     first = embedded(slow, "a")
     first.map("m").update({"k": 1, "other": 1})
@@ -537,10 +519,9 @@ class AppendsByName(LocalStore):
         return ByName()
 
 
-def test_a_replaced_writers_late_append_by_name_does_not_reach_the_recovered_segment(
-    tmp_path: Path,
-) -> None:
-    """C8: on HDFS it went into the recovered copy, and the next open said ShortLog."""
+def test_a_late_append_does_not_reach_a_recovered_segment(tmp_path: Path) -> None:
+    """C8: on HDFS, the append of a replaced writer went into the recovered copy of the same name,
+    and the next open said ShortLog."""
     store = AppendsByName(str(tmp_path))
     old = embedded(store)
     old.map("m")["a"] = 1
@@ -566,7 +547,7 @@ def test_an_archive_run_never_deletes_what_has_its_name(memory: MemoryStore) -> 
     assert name is not None and name.epoch == 1 and name.last == archive.last
 
 
-def test_a_nodes_folder_that_was_put_back_to_an_earlier_open_is_refused(tmp_path: Path) -> None:
+def test_a_nodes_folder_from_an_earlier_open_is_refused(tmp_path: Path) -> None:
     """Older manifests beside older segments: only the cluster's manifest knows of later opens."""
     root = tmp_path / "log"
     folder = root / "default/embedded/nodes/embedded"
@@ -583,7 +564,8 @@ def test_a_nodes_folder_that_was_put_back_to_an_earlier_open_is_refused(tmp_path
         ClusterLog(open_store(str(root)), "default", "embedded").state()
 
 
-def test_a_cluster_whose_manifests_are_gone_is_not_read_as_empty(tmp_path: Path) -> None:
+def test_a_cluster_without_its_manifests_is_not_empty(tmp_path: Path) -> None:
+    """Readers refuse it."""
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
     shutil.rmtree(tmp_path / "default/embedded/manifest")

@@ -143,7 +143,8 @@ def test_nothing_is_answered_before_hello(settings: AgentConfig, request_: tuple
     assert logged(settings) == []
 
 
-def test_a_session_of_somebody_else_cannot_be_written(settings: AgentConfig) -> None:
+def test_a_session_of_another_plug_in_is_refused(settings: AgentConfig) -> None:
+    """An append with another plug-in's session is superseded, and the right one still writes."""
     with serving(settings), plugin(settings) as one, plugin(settings, uuid="plugin-2") as two:
         assert (one.session, two.session) == (1, 2)
         two.session = 1
@@ -151,7 +152,8 @@ def test_a_session_of_somebody_else_cannot_be_written(settings: AgentConfig) -> 
         assert one.put(a="1")[0] == "ack"
 
 
-def test_a_plug_in_of_another_protocol_is_told_so(settings: AgentConfig) -> None:
+def test_a_plug_in_of_another_protocol_is_refused(settings: AgentConfig) -> None:
+    """The error names both protocol versions."""
     with serving(settings), plugin(settings, greet=False) as member:
         header, _ = member.client.ask("hello", member.about(protocol=2))
         assert header[2] == "unsupported-version"
@@ -159,9 +161,8 @@ def test_a_plug_in_of_another_protocol_is_told_so(settings: AgentConfig) -> None
         assert member.put(a="1")[:2] == ["error", "not-ready"]
 
 
-def test_a_reading_connection_of_the_same_plug_in_does_not_shut_out_the_writing_one(
-    settings: AgentConfig,
-) -> None:
+def test_a_reading_connection_leaves_the_writing_one_open(settings: AgentConfig) -> None:
+    """A hello with purpose "read" does not supersede the same plug-in's connection for writes."""
     with serving(settings), plugin(settings) as writer, plugin(settings, greet=False) as reader:
         assert reader.hello(purpose="read")["session"] == writer.session
         assert writer.put(a="1")[0] == "ack"
@@ -211,9 +212,8 @@ def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConf
     assert [order[3] for _, _, order in logged(settings)] == [1, 2]
 
 
-def test_of_a_message_whose_front_is_in_the_log_only_the_rest_is_appended(
-    settings: AgentConfig,
-) -> None:
+def test_a_message_that_is_partly_logged_is_completed(settings: AgentConfig) -> None:
+    """A resend whose first requests are in the log appends only the later ones, once."""
     with serving(settings), plugin(settings) as member:
         member.send(1, {"a": "1", "b": "2"})
         assert member.send(1, {"a": "1", "b": "2", "c": "3", "d": "4"}) == ["ack", 1, 4]
@@ -250,9 +250,10 @@ def test_an_agent_that_was_killed_recognises_what_is_sent_again(settings: AgentC
         ("exists", "after", True),
     ],
 )
-def test_an_agent_killed_between_append_and_acknowledgement_leaves_one_record_after_the_resend(
+def test_a_resend_after_a_kill_leaves_one_record(
     settings: AgentConfig, kind: Any, when: Any, there: bool
 ) -> None:
+    """The agent is killed at each step between the append and the acknowledgement."""
     # in wal/: 1 header, 2 the member's metadata, 3 the first change, 4 the one that is killed
     first = Process(settings, Fault("kill", at=4, kind=kind, path="*/wal/*", when=when))
     with plugin(settings) as member:
@@ -269,7 +270,8 @@ def test_an_agent_killed_between_append_and_acknowledgement_leaves_one_record_af
     assert [(key, order[3]) for key, _, order in logged(settings)] == [("a", 1), ("b", 2), ("c", 3)]
 
 
-def test_a_later_connection_of_a_plug_in_shuts_the_earlier_one_out(settings: AgentConfig) -> None:
+def test_a_later_connection_supersedes_the_earlier_one(settings: AgentConfig) -> None:
+    """Only the newest connection of a plug-in may append."""
     with serving(settings), plugin(settings) as old, plugin(settings) as new:
         assert old.session == new.session
         assert old.put(a="old")[:2] == ["error", "superseded"]
@@ -284,9 +286,8 @@ def test_a_later_connection_of_a_plug_in_shuts_the_earlier_one_out(settings: Age
     assert [value for _, value, _ in logged(settings)] == ["new"]
 
 
-def test_a_welcome_counts_what_came_just_before_it_on_the_earlier_connection(
-    settings: AgentConfig,
-) -> None:
+def test_a_welcome_counts_an_append_received_with_the_hello(settings: AgentConfig) -> None:
+    """The append comes on the plug-in's earlier connection, in the same turn of the loop."""
     agent = Agent(settings)  # not serving: both requests are received in one turn
     try:
         with plugin(settings, greet=False) as old, plugin(settings, greet=False) as new:
@@ -322,10 +323,9 @@ def _both(agent: Agent) -> list[Any]:
 # ---- incarnations --------------------------------------------------------------------------------
 
 
-def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_next_hello(
-    settings: AgentConfig,
-) -> None:
-    """Else `last_request` would count the refused one in: of a session the log has a prefix."""
+def test_appends_after_a_refused_one_wait_for_a_hello(settings: AgentConfig) -> None:
+    """Otherwise `last_request` would include the refused one: the log has a prefix of each
+    session."""
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
         refused = member.client.ask("append", member.session, 2, 1, payload=b"\xc1")[0]
@@ -343,9 +343,8 @@ def test_what_is_under_way_behind_a_refused_append_is_not_appended_until_the_nex
     assert [(key, value) for key, value, _ in logged(settings)] == [("a", "1"), ("b", "3")]
 
 
-def test_answers_come_in_the_order_of_the_requests_also_when_one_is_refused_at_once(
-    settings: AgentConfig,
-) -> None:
+def test_answers_come_in_the_order_of_the_requests(settings: AgentConfig) -> None:
+    """A refusal that needs no commit does not overtake the acknowledgements before it."""
     with serving(settings), plugin(settings) as member:
         ask = member.client
         for _ in range(20):
@@ -378,9 +377,10 @@ def test_answers_come_in_the_order_of_the_requests_also_when_one_is_refused_at_o
 
 
 @pytest.mark.parametrize("kind", ["append", "sync"])
-def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neither_is_counted_in_by_mistake(  # noqa: E501
+def test_a_storage_failure_answers_all_appends_under_way(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
+    """Each of two appends gets an error, and `last_request` counts only what is in the log."""
     failing = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
@@ -411,7 +411,8 @@ def test_two_appends_under_way_when_the_storage_fails_are_both_answered_and_neit
     ]
 
 
-def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> None:
+def test_a_replaced_cluster_is_refused(tmp_path: Path) -> None:
+    """The change under way is not acknowledged, and later ones are `void-incarnation`."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as old:
         assert old.put(a="1", b="1")[0] == "ack"
@@ -426,7 +427,8 @@ def test_a_cluster_that_was_followed_by_another_is_refused(tmp_path: Path) -> No
     assert live(one) == {"a": "1", "b": "2"}
 
 
-def test_a_cluster_that_another_followed_stays_out_until_it_is_started_anew(tmp_path: Path) -> None:
+def test_a_replaced_cluster_stays_out_until_it_is_restarted(tmp_path: Path) -> None:
+    """Each hello of its members is refused; a new cluster on the same node is welcome."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as old:
         old.put(a="1")
@@ -443,9 +445,8 @@ def test_a_cluster_that_another_followed_stays_out_until_it_is_started_anew(tmp_
     assert live(one) == {"a": "1", "b": "1", "c": "1"}
 
 
-def test_a_member_that_was_merged_into_another_cluster_and_back_goes_on(tmp_path: Path) -> None:
-    """The plug-in of the newest incarnation is who knows that the older cluster id is the one that
-    lives on."""
+def test_a_member_that_merged_into_the_older_cluster_continues(tmp_path: Path) -> None:
+    """The plug-in of the newest incarnation proves that the cluster with the older id continues."""
     one = config(tmp_path, "n1")
     with serving(one), plugin(one) as first:
         first.put(a="1")
@@ -456,7 +457,8 @@ def test_a_member_that_was_merged_into_another_cluster_and_back_goes_on(tmp_path
     assert live(one) == {"a": "1", "b": "1", "c": "1"}
 
 
-def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_path: Path) -> None:
+def test_no_acknowledged_change_is_void(tmp_path: Path) -> None:
+    """Clusters claim the log from each other while members of the replaced one write."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     acked: set[str] = set()
 
@@ -493,10 +495,9 @@ def test_no_change_is_acknowledged_and_void_when_clusters_fight_for_a_log(tmp_pa
     assert acked <= found.keys(), f"acknowledged and void: {sorted(acked - found.keys())}"
 
 
-def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_not_void_if_it_is_acknowledged(  # noqa: E501
-    settings: AgentConfig,
-) -> None:
-    """Append of the old and hello of the new cluster in one turn of the loop."""
+def test_an_append_received_with_another_clusters_hello_is_not_void(settings: AgentConfig) -> None:
+    """The append of the old cluster and the hello of the new one come in one turn of the loop: an
+    append that is acknowledged counts."""
     agent = Agent(settings)
     answers: list[Any] = []
     try:
@@ -530,7 +531,8 @@ def test_what_an_agent_received_together_with_the_hello_of_another_cluster_is_no
 # ---- one writer, faults --------------------------------------------------------------------------
 
 
-def test_a_second_agent_of_the_node_is_refused_naming_the_first(tmp_path: Path) -> None:
+def test_a_second_agent_of_a_node_is_refused(tmp_path: Path) -> None:
+    """The error names the agent that has the log, and this one continues."""
     first, second = config(tmp_path), config(tmp_path)
     with serving(first), plugin(first) as member:
         with pytest.raises(
@@ -540,7 +542,9 @@ def test_a_second_agent_of_the_node_is_refused_naming_the_first(tmp_path: Path) 
         assert member.put(a="1")[0] == "ack"
 
 
-def test_an_agent_that_was_taken_over_acknowledges_nothing_more_and_ends(tmp_path: Path) -> None:
+def test_a_replaced_agent_acknowledges_nothing_and_ends(tmp_path: Path) -> None:
+    """After a takeover, the earlier agent answers `outcome-unknown`, and its process ends with
+    `Fenced`."""
     first, second = config(tmp_path), config(tmp_path)
     agent = Agent(first)
     ended: list[BaseException] = []
@@ -570,9 +574,10 @@ def test_an_agent_that_was_taken_over_acknowledges_nothing_more_and_ends(tmp_pat
 
 
 @pytest.mark.parametrize(("kind", "error_code"), [("append", "full"), ("sync", "outcome-unknown")])
-def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_tells_what_is_in_the_log(  # noqa: E501
+def test_after_a_storage_failure_the_agent_opens_a_new_epoch(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kind: str, error_code: str
 ) -> None:
+    """The next welcome counts what is in the log, so a resend appends nothing twice."""
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=4, kind=kind, path="*/wal/*", error=NoSpace),))
     )
@@ -602,9 +607,10 @@ def test_after_the_storage_failed_the_agent_opens_a_new_epoch_and_its_welcome_te
     assert [order[3] for _, _, order in logged(settings)] == [1, 2]
 
 
-def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(
+def test_an_agent_retries_while_the_storage_fails(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It answers requests with errors meanwhile, and recovers when the storage works."""
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.01)
@@ -625,9 +631,8 @@ def test_an_agent_whose_storage_stays_broken_answers_and_goes_on_trying(
     assert {"a", "c"} <= live(settings).keys()
 
 
-def test_sigterm_commits_what_waits_and_says_in_the_log_that_the_end_was_clean(
-    settings: AgentConfig,
-) -> None:
+def test_sigterm_stops_the_log_cleanly(settings: AgentConfig) -> None:
+    """What waits is committed, and the last frame records the clean stop."""
     process = Process(settings)
     with plugin(settings) as member:
         for number in range(50):
@@ -643,7 +648,8 @@ def test_sigterm_commits_what_waits_and_says_in_the_log_that_the_end_was_clean(
     assert len(live(settings)) == 50
 
 
-def test_each_session_writes_who_it_is_into_the_log(settings: AgentConfig) -> None:
+def test_each_session_is_recorded_in_the_log(settings: AgentConfig) -> None:
+    """With its cluster, its member, its node, its number and its incarnation."""
     with serving(settings), plugin(settings), plugin(settings, uuid="plugin-2"):
         pass
     store = open_store(settings.url)
@@ -660,9 +666,8 @@ def test_each_session_writes_who_it_is_into_the_log(settings: AgentConfig) -> No
     ]
 
 
-def test_the_cluster_manifest_knows_each_lifetime_and_where_the_logs_ended_before_it(
-    tmp_path: Path,
-) -> None:
+def test_the_cluster_manifest_has_each_lifetime_with_its_cuts(tmp_path: Path) -> None:
+    """Each lifetime has its cluster id, its incarnation, and the positions where the logs ended."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         member.put(a="1")

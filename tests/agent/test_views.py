@@ -114,7 +114,8 @@ def halves(tmp_path: Path) -> Iterator[Halves]:
 # ---- of two halves one wins ----------------------------------------------------------------------
 
 
-def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: Halves) -> None:
+def test_survivors_get_the_next_view(halves: Halves) -> None:
+    """They continue to write; the lost member is refused."""
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     for each in (halves.a, halves.b):
         assert greet(each)[0] == "welcome"
@@ -136,10 +137,8 @@ def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: 
     }
 
 
-def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is_void(
-    halves: Halves,
-) -> None:
-    """Its agent sees the claim between sync and acknowledgement, though the cluster id is the
+def test_a_lost_members_appends_after_the_claim_are_void(halves: Halves) -> None:
+    """Its agent sees the claim between sync and acknowledgement, although the cluster id is the
     same."""
     assert view(halves.a, "ab", "c")[0] == "view"
     answer = halves.c.put(late="lost")
@@ -150,7 +149,8 @@ def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is
     assert halves.c.put(late="lost")[:2] == ["error", "void-incarnation"]
 
 
-def test_the_second_of_two_halves_is_refused_also_for_a_view_of_its_own(halves: Halves) -> None:
+def test_the_second_half_gets_no_view_of_its_own(halves: Halves) -> None:
+    """Of two halves, the first one that claims a view excludes the other."""
     assert view(halves.a, "a", "bc") == ["view", 2, ["a"]]
     for each in (halves.b, halves.c):
         refused = view(each, "bc", "a")
@@ -176,7 +176,8 @@ def test_two_claimers_of_one_half_get_the_same_view(halves: Halves) -> None:
     )
 
 
-def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: Halves) -> None:
+def test_a_lost_view_answer_is_repeated(halves: Halves) -> None:
+    """The repeated request gets the newest view, and claims nothing."""
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
@@ -185,7 +186,8 @@ def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: 
     )
 
 
-def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves) -> None:
+def test_a_member_that_joins_a_view_is_in_its_list(halves: Halves) -> None:
+    """It joins by the view's number, and a later view can exclude it."""
     view(halves.a, "ab", "c")
     with member(halves.settings["c"], "d", view=2) as joined:
         assert joined.put(joined="1")[0] == "ack"
@@ -197,10 +199,8 @@ def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves)
     assert restored(halves.url)["joined"] == "1"
 
 
-def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_number(
-    halves: Halves,
-) -> None:
-    """Else it would write beside those who hold it for fenced."""
+def test_a_member_lost_before_its_hello_cannot_join(halves: Halves) -> None:
+    """Otherwise it would write beside members that take it for fenced."""
     view(halves.a, "ab", "c")
     assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]], (
         "nothing of it is there to be fenced"
@@ -209,7 +209,8 @@ def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_numb
         assert greet(late, view=2)[:2] == ["error", "void-incarnation"]
 
 
-def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves) -> None:
+def test_a_member_with_another_view_cannot_join(halves: Halves) -> None:
+    """Only the number of the newest view counts."""
     view(halves.a, "ab", "c")
     with stranger(halves.settings["c"], "d") as late:
         for known in (0, 1, 3):
@@ -217,10 +218,10 @@ def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves)
         assert greet(late, view=2)[0] == "welcome"
 
 
-def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello(
+def test_a_claim_without_its_lifetime_is_completed(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claimer's process ended in between."""
+    """The claimer's process ended before it published the lifetime; the next hello does that."""
     begin = claims_module.begin
 
     def ends(cluster: ClusterLog, newest: ClaimManifest) -> bool:
@@ -236,10 +237,10 @@ def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello
     assert restored(halves.url) == {"of a": "1", "of b": "1", "of c": "1", "still": "1"}
 
 
-def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(
+def test_an_agent_frozen_during_a_claim_acknowledges_nothing(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops between write and acknowledgement, and all of the claim happens meanwhile."""
+    """It stops between write and acknowledgement, and the whole claim happens meanwhile."""
     log = halves.agents["c"]._node_log
     sync, meanwhile = log.sync, []
 
@@ -256,10 +257,10 @@ def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(
     assert restored(halves.url)["late"] == "1", "it was in the log when the cut was pinned"
 
 
-def test_a_lifetime_that_begins_late_does_not_cut_what_counts_by_a_later_one(
+def test_a_late_lifetime_does_not_change_a_later_one(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two claimers, the first of which pins its cuts and then sleeps."""
+    """Of two claimers, the first one pins its cuts and then sleeps."""
     pin, slept = claims_module.pin_cuts, []
 
     def slow(log: ClusterLog) -> Any:
@@ -306,22 +307,23 @@ def test_a_request_for_a_view_with_wrong_fields_claims_nothing(
         assert claims(settings.url).newest == 1
 
 
-def test_a_view_is_not_given_before_hello(tmp_path: Path) -> None:
+def test_a_view_needs_a_hello(tmp_path: Path) -> None:
+    """Before it, the request is answered with `not-ready`."""
     settings = config(tmp_path)
     with serving(settings), stranger(settings, "a") as asking:
         assert view(asking, "a")[:2] == ["error", "not-ready"]
 
 
 @pytest.mark.parametrize("number", [-1, "1", None, 1.5])
-def test_a_hello_with_a_view_that_is_no_number_is_a_bad_request(
-    tmp_path: Path, number: Any
-) -> None:
+def test_a_view_number_has_exactly_its_type(tmp_path: Path, number: Any) -> None:
+    """A hello with another type, or a negative number, is refused."""
     settings = config(tmp_path)
     with serving(settings), stranger(settings, "a") as asking:
         assert asking.client.ask("hello", asking.about(view=number))[0][2] == "bad-request"
 
 
-def test_a_claim_manifest_of_before_has_an_open_list() -> None:
+def test_a_claim_manifest_without_views_admits_every_member() -> None:
+    """Older versions wrote no list of members."""
     assert ClaimManifest.from_json({"claims": {"X": 3}}) == ClaimManifest({"X": 3})
     assert ClaimManifest({"X": 3}, 1).to_json() == {"claims": {"X": 3}, "permits": 1}
     assert ClaimManifest({"X": 3}).admits("anybody", 0)
@@ -332,9 +334,8 @@ def test_a_claim_manifest_of_before_has_an_open_list() -> None:
 # ---- a cluster that another one followed ---------------------------------------------------------
 
 
-def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by_one(
-    halves: Halves,
-) -> None:
+def test_a_voided_cluster_returns_by_a_rolling_restart(halves: Halves) -> None:
+    """The error says so; members that were not restarted stay out."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         assert lone.put(lone="1")[0] == "ack"
     for each in (halves.a, halves.b, halves.c):
@@ -362,9 +363,10 @@ def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by
     }
 
 
-def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it(
+def test_a_returning_cluster_yields_to_a_claim_under_way(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another cluster claims the log at the same moment, and gets it."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         lone.put(lone="1")
     pin, others = claims_module.pin_cuts, ExitStack()
@@ -455,7 +457,8 @@ def test_former_is_the_same_after_the_agent_was_killed(tmp_path: Path, killed: s
     assert restored(one.url) == {"below": "1", "after": "1"}
 
 
-def test_former_is_told_for_each_earlier_view_by_its_own_cut(halves: Halves) -> None:
+def test_former_counts_each_earlier_view_by_its_cut(halves: Halves) -> None:
+    """A member that missed two views gets one pair for each of its sessions."""
     sessions = [halves.b.session]
     view(halves.a, "ab", "c")
     halves.b.put(void="1")
@@ -476,10 +479,10 @@ def test_former_is_told_for_each_earlier_view_by_its_own_cut(halves: Halves) -> 
     assert [known[session] for session in sessions] == [1, 2]
 
 
-def test_former_is_left_out_where_files_above_the_cut_are_gone(
+def test_former_is_omitted_when_files_are_gone(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that cannot be proved is not given."""
+    """Files above the cut were removed: an answer that cannot be proved is not given."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
     log = halves.agents["b"]._node_log
@@ -501,10 +504,10 @@ def test_former_is_read_from_archives_too(halves: Halves) -> None:
     assert "void" not in restored(halves.url)
 
 
-def test_former_is_not_told_when_another_view_was_claimed_meanwhile(
+def test_former_is_not_given_during_another_claim(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cut may be lower than what was read: an answer must stay true."""
+    """Its cut may be lower than what was read; an answer must stay true."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
     look = former.last_that_count

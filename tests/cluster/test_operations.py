@@ -32,7 +32,8 @@ def put(scene: Scene) -> dict[Any, Any]:
     return {"new": 1, "twice": 2}
 
 
-def test_put(now: Now) -> None:
+def test_put_is_restored(now: Now) -> None:
+    """New keys, and keys that were put twice."""
     assert now.contents("put") == now.written("put")
 
 
@@ -45,7 +46,8 @@ def set_(scene: Scene) -> dict[Any, Any]:
     return {"often": 19, "once": "1"}
 
 
-def test_set(now: Now) -> None:
+def test_set_is_restored(now: Now) -> None:
+    """A key that was set once, and one that was set often."""
     assert now.contents("set") == now.written("set_")
 
 
@@ -73,7 +75,8 @@ def replace(scene: Scene) -> dict[Any, Any]:
     return {"a": 2, "b": 3, "c": 1}
 
 
-def test_replace(now: Now) -> None:
+def test_replace_is_restored(now: Now) -> None:
+    """With and without a condition."""
     assert now.contents("replace") == now.written("replace")
 
 
@@ -92,7 +95,8 @@ def remove(scene: Scene) -> dict[Any, Any]:
     return {"k3": 3, "k5": "again", "k6": 6, "k7": 7}
 
 
-def test_remove_delete_and_their_conditional_kin(now: Now) -> None:
+def test_remove_and_delete_are_restored(now: Now) -> None:
+    """With and without a condition."""
     assert now.contents("remove") == now.written("remove")
 
 
@@ -108,7 +112,8 @@ def put_all(scene: Scene) -> dict[Any, Any]:
     return {**orders, **changes}
 
 
-def test_put_all(now: Now) -> None:
+def test_put_all_is_restored(now: Now) -> None:
+    """A thousand keys, of which some were changed."""
     assert now.contents("put-all") == now.written("put_all")
     assert now.map("put-all").get_all([f"key-{number}" for number in range(20)]) == {
         key: value
@@ -139,7 +144,8 @@ def clear(scene: Scene) -> dict[Any, Any]:
     return {5: "after"}
 
 
-def test_clear(now: Now) -> None:
+def test_clear_is_restored(now: Now) -> None:
+    """A put after the clear counts."""
     assert now.contents("clear") == now.written("clear")
 
 
@@ -194,7 +200,8 @@ def test_serializable_identified_and_compact_values_from_java(now: Now) -> None:
     }
 
 
-def test_keys_of_every_java_kind_are_found_where_they_belong(now: Now) -> None:
+def test_keys_of_every_java_kind_are_found(now: Now) -> None:
+    """Each in its own partition."""
     now.written("java")
     assert now.cluster.members[-1].ask("read")["keys"] == {
         "serializable": "serializable",
@@ -207,7 +214,8 @@ def test_keys_of_every_java_kind_are_found_where_they_belong(now: Now) -> None:
     }
 
 
-def test_map_in_object_format_changed_in_place_by_an_entry_processor(now: Now) -> None:
+def test_a_change_in_place_in_object_format_is_restored(now: Now) -> None:
+    """An entry processor changed the object itself."""
     now.written("java")
     assert now.cluster.members[-1].ask("read")["object"] == "a 2"
 
@@ -284,7 +292,8 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     return {key: scene.expiry("ttl", key) for key in orders.key_set()}
 
 
-def test_time_to_live_goes_on_where_it_was(now: Now) -> None:
+def test_time_to_live_continues_where_it_was(now: Now) -> None:
+    """It does not begin again after a restart."""
     before = now.written("time_to_live")
     after = {key: now.expiry("ttl", key) for key in now.map("ttl").key_set()}
     assert sorted(after) == sorted(before)
@@ -300,7 +309,8 @@ def time_to_live_that_ends_while_nobody_runs(scene: Scene) -> None:
     orders.put("not over", 1, ttl=3600)
 
 
-def test_what_expires_while_nobody_runs_does_not_come_back(now: Now) -> None:
+def test_what_expires_while_everything_is_down_stays_expired(now: Now) -> None:
+    """One agent's clock is five minutes slow."""
     now.written("time_to_live_that_ends_while_nobody_runs")
     # One agent's clock is five minutes slow: it hands out what has expired, and the member knows
     # better.
@@ -365,9 +375,9 @@ def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     return {"evicted": 1, "evicted, not read": 1, "in memory": 1}
 
 
-def test_without_read_through_evicted_entries_are_read_from_the_log_and_come_back_with_a_restart(
-    now: Now,
-) -> None:
+def test_evicted_entries_come_back_with_a_restart(now: Now) -> None:
+    """The map has no read-through; its evicted entries are also read from the log when they are
+    asked for."""
     assert now.contents("evict") == now.written("evict_without_read_through")
     assert now.contents("evict-all") == {}
 
@@ -383,7 +393,7 @@ def evict_by_size(scene: Scene) -> int:
     return 3000
 
 
-def test_map_with_size_limit_answers_also_what_it_evicted(now: Now) -> None:
+def test_a_map_with_a_size_limit_answers_evicted_keys(now: Now) -> None:
     count = now.written("evict_by_size")
     assert now.map("evicting-by-size").size() < count - 300
     seen = now.map("evicting-by-size").get_all(list(range(count)))
@@ -456,7 +466,8 @@ def drop(scene: Scene) -> dict[Any, Any]:
     return {"k1": "after"}
 
 
-def test_dropped_map_is_forgotten_but_for_what_was_written_to_it_afterwards(now: Now) -> None:
+def test_a_dropped_map_has_only_later_writes(now: Now) -> None:
+    """What was in it before is forgotten."""
     assert now.contents("dropped") == now.written("drop")
     assert now.map("not dropped").size() == 50
 
@@ -627,7 +638,8 @@ def test_compact_without_a_class_on_any_member(now: Now) -> None:
 # ---- what it costs ----
 
 
-def test_put_of_a_new_key_asks_nobody_where_nothing_is_evicted(now: Now) -> None:
+def test_a_put_of_a_new_key_reads_no_log(now: Now) -> None:
+    """Nothing of the map is ever evicted, so memory knows all of its keys."""
     orders = now.map(f"no-hop-{now.members}")
     orders.put("first", 1)
     before = now.reads()
@@ -638,7 +650,8 @@ def test_put_of_a_new_key_asks_nobody_where_nothing_is_evicted(now: Now) -> None
     assert now.reads() == before
 
 
-def test_put_of_a_new_key_asks_the_log_where_entries_are_evicted(now: Now) -> None:
+def test_a_put_in_an_evicting_map_reads_the_log(now: Now) -> None:
+    """The key may have been evicted."""
     orders = now.map(f"through-hop-{now.members}")
     orders.put("first", 1)
     before = now.reads()

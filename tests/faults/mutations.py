@@ -227,14 +227,14 @@ MUTATIONS = (
         "imap_wal/worker.py",
         "except Exception as error:  # noqa: BLE001  # whatever",
         "except ImportError as error:  # whatever",
-        "tests/agent/test_threads.py::test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room",
+        "tests/agent/test_threads.py::test_reads_are_answered_while_the_scratch_disk_is_full",
     ),
     Mutation(
         "requests to a dead thread get no answer",
         "imap_wal/agent/server.py",
         "for message in self._reads.unanswered():",
         "for message in ():",
-        "tests/agent/test_threads.py::test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told",
+        "tests/agent/test_threads.py::test_a_dead_read_thread_is_reported",
     ),
     Mutation(
         "part names of a large range are those of the next",
@@ -283,7 +283,7 @@ MUTATIONS = (
         "imap_wal/agent/sessions.py",
         "        current = self.claims.newest()\n",
         "        self._log.clusters.read()\n        current = self.claims.newest()\n",
-        "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node",
+        "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest",
     ),
     Mutation(
         "lifetimes are never removed",

@@ -147,7 +147,8 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
                     assert b"stat" not in answer
 
 
-def test_a_stolen_public_key_is_worth_nothing(settings: AgentConfig) -> None:
+def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:
+    """The handshake proves that the peer has the secret key."""
     # The member's public key with the secret of another one: the handshake proves the secret.
     forged = replace(STRANGER, public=MEMBER.public)
     with (
@@ -167,7 +168,8 @@ def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None
         member.client.ask("stat")
 
 
-def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig) -> None:
+def test_a_reader_may_not_write_or_claim(settings: AgentConfig) -> None:
+    """It can neither append nor end a lifetime nor leave a member out of a view."""
     with (
         serving(settings),
         plugin(settings, MEMBER) as member,
@@ -205,9 +207,9 @@ def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig
         assert reader.stat()["claim"]["incarnation"] == 1
 
 
-def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(
-    settings: AgentConfig, tmp_path: Path
-) -> None:
+def test_a_revoked_key_ends_open_connections(settings: AgentConfig, tmp_path: Path) -> None:
+    """The file of clients is read again: a new key needs no restart, and a wrong file changes
+    nothing."""
     with (
         capture_logs() as lines,
         serving(settings),
@@ -339,9 +341,10 @@ def test_a_hello_for_reading_does_not_complete_a_claim(settings: AgentConfig) ->
         assert [lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes] == [1, 2]
 
 
-def test_a_member_whose_key_may_only_read_from_now_on_is_no_member_any_more(
+def test_a_member_that_loses_the_right_to_write_is_removed(
     settings: AgentConfig, tmp_path: Path
 ) -> None:
+    """Its key may only read from now on: its appends, beats and session are refused."""
     with serving(settings) as agent, plugin(settings, MEMBER) as member:
         member.hello()
         write_clients(tmp_path, member={Right.READ})
@@ -353,9 +356,10 @@ def test_a_member_whose_key_may_only_read_from_now_on_is_no_member_any_more(
         assert agent._sessions._connections == {}
 
 
-def test_requests_that_wait_are_served_with_the_rights_of_then(
+def test_waiting_requests_are_served_with_current_rights(
     settings: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A right that was revoked while a request waited does not count."""
     monkeypatch.setattr(keys, "LOOK_S", 0)
     with (
         serving(settings) as agent,
@@ -463,9 +467,10 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
         ),
     ],
 )
-def test_files_of_keys_that_cannot_be_trusted_are_refused_at_the_start(
+def test_untrustworthy_key_files_are_refused_at_the_start(
     settings: AgentConfig, tmp_path: Path, name: str, mode: int, text: str | None, said: str
 ) -> None:
+    """The error names the reason, without a secret, and no log is opened."""
     file = tmp_path / name
     if text is not None:
         file.write_text(text)
@@ -482,7 +487,7 @@ def test_a_secret_is_in_no_repr() -> None:
     check_pair(AGENT)
 
 
-def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: AgentConfig) -> None:
+def test_the_largest_payload_arrives_over_encrypted_tcp(settings: AgentConfig) -> None:
     """libzmq counts the bytes that CURVE adds to a frame."""
     settings = replace(settings, log=replace(settings.log, max_value_bytes=1024 * 1024))
     with serving(settings), plugin(settings, MEMBER, timeout_ms=20_000) as member:

@@ -234,9 +234,8 @@ def test_metadata_of_another_shape_is_damage(item: Any, memory: MemoryStore) -> 
 @pytest.mark.parametrize(
     "text", ["x", "====", b64encode(b"no zlib").decode(), "eJwDAAAAAAE=", "eJyrBQAAewB6"], ids=repr
 )
-def test_a_packed_list_that_cannot_be_read_is_damage_of_the_manifest(
-    text: str, memory: MemoryStore
-) -> None:
+def test_an_unreadable_packed_list_is_damage(text: str, memory: MemoryStore) -> None:
+    """The error names the manifest that has it."""
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
         read({**NODE, "format": 2, "archives": text}, "node", memory)
     with pytest.raises(CorruptLog, match="manifest/0000000001"):

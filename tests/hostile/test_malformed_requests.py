@@ -107,9 +107,8 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS.keys())
-def test_a_header_of_another_shape_is_answered_and_the_loop_goes_on(
-    settings: AgentConfig, header: bytes
-) -> None:
+def test_a_header_of_another_shape_is_answered(settings: AgentConfig, header: bytes) -> None:
+    """The agent's loop continues."""
     with serving(settings), plugin(settings) as member, plugin(settings, uuid="other") as other:
         kind, number, code, text = sent(other, header)
         assert (kind, code) == ("error", "bad-request"), text
@@ -180,9 +179,8 @@ def test_a_session_of_a_fraction_does_not_reach_the_manifest(settings: AgentConf
     ],
     ids=repr,
 )
-def test_a_load_whose_payload_is_no_list_of_keys_is_refused(
-    settings: AgentConfig, keys: bytes
-) -> None:
+def test_a_load_needs_a_list_of_keys(settings: AgentConfig, keys: bytes) -> None:
+    """Other payloads are refused."""
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         header = sent(member, pack(["load", 1, "orders", 1]), keys)
@@ -191,9 +189,11 @@ def test_a_load_whose_payload_is_no_list_of_keys_is_refused(
         assert member.stat()["healthy"]
 
 
-def test_an_error_that_cannot_be_shown_is_answered_all_the_same(
+def test_an_error_without_a_text_is_answered(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The text of the error cannot be made, because that raises another one."""
+
     class Unspeakable(Exception):
         def __str__(self) -> str:
             raise RecursionError("no words")
@@ -483,7 +483,8 @@ def read_whole(settings: AgentConfig) -> None:
             member.values(name)
 
 
-def test_no_request_ends_the_agent_or_brings_in_what_cannot_be_read(settings: AgentConfig) -> None:
+def test_no_request_ends_the_agent_or_damages_the_log(settings: AgentConfig) -> None:
+    """The log can be read after all of these requests."""
     with serving(settings):
         fuzz(settings, 40)
     read_whole(settings)
@@ -491,16 +492,16 @@ def test_no_request_ends_the_agent_or_brings_in_what_cannot_be_read(settings: Ag
 
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
-def test_no_request_of_200_000_ends_the_agent_or_brings_in_what_cannot_be_read(
-    settings: AgentConfig,
-) -> None:
+def test_no_request_of_200_000_damages_the_log(settings: AgentConfig) -> None:
+    """As the test above, with 200,000 requests; the agent does not end either."""
     with serving(settings):
         fuzz(settings, 4000, together=50)
     read_whole(settings)
 
 
 @pytest.mark.parametrize("size", [1, 60, 64, 65, 1000])
-def test_reading_a_header_raises_nothing_whatever_its_bytes_are(size: int, seed: int) -> None:
+def test_reading_a_random_header_raises_nothing(size: int, seed: int) -> None:
+    """Whatever its bytes are."""
     from random import Random
 
     chance = Random(seed)

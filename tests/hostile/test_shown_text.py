@@ -54,7 +54,8 @@ def test_a_log_with_escape_sequences_is_printed_without_them(
     assert controls(ended.output) == set()
 
 
-def test_dump_finds_a_key_as_it_is_printed_and_as_it_is(log: str) -> None:
+def test_dump_finds_a_key_by_either_form(log: str) -> None:
+    """As the key is, and as it is printed."""
     printed = json.loads(CliRunner().invoke(group, ["dump", log, "-o", "json"]).output)
     assert printed["key"] == f"key{ESCAPES}", "JSON says the same"
     for key in (f"key{ESCAPES}", out.shown(f"key{ESCAPES}")):
@@ -97,9 +98,8 @@ def in_itself() -> Any:
 @pytest.mark.parametrize(
     "value", [shared(200, list), shared(200, tuple), in_itself(), ["x" * 100_000] * 1_000]
 )
-def test_a_value_that_is_endless_when_shown_is_shown_as_its_bytes(
-    value: Any, protocol: int
-) -> None:
+def test_an_endless_value_is_shown_as_bytes(value: Any, protocol: int) -> None:
+    """Its printed form would never end."""
     data = pickled(pickle.dumps(value, protocol))
     assert isinstance(Decoder().value(member_row(data)), Opaque)
 
