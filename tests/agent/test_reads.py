@@ -195,7 +195,9 @@ def test_a_read_error_stays_until_a_read_succeeds(
         with monkeypatch.context() as patch:
             patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
             assert member.client.ask("keys", "orders", None, 10)[0][0] == "error"
-        time.sleep(0.3)  # it has looked many times whether there is something to merge
+        looks, refresh = [], agent._reads._refresh
+        monkeypatch.setattr(agent._reads, "_refresh", lambda: (looks.append(1), refresh())[1])
+        eventually(lambda: len(looks) > 5, "it looks whether there is something to merge")
         assert agent._reads.worker.state.error
         assert member.keys() == ["a"]
         eventually(lambda: not agent._reads.worker.state.error, "a read has succeeded")
