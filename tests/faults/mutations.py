@@ -318,7 +318,7 @@ MUTATIONS = (
         "storage_backends/descriptors.py",
         "            os.close(self._forget())\n            raise translate",
         "            raise translate",
-        "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds",
+        "tests/storage/test_local_space.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds",
     ),
     Mutation(
         "fence not checked",
