@@ -74,7 +74,7 @@ def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
 
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
-    """What map "m" holds in a repaired copy."""
+    """The contents of map "m" in a repaired copy."""
     views, lost = tolerant_survey(store, (), ())
     copy = LocalObjects(str(target))
     for view in views:

@@ -142,8 +142,9 @@ def test_a_claim_deletes_a_permit_that_no_listing_shows(memory: MemoryStore) -> 
 
 
 def test_lifetimes_are_in_the_order_of_incarnations(memory: MemoryStore) -> None:
-    """Whoever publishes first. `prune` drops a lifetime that the next one makes needless. And after
-    a lifetime began, no earlier one does: its cuts would take away what counts by the later one."""
+    """This holds whichever claim publishes first. `prune` drops a lifetime that the next one makes
+    needless. And after a lifetime began, no earlier one does: its cuts would take away what counts
+    by the later one."""
     paused = Interrupted(memory)
     slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
     paused.when, paused.meanwhile = (

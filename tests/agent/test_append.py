@@ -145,7 +145,7 @@ def test_answers_come_in_the_order_of_the_requests(settings: AgentConfig) -> Non
             first = member.hello()["last_request"] + 1
             large = {
                 f"k{number}": "v" * 2000 for number in range(400)
-            }  # the two behind it are there when its turn is over
+            }  # the two after it have arrived when its turn ends
             numbers = [
                 ask.post(
                     "append",

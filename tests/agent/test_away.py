@@ -1,5 +1,5 @@
-"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes
-back by itself."""
+"""A storage that is away for a while: the agent answers with the reason, continues to try, and
+recovers by itself."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_a_request_below_the_cut_that_was_not_acknowledged_counts(
 def one_turn(
     agent: server.Agent, asking: Plugin, kind: str, *fields: Any, payload: bytes = b""
 ) -> list[Any]:
-    """A request to an agent that nothing else serves; the answer's header."""
+    """A request to an agent whose loop does not run by itself; the answer's header."""
     number = asking.client.post(kind, *fields, payload=payload)
     eventually(lambda: agent._turn(10) or asking.client._socket.poll(0), "it answers")
     return asking.client.answer(number)[0]

@@ -1,4 +1,4 @@
-"""What a member sends again is in the log once, whoever dies in between."""
+"""What a member sends again is in the log once, whichever process dies in between."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ MB = 1 << 20
 
 @dataclass(repr=False)
 class Bench:
-    """The member, its agents by name, and what its maps held when they were killed."""
+    """The member, its agents by name, and what its maps contained when they were killed."""
 
     agents: dict[str, Agent]
     classpath: str
@@ -424,7 +424,7 @@ MAPS = {
 
 @pytest.fixture(scope="module")
 def before_kill(bench: Bench) -> dict[str, dict[Any, Any]]:
-    """What memory held; then everything is killed, and the member alone is started."""
+    """What memory contained; then everything is killed, and the member alone is started."""
     held = {
         name: bench.contents(name) for name, agent in MAPS.items() if bench.agents[agent].running
     }

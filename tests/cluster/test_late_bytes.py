@@ -1,6 +1,6 @@
-"""Two clusters, one after the other, on one log: the first one is stopped where it stands, the
-second one restores and goes on, and then the rest of what the first one had to say arrives. It is
-refused, or void; what the second one acknowledged is what a restart gives back."""
+"""Two clusters, one after the other, on one log: the first one is frozen, the second one restores
+and continues, and then the rest of what the first one has sent arrives. It is refused, or void;
+after a restart, the map has what the second one acknowledged."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ class Second:
 def test_changes_of_a_frozen_cluster_are_restored_or_refused(folder: Path, classpath: str) -> None:
     """What was under way when the members were frozen is acknowledged only if the next cluster has
     restored it."""
-    # With patience: a change that is under way when the members freeze is still waited for when
-    # they go on.
+    # Long time-outs: a change that is under way when the members freeze is still waited for when
+    # they continue.
     with (
         cluster(folder, classpath, 60_000) as first,
         cluster(folder, classpath, 60_000, url=first.url, agents=first.agents) as then,

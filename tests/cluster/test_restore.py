@@ -63,7 +63,7 @@ def moves(scene: Scene) -> Moves:
         cluster.wait_safe(2)
         third = cluster.join(3)
         more(200)
-        cluster.members[1].kill()  # agent 2 lives on, and so does its log
+        cluster.members[1].kill()  # agent 2 continues to run, with its log
         more(200)
         cluster.wait_safe(2)
         cluster.join(2)

@@ -1,5 +1,5 @@
 """A transaction of several changes is in effect as a whole or not at all, on live maps and after a
-restart, whoever fails in the middle of its commit."""
+restart, whichever process fails in the middle of its commit."""
 
 from __future__ import annotations
 

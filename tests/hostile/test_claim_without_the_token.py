@@ -52,7 +52,7 @@ def test_a_stranger_without_the_token_claims_nothing(tmp_path: Path) -> None:
         assert "is not the one of this log" in refusal(
             stranger, token=OTHER
         )  # also of this cluster
-        # A view that leaves the member out, by one who knows the cluster id, as `stat` tells it.
+        # A view that leaves the member out, by a peer that knows the cluster id from `stat`.
         known = stranger.stat()["claim"]["cluster_id"]
         assert answer(stranger, cluster_id=known, member_uuid="m")[0] == "welcome"
         header, _ = stranger.client.ask(

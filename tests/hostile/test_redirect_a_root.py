@@ -65,7 +65,7 @@ def test_a_local_root_cannot_redirect_to_another_storage(tmp_path: Path, wal_dir
         with pytest.raises(StorageUnavailable, match="not followed by itself"):
             imap_wal.open(str(root), node="n")
         with pytest.raises(BlockingIOError):
-            server.accept()  # nobody came
+            server.accept()  # no connection was made
     assert [path.name for path in root.iterdir()] == ["wal_dir.json"]
 
 

@@ -57,7 +57,7 @@ def test_a_second_agent_at_an_endpoint_is_refused(tmp_path: Path, takeover: bool
 def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:
     """The successor serves at the same endpoint, also after the former agent ends."""
     first = config(tmp_path, "n1")
-    agent = Agent(first)  # it hangs: nobody serves
+    agent = Agent(first)  # it hangs: its loop does not run
     try:
         with (
             serving(agent_of("n1", first.endpoint, first.url, takeover=True)),
@@ -155,8 +155,8 @@ def test_the_socket_is_its_users_own_from_the_bind_on(
 
 @pytest.fixture
 def another_user() -> Iterator[Path]:
-    """A folder in which this process cannot open what has no mode. Root can open everything, so it
-    is nobody meanwhile."""
+    """A folder in which this process cannot open a file whose mode allows nothing. Root can open
+    everything, so the process becomes user nobody meanwhile."""
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o777)

@@ -109,8 +109,8 @@ def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, sche
 def test_manifest_does_not_grow_with_segments(
     memory: MemoryStore,
 ) -> None:
-    """A log has no end segment follows segment and its manifest does not grow.
-    Metadata by compare-and-swap, and a list of segments that is told by their names."""
+    """Segment follows segment without end, and the manifest does not grow. Metadata is published by
+    compare-and-swap, and the names of the segments are their list."""
     with create(memory) as opened:
         places = fill(opened, 0)
         before = max(file.size for file in memory.list("") if "/manifest/" in file.path)

@@ -52,7 +52,7 @@ class Reference(RuleBasedStateMachine):
         self.follow(START)
 
     def follow(self, start: Position) -> None:
-        """A tail that goes one pass further each time it is looked at."""
+        """A tail that reads one pass further each time."""
         self.seen = [place for place, *_ in self.model if place < start]
         self.stop = threading.Event()
         self.tail = self.reader.tail(start, poll_s=0, stop=self.stop)
@@ -126,7 +126,7 @@ class Reference(RuleBasedStateMachine):
 
     @rule()
     def catch_up(self) -> None:
-        """The tail gets all that it has not seen, or is told that it was removed."""
+        """The tail gets all that it has not seen, or an error that it was removed."""
         expected = [place for place, *_ in self.model]
         try:
             while len(self.seen) < len(expected):

@@ -88,7 +88,7 @@ def test_shrink_upto_a_position_keeps_everything_above_it(
 
 
 def test_covered_files_are_removed_after_their_retention(memory: MemoryStore) -> None:
-    """What a snapshot covers goes when it has outlived its time."""
+    """What a snapshot covers is removed when its time has passed."""
     with create(memory, wal_ttl_seconds=1, clock=FakeClock()) as opened:
         places = fill(opened, *range(12))
         opened.archive()

@@ -105,8 +105,9 @@ def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> No
 
 
 def goes_now(store: MemoryStore) -> set[str]:
-    """What may go, told from the bytes of the files and the marks alone: an archive at or below its
-    map's mark; a sealed segment of which every map is covered, if none before it stays."""
+    """What may be removed, judged from the bytes of the files and the marks alone: an archive at or
+    below its map's mark; a sealed segment of which every map is covered, if none before it
+    stays."""
     state = cluster(store).state()
     node_state, marks = state.nodes["n1"], state.covered("n1")
     found = {
@@ -129,9 +130,9 @@ def goes_now(store: MemoryStore) -> set[str]:
 def test_log_file_is_removed_once_snapshots_cover_every_map(
     memory: MemoryStore, history: int, seed: int
 ) -> None:
-    """A file of the log goes when snapshots cover every map in it and not before.
-    Low-water marks are a map's: one that is rewritten often does not take the others' entries
-    along, one that never is keeps its segments."""
+    """A file of the log is removed when snapshots cover every map in it, and not before. Each map
+    has its own low-water marks: a map that is rewritten often does not remove the entries of
+    others, and a map that is never rewritten keeps its segments."""
     chance = random.Random(seed + history)
     log, request = node(memory), 0
     expected: dict[str, dict[str, str]] = {name: {} for name in "abc"}
@@ -261,8 +262,8 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
 
 
 def test_unnamed_file_of_the_current_generation_is_removed(memory: MemoryStore) -> None:
-    """A file of the current generation that no manifest names goes.
-    What a second attempt of a Spark task left."""
+    """A file of the current generation that no manifest names is removed. A second attempt of a
+    Spark task leaves such a file."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     run(memory)
     (path,) = snapshot(memory).files

@@ -45,7 +45,7 @@ def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
 def test_snapshot_has_newest_values_without_touching_the_service(
     memory: MemoryStore,
 ) -> None:
-    """The snapshot holds the newest of every key and the service is untouched."""
+    """The snapshot has the newest value of every key, and no file of a node changes."""
     log = node(memory)
     append(log, *(put(f"k{number % 10}", number, (1, 1, 1, number + 1)) for number in range(100)))
     append(log, put("k0", None, (1, 1, 1, 101)), put("x", "1", (1, 1, 1, 102), "other"))
@@ -315,7 +315,7 @@ def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None
         with embedded(memory) as store:
             store.map("m").update({"a": 1, "b": 2})
             store.archive()
-        for _ in range(KEEP + 1):  # old manifests stand there to be cleaned
+        for _ in range(KEEP + 1):  # old manifests are there to be removed
             rewrite(cluster_of(memory), LocalEngine(Settings()))
         with embedded(memory) as store:
             store.map("m")["c"] = 3

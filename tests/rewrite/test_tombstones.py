@@ -249,7 +249,7 @@ def test_entries_are_removed_when_expired_by_every_clock(
 
 
 def test_unwritten_map_is_removed_when_all_has_expired(memory: MemoryStore) -> None:
-    """A map that no one writes goes when all of it has expired."""
+    """A map that is no longer written is removed when all of it has expired."""
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
