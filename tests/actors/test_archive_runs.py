@@ -43,7 +43,7 @@ def test_a_view_during_rewrite_and_prune_has_every_key(memory: MemoryStore) -> N
 
 
 def test_a_replaced_writers_archive_run_deletes_nothing(memory: MemoryStore) -> None:
-    """C2: its sweep took archives that the successor had written and not yet named for its own
+    """C2: its sweep took archives of the successor, which no manifest named yet, for its own
     leftovers."""
     old = embedded(memory)
     old.map("m")["old"] = 0
@@ -91,8 +91,8 @@ def test_an_archive_run_after_a_takeover_names_nothing(memory: MemoryStore) -> N
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_takeover_during_an_archive_run_succeeds(tmp_path: Path, kind: str) -> None:
-    """C3: the takeover acted on a manifest from before its fence; the archive run between them
-    moved what the fence was placed by."""
+    """C3: the takeover used a manifest from before its fence; the archive run between them moved
+    the position at which the fence was placed."""
     for at in range(150):
         root = str(tmp_path / f"{kind}-{at}")
         inner = LocalStore(root) if kind == "append" else LocalObjects(root)

@@ -153,7 +153,7 @@ def test_a_node_put_back_before_a_snapshot_is_refused(tmp_path: Path) -> None:
 
 def test_a_slow_forget_node_leaves_a_new_log_alone(memory: MemoryStore) -> None:
     """It took over the log that had replaced the forgotten one, and marked it as forgotten: the log
-    could not be opened again, and its acknowledged entries were as good as lost."""
+    could not be opened again, and its acknowledged entries could not be read."""
     with embedded(memory, "n2", shared=True) as other, embedded(memory, "n1", shared=True) as old:
         other.map("m")["a"] = old.map("m")["gone"] = 1
     new: list[Store] = []

@@ -64,7 +64,7 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
 
 
 def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
-    """They are lifetimes with one cluster id. What is kept of the sessions before is bounded
+    """They are lifetimes with one cluster id. What is kept of the sessions before them is bounded
     too."""
     clock = FakeClock()
     who = replace(about("c-1", "p-1"), member_uuid="m-1")

@@ -80,8 +80,8 @@ def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 def test_a_copy_of_an_archiving_log_is_whole_or_refused(tmp_path: Path, order: str) -> None:
-    """C5: a list of files, then one file after the other; what is gone by then is passed over, as
-    some tools do."""
+    """C5: a list of files, then one file after the other; a file that is deleted by then is left
+    out, as some tools do."""
     refused = whole = 0
     for at in range(0, 60, 3):
         root, copy = tmp_path / f"log{at}", tmp_path / f"copy{at}"

@@ -175,9 +175,8 @@ def test_a_failed_forgetting_is_completed_by_the_next(memory: MemoryStore) -> No
 
 @pytest.mark.parametrize("known", ["forgotten", "replaced"])
 def test_a_reused_name_begins_above_former_sessions(memory: MemoryStore, known: str) -> None:
-    """A new log takes the name of a former node.
-    A member goes on in its incarnation and partition version: only the session says that its
-    change is the newer one."""
+    """A new log takes the name of a former node. A member continues in its incarnation and
+    partition version, so only the session shows that its change is the newer one."""
     node = Identity("default", "c", "n1")
 
     def opened() -> NodeLog:

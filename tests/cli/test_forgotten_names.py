@@ -70,8 +70,8 @@ def test_an_old_writer_does_not_confuse_a_new_log(
 def test_forgetting_never_loses_an_acknowledged_commit(
     tmp_path: Path,
 ) -> None:
-    """The commit waits while its node is forgotten and opened anew.
-    On objects, at every call of the commit."""
+    """The commit waits while its node is forgotten and opened again. On objects, at every call of
+    the commit."""
     for at in range(20):
         store = objects(tmp_path / str(at))
         slow = Interrupted(store)
@@ -161,7 +161,7 @@ def test_forgetting_again_changes_nothing_and_says_so(
 def test_a_reopened_node_can_be_forgotten_again(
     memory: MemoryStore, tmp_path: Path, kind: str
 ) -> None:
-    """The node was forgotten and opened anew."""
+    """The node was forgotten and opened again."""
     store = memory if kind == "append" else objects(tmp_path)
     log = ClusterLog(store, "default", "embedded")
     writers, epochs = [], []
@@ -253,7 +253,7 @@ def test_a_record_log_can_reuse_a_forgotten_name(memory: MemoryStore) -> None:
 
 
 def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> None:
-    """Every command takes the folder for no node."""
+    """No command takes the folder for a node."""
     store = objects(tmp_path)
     url = store.url
     with embedded(store, "n1", shared=True) as left, embedded(store, "n2", shared=True) as gone:

@@ -157,9 +157,8 @@ def test_a_cut_end_of_an_older_segment_is_told(
 def test_a_segment_that_lost_its_frames_is_not_empty(
     run: Run, log: Path, tmp_path: Path, mode: str, which: int, zeros: int
 ) -> None:
-    """It lost all of them.
-    Its header is whole. What the next one says of the last frame before it shows that there were
-    some."""
+    """Its header is whole. The next segment names the last frame before it, so there were
+    frames."""
     path = sorted(log.glob("*.wal"))[which]
     end = frames(path)[0].offset
     path.write_bytes(path.read_bytes()[:end] + bytes(zeros))
@@ -187,8 +186,7 @@ def test_a_segment_that_lost_its_frames_is_not_empty(
 def test_the_first_unarchived_segment_is_not_taken_as_empty(
     run: Run, tmp_path: Path, mode: str
 ) -> None:
-    """This segment, too, lost all its frames.
-    Its writer knew of no frame before it, because all were archived."""
+    """It lost all its frames. Its writer knew of no frame before it, because all were archived."""
     for value in range(3):
         with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
             store.map("m")[f"k{value}"] = value

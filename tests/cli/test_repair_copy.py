@@ -32,7 +32,7 @@ def test_a_whole_log_is_copied_byte_for_byte(
 
 
 def test_repair_copies_segments_under_one_root(run: Run, tmp_path: Path) -> None:
-    """Segments of another storage come under the root of the copy."""
+    """The copy has segments of another storage under its own root."""
     with imap_wal.open(
         f"file://{tmp_path}/log", node="n1", wal_dir=f"file://{tmp_path}/fast"
     ) as store:

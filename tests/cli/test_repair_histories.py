@@ -28,7 +28,7 @@ numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Written:
-    """A frame of entries as it stood before the damage."""
+    """A frame of entries as it was before the damage."""
 
     node: str
     path: str

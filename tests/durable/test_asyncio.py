@@ -17,7 +17,7 @@ from tests.support import contents
 
 
 def test_two_thousand_concurrent_operations_are_all_kept(url: str) -> None:
-    """Two thousand operations in flight share commits and are all kept."""
+    """They share commits."""
 
     async def work() -> None:
         async with imap_wal.aopen(url, node="n") as store:
@@ -90,7 +90,7 @@ def test_a_change_that_cannot_be_written_fails_alone(memory: MemoryStore) -> Non
 def test_cancelled_task_does_not_disturb_its_commit(
     memory: MemoryStore,
 ) -> None:
-    """A task that is cancelled does not disturb the others of its commit."""
+    """The other tasks of the commit succeed."""
 
     async def work() -> None:
         async with await aopen(memory) as store:
@@ -116,7 +116,7 @@ def test_cancelled_task_does_not_disturb_its_commit(
 
 
 def test_failed_commit_is_reported_to_all_its_tasks(memory: MemoryStore) -> None:
-    """All tasks of a commit that fails get the error, and later ones too."""
+    """Later operations fail too."""
 
     async def work() -> None:
         faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path="*/wal/*"),)))
@@ -139,7 +139,7 @@ def test_failed_commit_is_reported_to_all_its_tasks(memory: MemoryStore) -> None
 def test_close_waits_for_operations_in_flight(
     memory: MemoryStore,
 ) -> None:
-    """Closing waits for what is in flight and refuses what comes after."""
+    """Later operations are refused."""
 
     async def work() -> None:
         store = await aopen(memory)
@@ -158,7 +158,7 @@ def test_close_waits_for_operations_in_flight(
 def test_large_operations_are_never_split_inside_one(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Operations larger than a commit are split between operations and never inside one."""
+    """Operations that are larger than a commit are divided between operations, never inside one."""
     monkeypatch.setattr("imap_wal.embedded.asyncio_store.COMMIT_BYTES_MAX", 1000)
 
     async def work() -> None:
@@ -235,7 +235,7 @@ def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> Non
 
 
 def test_asyncio_walks_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
-    """Walks of an asyncio map show one moment while entries expire."""
+    """A copy of the map has all entries that expire together, or none."""
 
     async def work() -> None:
         async with await aopen(memory, durability="os") as store:

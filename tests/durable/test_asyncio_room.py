@@ -18,7 +18,7 @@ from tests.support import contents
 def test_operations_wait_unserialised_for_ring_space(
     memory: MemoryStore,
 ) -> None:
-    """Operations wait for room when the ring is used up and are not serialised before."""
+    """When the ring is full, operations wait for room, and are serialised only after that."""
 
     async def work() -> None:
         gate = Gate(memory)
@@ -60,7 +60,7 @@ def test_operations_wait_unserialised_for_ring_space(
 def test_operations_above_the_ring_slots_wait(
     memory: MemoryStore,
 ) -> None:
-    """So many operations as the ring has slots gather and the others wait."""
+    """As many operations as the ring has slots are queued, and the others wait."""
 
     async def work() -> None:
         gate = Gate(memory)
@@ -175,7 +175,7 @@ def test_decisions_see_earlier_changes_and_share_their_commit(memory: MemoryStor
 
 
 def test_unlogged_decision_fails_and_changes_nothing(memory: MemoryStore) -> None:
-    """A decision that could not be logged fails and changes nothing."""
+    """`pop`, `popitem`, `setdefault` and `clear`, whose changes cannot be logged."""
 
     async def work() -> None:
         faulty = FaultyStore(

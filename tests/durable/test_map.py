@@ -46,7 +46,7 @@ KEYS: list[Any] = [None, True, 0, -1, 2**63, 1.5, "", "a", b"a", (), (1, "a", (b
 
 
 def test_put_survives_a_clean_reopen_and_a_kill(url: str, memory: MemoryStore) -> None:
-    """What was put is there after a clean reopen and after a kill."""
+    """All kinds of values and keys."""
     for store, again in (
         (embedded(memory), lambda: embedded(copy_files(memory))),
         (imap_wal.open(url, node="n"), lambda: imap_wal.open(url, node="n")),
@@ -127,7 +127,7 @@ def test_get_gives_what_a_reopen_would_give(memory: MemoryStore) -> None:
 
 
 def test_maps_of_one_store_are_separate(memory: MemoryStore) -> None:
-    """Several maps of one store are apart whatever they are called."""
+    """Whatever their names are."""
     names = ["orders", "../a b", "a/b", ".", "ä", "ORDERS", "*"]
     with embedded(memory) as store:
         for name in names:
@@ -171,7 +171,7 @@ def test_an_update_is_one_commit(memory: MemoryStore) -> None:
 
 
 def test_truncated_update_is_present_whole_or_absent(memory: MemoryStore, seed: int) -> None:
-    """An update cut at any place is there whole or not at all."""
+    """The log is cut at many places inside the update."""
     from random import Random
 
     with embedded(memory, segment_bytes=1024 * 1024) as store:
@@ -222,9 +222,8 @@ def test_many_threads_on_one_map_lose_nothing_and_share_commits(url: str) -> Non
 def test_concurrent_changes_of_a_key_match_the_log(
     memory: MemoryStore,
 ) -> None:
-    """Changes of one key by many threads go through one queue and memory ends as the log says.
-    Each change has a number and a place of its own, both rise in the order in which memory was
-    changed."""
+    """Changes by many threads pass one queue. Each change has its own number and place; both rise
+    in the order in which memory was changed."""
     threads, each, keys = 8, 120, 3
     with embedded(memory, durability="os", ring_slots=16, segment_bytes=8000) as store:
         m = store.map("m", raw=True)

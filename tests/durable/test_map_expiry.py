@@ -12,7 +12,7 @@ from tests.support import FakeClock, Threads, embedded
 
 
 def test_entry_lifetime_is_kept_across_restarts(memory: MemoryStore) -> None:
-    """An entry has its lifetime also across restarts."""
+    """It does not begin again."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -55,7 +55,7 @@ def test_a_ttl_that_is_over_before_it_begins_is_refused(memory: MemoryStore, ttl
 def test_expired_entries_are_removed_from_memory(
     memory: MemoryStore,
 ) -> None:
-    """What has expired is forgotten in memory also by a program that only puts and gets."""
+    """Also if the program only puts and gets."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")

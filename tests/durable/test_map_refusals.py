@@ -39,7 +39,7 @@ def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -
 
 
 def test_reads_of_a_closed_store_are_refused(memory: MemoryStore) -> None:
-    """Reads of a closed store are refused and give no old value."""
+    """They return no old value."""
     store = embedded(memory)
     m = store.map("m")
     m["a"] = 1
@@ -138,7 +138,7 @@ def test_a_log_of_a_newer_version_is_not_touched(memory: MemoryStore) -> None:
 
 
 def test_damaged_sealed_frame_stops_open_after_clean_shutdown(url: str, tmp_path: Path) -> None:
-    """A damaged frame in a sealed segment stops the open even after a clean shutdown."""
+    """A clean stop does not hide the damage."""
     with imap_wal.open(url, node="n", segment_bytes=1000) as store:
         for number in range(50):
             store.map("m")[number] = "x" * 50

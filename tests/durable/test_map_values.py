@@ -28,7 +28,7 @@ class Json:
 
 
 def test_custom_serializer_is_required_after_a_reopen(memory: MemoryStore) -> None:
-    """A serializer of one's own is asked for again after a reopen."""
+    """Without it, the map is refused."""
     with embedded(memory) as store:
         store.map("m", serializer=Json())["k"] = {"a": [1]}
         with pytest.raises(InvalidSetting, match=r"written by serializer 'json', not 'raw'"):
@@ -58,7 +58,7 @@ def test_custom_serializer_is_required_after_a_reopen(memory: MemoryStore) -> No
 def test_unserializable_value_appends_nothing(
     memory: MemoryStore, change: Callable[[Any], None]
 ) -> None:
-    """What msgpack cannot write is not serializable and nothing is appended."""
+    """msgpack cannot write the value, so the change is refused."""
     with embedded(memory) as store:
         m = store.map("m")
         m["before"] = 1
@@ -90,7 +90,7 @@ def test_a_value_of_64_megabytes_is_kept(url: str) -> None:
 
 
 def test_value_above_the_limit_appends_nothing(memory: MemoryStore) -> None:
-    """A value above the limit is refused and nothing is appended."""
+    """The change is refused."""
     with embedded(memory, max_value_bytes=1000) as store:
         m = store.map("m", raw=True)
         m[b"k"] = b"x" * 999
@@ -109,7 +109,7 @@ def test_value_above_the_limit_appends_nothing(memory: MemoryStore) -> None:
 def test_update_above_the_frame_count_is_refused_whole(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update of more changes than a frame counts is refused whole."""
+    """It has more changes than a frame can count."""
     monkeypatch.setattr("imap_wal.embedded.map_writer.COUNT_MAX", 5)
     with embedded(memory) as store:
         with pytest.raises(TooLarge, match="6 changes"):

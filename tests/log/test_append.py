@@ -34,7 +34,7 @@ from tests.support import Threads, segments
 def test_one_append_is_one_commit_with_consecutive_positions(
     memory: MemoryStore,
 ) -> None:
-    """One append is one commit whose entries follow the position it returns."""
+    """The append returns the position of its first entry."""
     with create(memory) as opened:
         fill(opened, "before")
         first = opened.append("m", (b"a", b"1"), Change(b"b", None), Change(b"c", b"3", 99))
@@ -59,7 +59,7 @@ def test_one_append_is_one_commit_with_consecutive_positions(
 def test_positions_are_monotone_over_segments_reopens_and_takeovers(
     url: str,
 ) -> None:
-    """Positions are monotone as values and as text over segments reopens and takeovers."""
+    """As values and as text."""
     places: list[Position] = []
     with log.create(url, **SMALL) as opened:
         places += fill(opened, *range(20))
@@ -134,7 +134,7 @@ def test_manifest_does_not_grow_with_segments(
 
 
 def test_each_thread_gets_its_own_append_position(memory: MemoryStore) -> None:
-    """Threads append and each gets the position of its own entry."""
+    """The log has the entry of each thread at the position that the thread got."""
     opened = create(memory)
     mine: dict[bytes, Position] = {}
 
@@ -196,7 +196,7 @@ def test_a_closed_log_says_so(memory: MemoryStore) -> None:
 
 
 def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStore) -> None:
-    """A failed write is reported and the next open continues."""
+    """What was acknowledged before is in the log."""
     faulty = FaultyStore(memory)
     opened = create(faulty)
     fill(opened, 1)
@@ -215,7 +215,7 @@ def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStor
 def test_second_writer_is_refused_unless_it_takes_over(
     memory: MemoryStore,
 ) -> None:
-    """A second writer is refused and one that takes over shuts the first out."""
+    """A takeover shuts the first writer out."""
     old = create(memory)
     place = fill(old, "old")[0]
     with pytest.raises(WriterLocked):

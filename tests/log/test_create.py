@@ -41,7 +41,7 @@ def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
 def test_created_but_unopened_log_can_be_opened(
     memory: MemoryStore,
 ) -> None:
-    """A log that was created and not opened because the process died can be opened."""
+    """The process died between the creation and the open."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="lock"),)))
     with pytest.raises(StorageUnavailable):
         create(faulty)
@@ -51,7 +51,7 @@ def test_created_but_unopened_log_can_be_opened(
 
 
 def test_one_of_many_concurrent_creators_makes_the_log(url: str) -> None:
-    """Of many that create a log at once one makes it."""
+    """The others get `LogExists` or `WriterLocked`."""
     outcomes: list[str] = []
 
     def work() -> None:
@@ -67,7 +67,7 @@ def test_one_of_many_concurrent_creators_makes_the_log(url: str) -> None:
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
 def test_appended_entries_survive_a_reopen_with_any_durability(url: str, durability: str) -> None:
-    """What was appended is there after a reopen whatever the durability."""
+    """Their positions stay the same."""
     with log.create(url, durability=durability) as opened:
         places = fill(opened, *range(10))
         opened.sync()
@@ -77,7 +77,7 @@ def test_appended_entries_survive_a_reopen_with_any_durability(url: str, durabil
 def test_durability_that_storage_cannot_keep_is_refused(
     tmp_path: Path,
 ) -> None:
-    """A durability that cannot keep the promise is refused and nothing is created."""
+    """Nothing is created."""
     with pytest.raises(
         InvalidSetting, match="positions, which are known only once they are written"
     ):
@@ -114,7 +114,7 @@ def test_a_log_is_refused_among_hazelcast_members(memory: MemoryStore) -> None:
 
 
 def test_logs_sharing_a_cluster_have_newest_map_values(memory: MemoryStore) -> None:
-    """Logs that share a cluster are the newest values of a map."""
+    """A store that reads both has the newest value of each key."""
     with create(memory, node="a") as first, create(memory, node="b") as second:
         first.append("m", (b"k", b"1"), (b"only", b"a"))
         second.append("m", (b"k", b"2"))

@@ -44,7 +44,7 @@ def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> N
 def test_agent_log_is_read_without_void_entries(
     memory: MemoryStore,
 ) -> None:
-    """The log of an agent is read without what a later lifetime made void."""
+    """A later lifetime made one entry void; also when it is in an archive."""
     writer = agent_log(memory)
     append_rows(writer, put("a", "1", (1, 1, 1, 1)))
     cut = writer.end
@@ -63,7 +63,7 @@ def test_agent_log_is_read_without_void_entries(
 
 
 def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> None:
-    """A log is replicated by reading one and appending to the other."""
+    """One log is read, and what is read is appended to another one."""
     with embedded(memory) as store:
         store.map("m").update(a=1, b=2)
         store.map("other").put("c", 3, ttl=1000)
@@ -88,7 +88,7 @@ def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> 
 def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
-    """It was acknowledged, and every later `archive` failed."""
+    """Such an entry was acknowledged, and every later `archive` failed."""
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
     with create(memory) as opened:
         with pytest.raises(

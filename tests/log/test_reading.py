@@ -103,7 +103,7 @@ def test_memory_of_a_reader_does_not_grow_with_the_log(
 def test_damaged_frame_is_an_error_with_its_place(
     memory: MemoryStore,
 ) -> None:
-    """A damaged frame is an error with file and place and what is before it is read."""
+    """The error names file and position; entries before the damage are read."""
     with create(memory) as opened:
         fill(opened, *range(9))
     path = segments(memory)[1]
@@ -155,7 +155,7 @@ def test_a_segment_whose_header_appears_between_two_looks_is_read(memory: Memory
 
 
 def test_log_in_a_folder_is_readable_by_map_tools(url: str, tmp_path: Path) -> None:
-    """A log in a folder is what the tools for maps read."""
+    """`ClusterLog`, which the commands for maps use, reads it."""
     with log.create(url) as opened:
         fill(opened, 1, 2)
     store = LocalStore(f"{tmp_path}/log")

@@ -182,8 +182,8 @@ def test_a_log_equals_a_list() -> None:
 
 
 def test_readers_in_threads_and_processes_see_the_same(url: str, seed: int) -> None:
-    """Readers in threads and one in another process all see the same.
-    While it is written by several threads, rotated, archived, closed and opened again."""
+    """Several threads write the log meanwhile, and it is rotated, archived, closed and opened
+    again."""
     chance = random.Random(seed)
     log.create(url).close()
     acknowledged: dict[str, bytes | None] = {}

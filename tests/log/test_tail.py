@@ -38,7 +38,7 @@ def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
 
 
 def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> None:
-    """A tail sees an entry as soon as its append returned."""
+    """At once, and only once."""
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))  # only a commit can wake it
     slow, stop = reading(memory), threading.Event()
@@ -72,7 +72,7 @@ def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> Non
 def test_tail_ends_with_its_closed_log(
     memory: MemoryStore,
 ) -> None:
-    """A tail ends when its log is closed with all that was acknowledged."""
+    """It has read all that was acknowledged."""
     opened = create(memory)
     found, join = collect(opened.tail(poll_s=60))
     fill(opened, *range(50))
@@ -102,7 +102,7 @@ def test_a_tail_waits_where_it_was_told_to_begin(memory: MemoryStore) -> None:
 
 
 def test_tail_in_another_process_sees_everything(url: str) -> None:
-    """A tail in another process sees everything over rotations and archives."""
+    """The log is rotated and archived meanwhile."""
     with log.create(url, **SMALL) as opened:
         start = fill(opened, "begin")[0]
         with child(tail_until, url, str(start), b"end") as (_, pipe):
@@ -117,7 +117,7 @@ def test_tail_in_another_process_sees_everything(url: str) -> None:
 
 
 def test_killed_writer_leaves_acknowledged_entries_to_readers(url: str) -> None:
-    """A writer that is killed leaves all it acknowledged to the readers."""
+    """The tail has read them, or reads them after the kill."""
     log.create(url).close()
     stop = threading.Event()
     found, join = collect(LogReader(url).tail(poll_s=0.002, stop=stop))
@@ -163,7 +163,7 @@ def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -
 def test_limited_reader_continues_in_the_same_segment(
     memory: MemoryStore,
 ) -> None:
-    """A reader with a limit reads on in the segment where it stopped."""
+    """Its limit moves on, and it continues where it stopped."""
 
     class Limited(Bound):
         def limit(self) -> Position | None:
@@ -202,7 +202,7 @@ def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> Non
 
 
 def test_tail_reports_another_disk_under_its_log(memory: MemoryStore) -> None:
-    """Another disk under the name of a log is reported to its tail."""
+    """The log was replaced by another one with the same name."""
     opened = create(memory)
     fill(opened, 1)
     tail = reading(memory).tail(poll_s=0.001)

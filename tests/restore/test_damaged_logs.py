@@ -44,7 +44,7 @@ def test_damage_in_a_sealed_segment_is_located(memory: MemoryStore) -> None:
 def test_damage_before_synced_frames_is_no_torn_tail(
     memory: MemoryStore,
 ) -> None:
-    """Damage before synced frames of the newest segment is no torn tail."""
+    """The frames after the damage were synced, so it is corruption."""
     log = node(memory)
     for number in range(3):
         append(log, put("a", number, (1, 1, 1, number)))
@@ -78,7 +78,7 @@ def test_the_last_segment_of_a_closed_log_cannot_vanish(memory: MemoryStore) -> 
 
 
 def test_sealed_segment_cut_between_frames_is_short(memory: MemoryStore) -> None:
-    """A sealed segment that was cut between two frames is short."""
+    """The next segment names a frame that is missing."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     end = log.end.frame
@@ -96,7 +96,7 @@ def test_sealed_segment_cut_between_frames_is_short(memory: MemoryStore) -> None
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_sealed_segment_without_its_frames_is_short(memory: MemoryStore, which: int) -> None:
-    """A sealed segment that lost all its frames is short and not empty."""
+    """It is not taken for an empty one."""
     log = node(memory)
     for request in range(1, 4):
         append(log, put("a", str(request), (1, 1, 1, request)))
@@ -111,8 +111,7 @@ def test_sealed_segment_without_its_frames_is_short(memory: MemoryStore, which: 
 def test_never_written_sealed_segment_is_no_damage(
     memory: MemoryStore,
 ) -> None:
-    """A sealed segment in which nothing was ever written is no damage.
-    A failed commit was taken back before the rotation."""
+    """A commit failed and was undone before the rotation."""
     log = node(memory)
     for request in range(1, 4):
         mark = log.mark()
@@ -134,7 +133,7 @@ def test_never_written_sealed_segment_is_no_damage(
 
 
 def test_a_peer_that_is_writing_is_not_damaged(memory: MemoryStore) -> None:
-    """Half a frame when it was read, whole and followed by others a moment later."""
+    """A frame was incomplete when it was read; a moment later it is whole, with others after it."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     (path,) = segments(memory)
@@ -175,7 +174,7 @@ def test_a_missing_node_is_a_decision(memory: MemoryStore) -> None:
 
 
 def test_another_disk_under_an_old_name_is_missing_node(memory: MemoryStore) -> None:
-    """Another disk under an old node name is a missing node."""
+    """Its log id is not the registered one."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     made = cluster(memory)
     made.manifests.update(lambda manifest: replace(manifest, nodes={"n1": "another"}))

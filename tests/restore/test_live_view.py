@@ -49,7 +49,7 @@ def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
 def test_commit_during_a_look_does_not_scan_preallocated_space(
     memory: MemoryStore,
 ) -> None:
-    """A commit during a look does not make it search the preallocated rest."""
+    """Only a small part of the segment of 16 MiB is read."""
     store = Hooked(memory)
     log = node(memory, settings=Settings(preallocate=True, segment_bytes=16 << 20))
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -111,7 +111,7 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pruned: bool) -> None:
-    """A restore begins with the snapshot and replays of the log only what follows it."""
+    """Covered parts of the log are not read."""
     log = node(memory)
     for number in range(30):
         append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
@@ -166,7 +166,7 @@ def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pr
 def test_dropped_map_is_forgotten_by_a_merged_view(
     memory: MemoryStore,
 ) -> None:
-    """A dropped map is forgotten by a view that had merged it even if a rewrite followed."""
+    """The view had merged the map; also if a rewrite followed the drop."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     made = view(memory)
@@ -178,7 +178,7 @@ def test_dropped_map_is_forgotten_by_a_merged_view(
 
 
 def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> None:
-    """Files that go while they are read begin the pass anew."""
+    """The next pass reads the files that replaced them."""
     log = node(memory)
     for number in range(4):
         append(
@@ -209,7 +209,7 @@ def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> No
 def test_view_finds_entries_archived_since_it_was_empty(
     memory: MemoryStore,
 ) -> None:
-    """The view finds what was written and archived since there was no segment."""
+    """When the view looked first, the node had no segment."""
     log = node(memory)
     made = view(memory)
     for value in ("1", "2"):
@@ -224,7 +224,7 @@ def test_view_finds_entries_archived_since_it_was_empty(
 def test_changes_continue_in_the_archive_of_a_segment(
     memory: MemoryStore,
 ) -> None:
-    """Changes continue in the archive when a segment is archived under them."""
+    """The segment is archived and deleted while its changes are read."""
     log = node(memory)
     rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]
     for row in rows:
@@ -269,7 +269,7 @@ def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> Non
 def test_look_reads_only_the_changed_one_of_fifty_nodes(
     memory: MemoryStore,
 ) -> None:
-    """A look after a change asks each of fifty nodes twice and reads only the one that moved."""
+    """It asks each node twice whether it has changed."""
     logs = [
         node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16))
         for number in range(50)
@@ -297,9 +297,8 @@ def test_look_reads_only_the_changed_one_of_fifty_nodes(
 def test_cheap_view_misses_no_earlier_acknowledged_change(
     memory: MemoryStore,
 ) -> None:
-    """A view that asks little misses nothing that was acknowledged before.
-    Each of the ways in which an acknowledged change can come to be where the view did not look
-    last time."""
+    """Each of the ways in which an acknowledged change can be where the view did not look last
+    time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}
     made = view(memory)

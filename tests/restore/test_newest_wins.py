@@ -20,7 +20,7 @@ from tests.support import FakeClock
 def test_greater_order_wins_over_clocks_and_reading_order(
     memory: MemoryStore,
 ) -> None:
-    """The greater order wins whatever the clocks and the reading order say."""
+    """Neither the timestamps nor the order in which files are read count."""
     first, second = node(memory), node(memory, "n2")
     append(
         second,
@@ -58,7 +58,7 @@ def test_a_tombstone_and_an_expired_value_hide_what_is_older(memory: MemoryStore
 def test_two_claims_of_a_version_do_not_stop_restore(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two nodes that claim one partition version do not stop a restore."""
+    """Two nodes claim one version of a partition."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
@@ -100,7 +100,7 @@ def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemorySto
 def test_returning_node_counts_in_the_lifetime_it_missed(
     memory: MemoryStore,
 ) -> None:
-    """A node that was missing when a lifetime began counts when it comes back."""
+    """The node was missing when the lifetime began."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.close()
@@ -141,7 +141,7 @@ def pack_plain(value: Any) -> bytes:
 def test_key_listing_is_whole_across_a_new_lifetime(
     memory: MemoryStore,
 ) -> None:
-    """A listing of keys under way is whole when a new lifetime makes the view begin anew."""
+    """A new lifetime makes the view begin again during the listing."""
     log = node(memory)
     append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
     cuts = pin_cuts(cluster(memory))

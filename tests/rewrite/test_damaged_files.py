@@ -29,7 +29,7 @@ from tests.support import overwrite
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "changed", "another"])
 def test_rewrite_with_a_changed_part_publishes_nothing(memory: MemoryStore, damage: str) -> None:
-    """A rewrite whose part is not what was written publishes nothing."""
+    """A file of the new snapshot differs from what was written."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
 
     class Losing(LocalEngine):
@@ -59,7 +59,7 @@ def spoil(store: SegmentStore, path: str, damage: str, other: str) -> None:
 def test_covered_files_stay_while_their_snapshot_is_damaged(
     memory: MemoryStore, damage: str
 ) -> None:
-    """Nothing that a snapshot covers is removed while a file of it is not whole."""
+    """Neither `prune` nor retention removes them."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2), "other"))
     archive(memory, log)
@@ -78,7 +78,7 @@ def test_covered_files_stay_while_their_snapshot_is_damaged(
 def test_snapshot_replaced_during_a_read_is_no_damage(
     memory: MemoryStore,
 ) -> None:
-    """A snapshot that was replaced since the manifest was read is no damage."""
+    """The manifest was read before a newer snapshot replaced the files."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     run(memory)
@@ -93,8 +93,7 @@ def test_snapshot_replaced_during_a_read_is_no_damage(
 
 
 def test_snapshot_of_another_map_or_with_missing_rows_is_refused(memory: MemoryStore) -> None:
-    """A snapshot of another map or with rows missing is not served.
-    The manifest has the number of rows too: a file that agrees with itself is not enough."""
+    """The manifest has the number of rows: a file that is consistent in itself is not enough."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     run(memory)
     kept = snapshot(memory)

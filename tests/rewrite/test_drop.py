@@ -20,8 +20,7 @@ from tests.support import overwrite
 
 @pytest.mark.parametrize("found_in", ["a log", "an archive", "a snapshot"])
 def test_replaced_owners_change_stays_void_after_drop(memory: MemoryStore, found_in: str) -> None:
-    """A change of an owner that was replaced does not come back after a drop.
-    A drop covers the entry that hid that change, so it must keep the partition version."""
+    """The drop covers the entry that hid the change, so it must keep the partition version."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("b", "newer", (1, 2, 1, 2)))
@@ -43,7 +42,7 @@ def test_replaced_owners_change_stays_void_after_drop(memory: MemoryStore, found
 
 
 def test_map_with_a_damaged_file_can_be_dropped(memory: MemoryStore) -> None:
-    """A map of which a file is damaged can be dropped."""
+    """The damaged file is an archive of the map."""
     first = node(memory)
     members(memory)
     append(first, put("a", "1", (1, 1, 1, 1)))

@@ -190,7 +190,7 @@ def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
 
 
 def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
-    """Prune leaves a rewrite under way alone and removes one that died."""
+    """A rewrite under way keeps its files."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))

@@ -106,7 +106,7 @@ def test_a_map_that_did_not_change_is_not_written_again(memory: MemoryStore) -> 
 
 
 def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
-    """Of two rewriters one publishes and the other loses the race."""
+    """The other one loses the race, and deletes its files."""
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
     gate = threading.Event()
 
@@ -166,7 +166,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
 
 
 def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> None:
-    """As of covers what was written until then and leaves the rest."""
+    """Later entries stay in the log."""
     clock = FakeClock()
     log = node(memory)
     start = clock.now_ms()
@@ -251,7 +251,7 @@ def test_a_rewrite_that_takes_longer_than_the_archive_interval_ends(
 def test_rewrite_restarts_when_its_log_was_pruned(
     memory: MemoryStore,
 ) -> None:
-    """A rewrite under which another one and a prune took the log away begins again."""
+    """Another rewrite and a prune removed the segments that it read."""
     log = node(memory)
     for number in range(5):
         append(log, put(f"k{number}", number, (1, 1, 1, number + 1)))
@@ -303,9 +303,8 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
 def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:
-    """A rewrite whose publishing fails at any operation leaves a log that restores.
-    Whether the manifest names the new files is not known then: they must stay, or a published
-    snapshot would name files that are gone."""
+    """Publishing fails at each operation. Whether the manifest names the new files is not known
+    then: they must stay, or a published snapshot would name missing files."""
     at = 0
     while True:
         at += 1

@@ -31,10 +31,9 @@ from tests.support import FakeClock
 
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
 def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: str) -> None:
-    """A deletion is not undone by a change of an owner that was replaced.
-    n1 owns the partition (version 1) and its change is under way; the partition moves to n2
+    """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
-    It is never acknowledged, and must not come back: whatever the clocks say, however long it
+    It is never acknowledged, and must not count, whatever the clocks say and however long it
     took."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
@@ -69,10 +68,9 @@ def in_partition(partition: int, row: Row) -> Row:
 def test_tombstone_unseen_by_later_rewrite_still_voids_older(
     memory: MemoryStore,
 ) -> None:
-    """A tombstone that a later rewrite no longer sees still voids what is older.
-    The table is carried on: the rewrite after the one that dropped the tombstone reads nothing
-    of version 2, and neither does one that reads another map, or that covers a part of the
-    nodes."""
+    """The rewrite that drops the tombstone records the partition version. Later rewrites must keep
+    the record: one that reads nothing of version 2, one of another map, and one that covers a part
+    of the nodes."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(second, put("a", None, (1, 2, 1, 1)), put("x", "1", (1, 2, 1, 2), "other"))
@@ -89,8 +87,7 @@ def test_tombstone_unseen_by_later_rewrite_still_voids_older(
 def test_transaction_logged_after_later_turns_counts(
     memory: MemoryStore,
 ) -> None:
-    """A transaction that is logged after later turns of the same owner counts.
-    The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
+    """The owner, n1, gave a transaction its turn (1) in the partition's version 5. n2 logs the
     transaction, after a rewrite that has read n1's later turn (2) of another key."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -110,9 +107,8 @@ def test_transaction_logged_after_later_turns_counts(
 def test_tombstone_dropped_by_second_rewrite_still_voids_older(
     memory: MemoryStore, kept_because: str
 ) -> None:
-    """A tombstone that one rewrite kept and the next drops still voids what is older.
-    The second rewrite finds the tombstone in the first one's snapshot and in no log. It
-    must learn the partition version from there."""
+    """The second rewrite finds the tombstone in the first one's snapshot and in no log. It must
+    learn the partition version from there."""
     first, second, clock = node(memory), node(memory, "n2"), FakeClock()
     node(memory, "n3").close()
     members(memory)
@@ -147,9 +143,8 @@ def test_tombstone_dropped_by_second_rewrite_still_voids_older(
 def test_map_without_snapshot_keeps_lower_version_changes(
     memory: MemoryStore,
 ) -> None:
-    """A map without a snapshot keeps what owners of lower versions wrote.
-    What a rewrite of one map learns of a partition says nothing of another map's log, which may
-    hold older changes of the same partition that were acknowledged in their time."""
+    """What a rewrite of one map learns of a partition says nothing of another map's log. That log
+    may have older changes of the same partition, which were acknowledged in their time."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(first, put("x", "1", (1, 1, 1, 1), "other"))
@@ -161,7 +156,7 @@ def test_map_without_snapshot_keeps_lower_version_changes(
 
 
 def test_a_rewrite_without_a_missing_node_learns_nothing_of_partitions(memory: MemoryStore) -> None:
-    """The missing node may hold acknowledged changes of an older owner."""
+    """The missing node may have acknowledged changes of an older owner."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(first, put("a", "1", (1, 1, 1, 1)))
@@ -178,8 +173,7 @@ def test_a_rewrite_without_a_missing_node_learns_nothing_of_partitions(memory: M
 def test_shared_log_keeps_later_writes_of_earlier_open(
     memory: MemoryStore,
 ) -> None:
-    """Embedded stores that share a log keep what an earlier open writes later.
-    Each open has an incarnation of its own, and all may be writing: none is replaced by another.
+    """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
     A tombstone is then kept until no node but its own is open."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", None, (2, 0, 1, 1)))
@@ -216,7 +210,7 @@ def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> Non
 def test_tombstones_stay_while_a_node_is_missing(
     memory: MemoryStore,
 ) -> None:
-    """Tombstones stay when a node is missing and what it covered stays covered."""
+    """What a snapshot covers of that node stays covered."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("b", "1", (1, 1, 1, 1)))
     run(memory)
@@ -236,7 +230,7 @@ def test_tombstones_stay_while_a_node_is_missing(
 def test_entries_are_removed_when_expired_by_every_clock(
     memory: MemoryStore,
 ) -> None:
-    """Expired entries go when they are over by every clock that is allowed."""
+    """Every clock that is allowed: the bound on their difference is added."""
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
@@ -249,7 +243,7 @@ def test_entries_are_removed_when_expired_by_every_clock(
 
 
 def test_unwritten_map_is_removed_when_all_has_expired(memory: MemoryStore) -> None:
-    """A map that is no longer written is removed when all of it has expired."""
+    """No entry of the map is live any more."""
     clock = FakeClock()
     soon = clock.now_ms() + 1000
     log = node(memory)
@@ -266,8 +260,7 @@ def test_unwritten_map_is_removed_when_all_has_expired(memory: MemoryStore) -> N
 
 
 def test_rewrite_with_a_wrong_clock_is_refused(tmp_path: Path) -> None:
-    """A rewrite by a machine whose clock is wrong is refused.
-    It would drop entries that live, for good."""
+    """It would drop live entries permanently."""
     store = open_store(str(tmp_path))
     real = SystemClock()
     soon = real.now_ms() + HOUR_MS

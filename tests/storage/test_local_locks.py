@@ -27,7 +27,7 @@ sys.stdin.readline()
 def test_a_killed_holder_frees_the_lock(
     tmp_path: Path,
 ) -> None:
-    """A second process sees who holds the lock, and gets it after the kill."""
+    """A second process sees the holder of the lock, and gets the lock after the kill."""
     store = LocalStore(str(tmp_path))
     with python(LOCKS, tmp_path) as process:
         with pytest.raises(Locked, match="agent pid 4711 on host b") as caught:
@@ -128,7 +128,7 @@ def _race_for_lock(root: str, start: Any, results: Any) -> None:
 
 
 def test_racing_processes_never_share_a_lock(tmp_path: Path) -> None:
-    """They hold it one at a time."""
+    """One process at a time has it."""
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(4), context.SimpleQueue()
     processes = [

@@ -28,7 +28,7 @@ class Counting(MemoryStore):
 
 @pytest.mark.parametrize("frames", [10, 2000])
 def test_clean_start_reads_only_the_last_frame(memory: MemoryStore, frames: int) -> None:
-    """A clean start reads the last frame only however long the log is."""
+    """However long the log is."""
     log = node_log(memory, segment_bytes=1 << 30)
     for number in range(frames):
         log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
@@ -59,7 +59,7 @@ def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) ->
 
 
 def test_clean_log_without_its_last_frame_is_damaged(memory: MemoryStore) -> None:
-    """A clean log whose last frame is gone is not taken for clean."""
+    """It is not taken for a clean one."""
     log = node_log(memory)
     for number in range(3):
         log.write(format.ENTRIES, 1, [row(str(number), "v", number + 1)])
@@ -83,7 +83,7 @@ def test_clean_log_without_its_last_frame_is_damaged(memory: MemoryStore) -> Non
 
 
 def test_requests_of_dropped_entries_are_not_duplicates(memory: MemoryStore) -> None:
-    """Requests of what was given up are not taken for duplicates."""
+    """The last request of a session is that of its last entry that was kept."""
     history(memory)
     left = copy_files(memory)
     flip(left, 1, 2)

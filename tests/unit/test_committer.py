@@ -64,7 +64,7 @@ def test_sixteen_threads_lose_no_wake_up_and_no_change(memory: MemoryStore, slot
 
 
 def test_batch_position_is_that_of_its_first_entry(memory: MemoryStore) -> None:
-    """The position of each batch is where its first entry is."""
+    """Several batches share a frame."""
     target = committer(memory)
     batches = [batch(1, 3), batch(4, 2), batch(6)]
     for each in batches:
@@ -79,7 +79,7 @@ def test_batch_position_is_that_of_its_first_entry(memory: MemoryStore) -> None:
 
 
 def test_commit_takes_at_least_one_batch(memory: MemoryStore) -> None:
-    """A commit takes at least one batch and else as many as fit."""
+    """It takes as many more as fit."""
     target = committer(memory, commit_bytes_max=len(row("k1.0", "v")) * 2)
     for request in range(1, 6):
         target.submit(batch(request))
@@ -91,7 +91,7 @@ def test_commit_takes_at_least_one_batch(memory: MemoryStore) -> None:
 def test_frame_has_one_kind_and_always_syncs_each_frame(
     memory: MemoryStore,
 ) -> None:
-    """Kinds do not mix in a frame and always never leaves two frames unsynced."""
+    """With durability `always`, each frame is synced before the next one is written."""
     faulty = FaultyStore(memory)
     target = committer(faulty)
     for kind in (format.ENTRIES, format.METADATA, format.ENTRIES):
@@ -109,7 +109,7 @@ def test_frame_has_one_kind_and_always_syncs_each_frame(
 
 
 def test_segments_rotate_by_size(memory: MemoryStore) -> None:
-    """Segments rotate by size and say how the one before ended."""
+    """Each header has the end of the segment before it."""
     target = committer(memory, segment_bytes=600)
     for request in range(1, 40):
         commit(target, batch(request))
@@ -155,7 +155,7 @@ def test_interval_acknowledges_before_the_sync_but_never_past_the_interval(
 
 
 def test_os_durability_acknowledges_before_a_barrier_syncs(memory: MemoryStore) -> None:
-    """Os acknowledges without a sync and a barrier makes it safe."""
+    """The barrier makes the changes durable."""
     target = committer(memory, durability="os")
     for request in range(1, 5):
         commit(target, batch(request))
@@ -180,7 +180,7 @@ def test_close_answers_late_comers_instead_of_leaving_them_asleep(memory: Memory
 def test_interrupt_before_a_wait_does_not_block_others(
     memory: MemoryStore,
 ) -> None:
-    """A caller that was interrupted before it waited does not keep the others asleep."""
+    """The interrupted caller had not waited yet."""
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -202,7 +202,7 @@ def test_interrupt_before_a_wait_does_not_block_others(
 def test_interrupt_during_a_wait_does_not_block_others(
     memory: MemoryStore,
 ) -> None:
-    """A caller that is interrupted while it waits does not keep the others asleep."""
+    """The interrupted caller was waiting for its commit."""
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -233,7 +233,7 @@ def test_interrupt_during_a_wait_does_not_block_others(
 def test_large_commit_is_written_in_several_frames(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit of more than a frame holds is written in several frames."""
+    """It has more than a frame can contain."""
     size = len(row("k1.0", "v"))
     monkeypatch.setattr("imap_wal.write.committer.PAYLOAD_BYTES_MAX", 2 * size)
     target = committer(memory)
@@ -247,7 +247,7 @@ def test_large_commit_is_written_in_several_frames(
 
 @pytest.mark.parametrize("name", ["commit_bytes_max", "max_value_bytes"])
 def test_setting_for_frames_above_2_gib_is_refused(name: str) -> None:
-    """A setting that would allow a frame above 2 gib is refused."""
+    """The format does not allow larger frames."""
     assert Settings(**{name: format.PAYLOAD_BYTES_MAX})
     with pytest.raises(InvalidSetting, match=f"{name} is {format.PAYLOAD_BYTES_MAX + 1}"):
         Settings(**{name: format.PAYLOAD_BYTES_MAX + 1})

@@ -20,7 +20,7 @@ from tests.support import IDENTITY, FakeClock, Threads, node_log, segments
 def test_full_disk_appends_nothing_and_stops_acknowledgements(
     memory: MemoryStore, seed: int
 ) -> None:
-    """A write that fails for lack of space appends nothing and nothing more is acknowledged."""
+    """The write that failed is cut off."""
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     target = committer(faulty)
     applied: list[str] = []
@@ -44,7 +44,7 @@ def test_full_disk_appends_nothing_and_stops_acknowledgements(
 def test_failed_write_that_cannot_be_truncated_is_unknown(
     memory: MemoryStore,
 ) -> None:
-    """A write that fails and cannot be cut back is an unknown outcome."""
+    """The callers get `OutcomeUnknown`."""
     faulty = FaultyStore(
         memory, Plan((Fault("short-write", at=3, path=WAL), Fault("error", kind="truncate")))
     )
@@ -59,7 +59,7 @@ def test_failed_write_that_cannot_be_truncated_is_unknown(
 def test_failed_second_frame_of_a_commit_is_unknown(
     memory: MemoryStore,
 ) -> None:
-    """A commit of two frames of which the second fails is an unknown outcome."""
+    """The first frame of the commit may be durable."""
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=3, kind="append", path=WAL, error=NoSpace),))
     )
@@ -82,7 +82,7 @@ def test_a_segment_that_cannot_be_begun_appends_nothing(memory: MemoryStore) -> 
 
 
 def test_failed_sync_is_never_retried_on_that_file(memory: MemoryStore) -> None:
-    """A sync that fails is never tried again on that file."""
+    """A second sync may succeed although the data is lost."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
     target = committer(faulty)
     applied: list[str] = []
@@ -119,7 +119,7 @@ def test_all_callers_of_a_commit_whose_sync_fails_are_told(memory: MemoryStore) 
 def test_failed_background_sync_stops_acknowledgements(
     memory: MemoryStore,
 ) -> None:
-    """The background sync of interval empties what waits and its failure stops acknowledgements."""
+    """Durability `interval`: the sync is later than the acknowledgement."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL, times=0),)))
     target = committer(faulty, durability="interval", sync_interval_ms=1000)
     clock: FakeClock = target._clock  # type: ignore[assignment]
@@ -143,7 +143,7 @@ def test_failed_background_sync_stops_acknowledgements(
 
 @pytest.mark.parametrize("preallocate", [False, True])
 def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate: bool) -> None:
-    """What is before a kill at any operation is read back and what was acknowledged is there."""
+    """What is read back is a prefix of what was written, with all that was acknowledged."""
 
     def run(store: SegmentStore) -> list[int]:
         acked: list[int] = []
@@ -186,8 +186,7 @@ def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate
 def test_unconfirmed_commit_is_unknown_and_the_next_continues(
     memory: MemoryStore,
 ) -> None:
-    """What cannot be confirmed before the acknowledgement is unknown and the next commit
-    continues."""
+    """The check before the acknowledgement fails."""
     target = committer(memory)
     answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
 

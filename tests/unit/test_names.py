@@ -22,7 +22,7 @@ def test_an_empty_name_is_refused() -> None:
 
 
 def test_segment_name_has_only_epoch_and_number() -> None:
-    """A segment name says epoch and number and nothing else is taken for one."""
+    """Any other name is not the name of a segment."""
     assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
     for path in (
         "n/wal/3-1.wal",

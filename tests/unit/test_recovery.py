@@ -44,7 +44,7 @@ from tests.support import (
 def test_damage_in_synced_frames_is_refused_without_changes(
     memory: MemoryStore, mode: str, name: str
 ) -> None:
-    """Damage below the last synced position is refused and nothing is changed."""
+    """The open fails and changes no file."""
     damage, tail, _, _ = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -67,7 +67,7 @@ def test_damage_in_synced_frames_is_refused_without_changes(
 def test_point_in_time_permanently_drops_entries_after_damage(
     memory: MemoryStore, name: str
 ) -> None:
-    """Point in time keeps what is before the damage and nothing after it ever comes back."""
+    """Entries before the damage stay, and those after it never come back."""
     damage, tail, kept, frames_lost = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -120,8 +120,7 @@ def test_a_torn_tail_is_cut_off(memory: MemoryStore, mode: str, name: str) -> No
 def test_unsynced_frames_after_a_torn_one_are_quarantined(
     memory: MemoryStore, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whole frames after a torn one that was never synced are cut off with it and put aside and
-    said."""
+    """They are cut off with it, put aside under `lost/`, and reported."""
     history(memory, segments_=1, frames=6, sync=False)
     left = copy_files(memory)
     flip(left, 0, 2)
@@ -152,7 +151,7 @@ def test_a_newer_version_is_refused_in_every_mode(memory: MemoryStore, mode: str
 def test_refusal_names_file_offset_and_positions_at_stake(
     memory: MemoryStore,
 ) -> None:
-    """The refusal names file offset and the first and last position at stake."""
+    """The first and the last position that would be lost."""
     history(memory)
     left = copy_files(memory)
     path = segments(left)[1]
@@ -180,10 +179,9 @@ def test_refusal_names_file_offset_and_positions_at_stake(
 def test_exchanged_whole_segment_is_refused(
     memory: MemoryStore, exchanged: int, closed: bool, seed: int, said: str
 ) -> None:
-    """A segment that was exchanged for a whole one from elsewhere is refused.
-    Of the same node, epoch and number, with whole frames. From a copy of the log that was
-    written
-    to: its neighbours know that it is not theirs. From another log: its header names that log."""
+    """The segment has the same node, epoch and number, with whole frames. From a copy of the log
+    that was written to: its neighbours do not match. From another log: its header names that
+    log."""
     history(memory)
     left = copy_files(memory)
     elsewhere = copy_files(MemoryStore("nothing"))
@@ -216,10 +214,8 @@ def test_salvage_is_not_for_an_open() -> None:
 def test_map_load_verifies_checksums_after_any_stop(
     memory: MemoryStore, name: str, mode: str
 ) -> None:
-    """All that a start of maps loads is checked by its checksums whether the stop was clean or
-    not.
-    No setting turns that off. A clean stop makes the open quick, not the restore behind it
-    credulous."""
+    """No setting turns that off. After a clean stop the open is quick, and the restore still checks
+    everything."""
     history(memory)
     node_log(copied := copy_files(memory)).close()
     assert node_manifests(copied, FOLDER, FakeClock(), SeededRandomness(1)).read()[1].clean
@@ -233,8 +229,7 @@ def test_map_load_verifies_checksums_after_any_stop(
 
 
 def test_point_in_time_finds_damage_below_the_checkpoint(memory: MemoryStore) -> None:
-    """Damage below the checkpoint is found by point in time too.
-    A restore meets it, and sends people here."""
+    """A restore finds such damage, and its error names this mode."""
     history(memory)
     left = copy_files(memory)
     node_log(left).close()
@@ -245,7 +240,7 @@ def test_point_in_time_finds_damage_below_the_checkpoint(memory: MemoryStore) ->
 
 
 def test_missing_segment_refusal_names_what_is_at_stake(memory: MemoryStore) -> None:
-    """A refusal for a missing segment names what is at stake."""
+    """The first and the last position that would be lost."""
     history(memory)
     left = copy_files(memory)
     left.delete(segments(left)[1])
@@ -258,7 +253,7 @@ def test_missing_segment_refusal_names_what_is_at_stake(memory: MemoryStore) -> 
 
 
 def test_absolute_reads_the_whole_log_after_clean_stop(memory: MemoryStore) -> None:
-    """Absolute looks at all there is also after a clean stop."""
+    """Other modes read only the last frame."""
     history(memory)
     left = copy_files(memory)
     node_log(left).close()
@@ -276,7 +271,7 @@ def test_absolute_reads_the_whole_log_after_clean_stop(memory: MemoryStore) -> N
 def test_whole_segment_of_another_log_is_refused(
     memory: MemoryStore, tmp_path: Path, clean: bool, whose: dict[str, str]
 ) -> None:
-    """A segment of another log is refused though it is whole."""
+    """Its frames are whole; its header names the other log."""
     history(memory, segments_=1)
     about = {
         "node": IDENTITY.node,
@@ -300,7 +295,7 @@ def test_whole_segment_of_another_log_is_refused(
     "content", [b"\xc1", b"\x81\x01", b"\x05", b"\x92\x01\x02", b"\xd9\xffshort"]
 )
 def test_frame_without_valid_entries_is_damage(memory: MemoryStore, content: bytes) -> None:
-    """A frame whose checksum is right and whose content is not entries is damage."""
+    """Its checksum is right, and its content is not entries."""
     log = node_log(memory)
     log.requests[1] = 1
     log.write(format.ENTRIES, 1, [row("k1", "v", request=1)])

@@ -23,7 +23,7 @@ from tests.support import contents, copy_files, node_log, overwrite, row, segmen
 def test_killed_recovery_has_the_same_result_next_time(
     memory: MemoryStore, mode: str, name: str
 ) -> None:
-    """A recovery killed at any operation ends the same the next time."""
+    """The recovery is killed at each operation."""
     damage, tail, kept, _ = DAMAGES[name]
     if mode == "torn-tail" and not tail:
         return
@@ -67,7 +67,7 @@ class Meanwhile:
 def test_files_pruned_during_recovery_are_not_missing(
     memory: MemoryStore, mode: str, closed: bool
 ) -> None:
-    """What a prune removes during a recovery is not missing whenever it runs."""
+    """At whichever call the prune runs."""
     from imap_wal.read.cluster import ClusterLog
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune
@@ -103,7 +103,7 @@ def test_files_pruned_during_recovery_are_not_missing(
 def test_point_in_time_counts_all_that_is_missing(
     memory: MemoryStore,
 ) -> None:
-    """Point in time gives numbers to all that is missing after the first damage."""
+    """Several segments are missing after the damage; later opens in every mode succeed."""
     history(memory, segments_=6)
     left = copy_files(memory)
     flip(left, 1, 2)
@@ -121,8 +121,7 @@ def test_point_in_time_counts_all_that_is_missing(
 def test_closed_log_with_lost_segment_header_is_damaged(
     memory: MemoryStore,
 ) -> None:
-    """A closed log whose newest segment lost its header is damaged and not empty.
-    The manifest names a frame in it: a header that was never whole is no explanation."""
+    """It is the newest segment, and the manifest names a frame in it: the header was whole once."""
     history(memory, segments_=2)
     left = copy_files(memory)
     node_log(left).close()

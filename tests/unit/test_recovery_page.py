@@ -75,7 +75,7 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 def test_recovery_page_lists_every_mode_and_damage() -> None:
-    """The page has every mode of an open and a line for every kind of damage."""
+    """A column for each mode of an open, and a line for each kind of damage."""
     assert {mode for _, mode, _ in table()} == set(RecoveryMode)
     assert len({line for line, *_ in table()}) == len(LINES)
     assert all(any(line.startswith(begin) for line, *_ in table()) for begin in LINES)

@@ -14,7 +14,7 @@ from tests.support import IDENTITY, copy_files, embedded, header, node_log, over
 
 
 def kinds(store: SegmentStore) -> list[list[str]]:
-    """What frames each segment holds."""
+    """The kinds of frames in each segment."""
     return [
         [format.TYPES[frame.kind] for frame in SegmentReader(store, path).frames()]
         for path in segments(store)
@@ -22,7 +22,7 @@ def kinds(store: SegmentStore) -> list[list[str]]:
 
 
 def test_clean_shutdown_is_recorded_in_log_and_manifest(memory: MemoryStore) -> None:
-    """A clean shutdown is in the log and in the manifest."""
+    """The last frame says so, and the manifest too."""
     log = node_log(memory)
     log.requests[1] = 2
     write(log, 1, 2)
@@ -39,7 +39,7 @@ def test_clean_shutdown_is_recorded_in_log_and_manifest(memory: MemoryStore) -> 
 def test_highest_request_per_session_survives_a_kill(
     memory: MemoryStore,
 ) -> None:
-    """The highest request of every session is found again after a kill."""
+    """The next open finds it."""
     log = node_log(memory, segment_bytes=300)
     for request in range(1, 20):
         log.write(
@@ -61,7 +61,7 @@ def test_highest_request_per_session_survives_a_kill(
 def test_log_cut_in_its_last_frame_opens_with_new_epoch(
     memory: MemoryStore, preallocate: bool
 ) -> None:
-    """A log cut at any byte of its last frame continues under a new epoch."""
+    """The log is cut at each byte of the frame."""
     log = node_log(memory, preallocate=preallocate, segment_bytes=1000)
     write(log, 1, 2)
     start = log.end.frame
@@ -85,7 +85,7 @@ def test_log_cut_in_its_last_frame_opens_with_new_epoch(
 
 @pytest.mark.parametrize("rest", [0, 4096])
 def test_crash_before_first_commit_leaves_no_damage(memory: MemoryStore, rest: int) -> None:
-    """A crash before the first commit of a segment leaves no damage."""
+    """The segment has a header, or a part of one."""
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -110,7 +110,7 @@ def contents_of_m(store: SegmentStore) -> dict[bytes, bytes]:
 def test_flipped_header_bit_never_hides_the_newest_segment(
     memory: MemoryStore,
 ) -> None:
-    """No flipped bit in the header of the newest segment makes it vanish."""
+    """Any flipped bit of the header makes the open fail."""
     log = node_log(memory)
     write(log, 1, 2)
     path = segments(memory)[0]
@@ -130,7 +130,7 @@ def test_flipped_header_bit_never_hides_the_newest_segment(
 def test_damaged_synced_frame_stops_the_open(
     memory: MemoryStore,
 ) -> None:
-    """A damaged frame that was synced stops the open and names file and byte."""
+    """The error names file and position."""
     log = node_log(memory)
     write(log, 1)
     place = log.end.frame
@@ -147,7 +147,7 @@ def test_damaged_synced_frame_stops_the_open(
 
 
 def test_torn_tail_before_the_last_segment_is_corruption(memory: MemoryStore) -> None:
-    """A torn tail of a segment that is not the last is corruption."""
+    """Only the newest segment can have a torn tail."""
     log = node_log(memory)
     write(log, 1, 2)
     log.rotate()
@@ -163,8 +163,7 @@ def test_torn_tail_before_the_last_segment_is_corruption(memory: MemoryStore) ->
 def test_empty_older_segment_is_short_and_empty_newest_harmless(
     memory: MemoryStore,
 ) -> None:
-    """An empty file where an older segment was is short and where the newest should begin
-    nothing is lost."""
+    """An older segment had frames; in the newest one nothing was acknowledged."""
     log = node_log(memory)
     write(log, 1)
     log.rotate()
@@ -196,7 +195,7 @@ def test_foreign_files_in_the_log_directory_are_left_alone(memory: MemoryStore) 
 
 
 def test_foreign_file_with_a_segment_name_is_not_deleted(memory: MemoryStore) -> None:
-    """A foreign file under the name of a segment is not deleted."""
+    """The open is refused."""
     write(node_log(memory), 1)
     left = copy_files(memory)
     path = layout.wal_path(IDENTITY.node_folder, 1, 2)
@@ -209,7 +208,7 @@ def test_foreign_file_with_a_segment_name_is_not_deleted(memory: MemoryStore) ->
 def test_new_disk_under_known_node_name_is_refused(
     memory: MemoryStore,
 ) -> None:
-    """A new disk under a known node name is not taken for an empty log."""
+    """It is not taken for an empty log."""
     log = node_log(memory)
     write(log, 1)
     log.close()
@@ -228,7 +227,7 @@ def test_reopening_many_times_without_writing_leaves_no_segments(memory: MemoryS
 
 
 def test_session_is_kept_only_for_a_plug_in(memory: MemoryStore) -> None:
-    """A session is kept for a plug in and new for all others."""
+    """A writer without the id of a plug-in gets a new one each time."""
     log = node_log(memory)
     assert [
         log.new_session("p"),

@@ -25,7 +25,7 @@ from tests.support import IDENTITY, contents, embedded, node_log
 def test_second_process_is_refused_and_the_holder_named(
     url: str,
 ) -> None:
-    """A second process is refused at once naming the holder and the first continues."""
+    """At once; the first writer continues."""
     with imap_wal.open(url, node="n1") as first:
         first.map("m")["a"] = 1
         code = (
@@ -46,7 +46,7 @@ def test_second_process_is_refused_and_the_holder_named(
 
 
 def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
-    """Another node that asks to share the cluster is not kept out."""
+    """It asked to share the cluster."""
     with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2", shared=True) as two:
         one.map("m")["a"] = 1
         two.map("m")["b"] = 2
@@ -59,7 +59,7 @@ def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
 def test_replaced_writer_acknowledges_and_loses_nothing(
     tmp_path: Path, memory: MemoryStore, durability: str, kind: str
 ) -> None:
-    """A writer that was taken over acknowledges nothing more and loses nothing."""
+    """After a takeover; what it had acknowledged stays."""
     store = memory if kind == "memory" else LocalStore(str(tmp_path))
     first = embedded(store, durability=durability)
     old = first.map("m")
@@ -84,7 +84,7 @@ def test_replaced_writer_acknowledges_and_loses_nothing(
 def test_stale_writer_cannot_harm_the_log_after_takeovers(
     memory: MemoryStore,
 ) -> None:
-    """A writer that sleeps through several takeovers and rotates cannot harm the log."""
+    """It sleeps during several takeovers, and then rotates."""
     first = embedded(memory, segment_bytes=300, durability="os")
     first.map("m").update({"acked": 1})
     for epoch in range(3):
@@ -98,7 +98,7 @@ def test_stale_writer_cannot_harm_the_log_after_takeovers(
 
 
 def test_takeover_without_append_occupies_the_next_name(tmp_path: Path) -> None:
-    """On a storage that cannot append takeover occupies the next name."""
+    """The storage cannot append: the fence is an object with the name of the next commit."""
     clock = [0]
     store = LocalObjects(str(tmp_path), clock_ms=lambda: clock[0])
     first = embedded(store)
@@ -116,8 +116,7 @@ def test_takeover_without_append_occupies_the_next_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gone", ["archived", "rewritten and pruned"])
 def test_replaced_object_writer_acknowledges_nothing(tmp_path: Path, gone: str) -> None:
-    """A replaced writer on objects acknowledges nothing also when the name it was kept from is
-    long."""
+    """Also after its successor has archived or pruned the log."""
     clock = [0]
 
     def objects() -> LocalObjects:
@@ -148,7 +147,7 @@ def test_replaced_object_writer_acknowledges_nothing(tmp_path: Path, gone: str) 
 def test_commit_before_an_object_takeover_is_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A commit just before a takeover of objects fences is scanned and the log opens."""
+    """The commit comes just before the fence; the log opens."""
 
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
@@ -175,7 +174,7 @@ def test_commit_before_an_object_takeover_is_scanned(
 def test_aborted_object_takeovers_leave_one_fence_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takeovers of objects that die half way leave one fence an epoch and it stays."""
+    """Takeovers die half way; the fences stay."""
 
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
@@ -206,7 +205,7 @@ def test_aborted_object_takeovers_leave_one_fence_per_epoch(
 def test_replaced_writer_does_not_mark_the_log_clean(
     memory: MemoryStore,
 ) -> None:
-    """Closing a writer that was taken over does not mark the log clean."""
+    """When it closes, the log belongs to its successor."""
     first = node_log(memory)
     write(first, 1)
     second = node_log(memory, takeover=True)
@@ -217,7 +216,7 @@ def test_replaced_writer_does_not_mark_the_log_clean(
 
 
 def test_session_of_a_replaced_writer_is_refused(memory: MemoryStore) -> None:
-    """The session of a writer that was taken over is refused."""
+    """The writer was taken over."""
     first = node_log(memory)
     node_log(memory, takeover=True)
     with pytest.raises(Fenced):
