@@ -104,7 +104,7 @@ def test_an_open_log_keeps_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixt
         for number in range(50):
             store.map("orders")[str(number)] = "v" * 50
     assert (
-        "continues to write with the keys of before" in caplog.text
+        "continues to write with the earlier keys" in caplog.text
         and "under the id 'a'" in caplog.text
     )
     assert len(segments(open_store(place))) > 1
