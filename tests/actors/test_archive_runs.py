@@ -129,7 +129,8 @@ def test_a_takeover_during_an_archive_run_succeeds(tmp_path: Path, kind: str) ->
     pytest.fail("an open takes more calls than were tried")
 
 
-def test_an_archive_run_never_deletes_what_has_its_name(memory: MemoryStore) -> None:
+def test_an_archives_name_has_its_epoch_and_its_end(memory: MemoryStore) -> None:
+    """So two archive runs do not write, or delete, a file of one name."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.committer.rotate()

@@ -197,7 +197,8 @@ def test_a_sign_that_only_an_old_listing_shows_was_renewed(
         clock.advance(10)
 
 
-def test_without_a_time_nothing_is_waited_for(memory: MemoryStore) -> None:
+def test_without_a_timeout_no_cluster_waits(memory: MemoryStore) -> None:
+    """`lifetime_timeout_s` is 0."""
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
     assert Watch(memory, FOLDER, 0, FakeClock()).alive() == ""
 

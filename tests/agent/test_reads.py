@@ -224,7 +224,7 @@ def test_much_that_was_appended_is_merged_without_a_request(
         assert member.load("k7")["k7"] == ("w" * 100, 0)
 
 
-def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
+def test_a_long_read_does_not_delay_a_write(settings: AgentConfig) -> None:
     with (
         serving(settings) as agent,
         plugin(settings) as writer,
@@ -356,7 +356,8 @@ def test_statistics_say_what_the_agent_does(settings: AgentConfig) -> None:
         assert stat["position"] > "00000001.00000001."
 
 
-def test_an_agent_opens_its_log_again_where_it_left_off(settings: AgentConfig) -> None:
+def test_a_restarted_agent_continues_its_log(settings: AgentConfig) -> None:
+    """Each start has a new epoch, the same session and the next request."""
     for life in range(3):
         with serving(settings) as agent, plugin(settings) as member:
             assert (agent.statistics()["epoch"], member.session, member.request) == (

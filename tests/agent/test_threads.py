@@ -243,7 +243,7 @@ def test_an_error_stays_until_a_turn_succeeds(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_that_is_dead_says_so() -> None:
+def test_a_dead_worker_reports_its_error() -> None:
     def turn(_: Worker) -> bool:
         raise Killed("planned")
 

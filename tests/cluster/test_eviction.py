@@ -28,7 +28,8 @@ def evict_with_read_through(scene: Scene) -> dict[Any, Any]:
     return {"read": 2, "written": 3, "asked for": 1}
 
 
-def test_evicted_entries_are_read_through_and_removed_ones_stay_removed(now: Now) -> None:
+def test_evicted_entries_are_read_and_removed_ones_stay_removed(now: Now) -> None:
+    """With read-through."""
     expected = now.written("evict_with_read_through")
     assert now.contents("through-evict") == expected
     orders = now.map("through-evict")

@@ -98,7 +98,8 @@ def test_moving_partitions_lose_nothing_acknowledged(now: Now) -> None:
     assert contents == before  # what was in doubt is not in doubt any more
 
 
-def test_memory_never_said_less_than_was_acknowledged_while_partitions_moved(now: Now) -> None:
+def test_memory_is_never_older_than_what_was_acknowledged(now: Now) -> None:
+    """Clients read and write while partitions move."""
     assert now.written("moves").load.stale == []
 
 

@@ -107,9 +107,10 @@ def test_archive_deletes_no_segment_through_a_link(
         "default/embedded/nodes/n/writer.lock",
     ],
 )
-def test_a_manifest_has_only_names_of_archives_deleted(
+def test_only_names_of_archives_are_deleted(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A path in a manifest that is no archive of its node stays, and a warning names it."""
     store = open_store(str(tmp_path))
     store.create(path, b"mine")
     with caplog.at_level(logging.WARNING, "imap_wal"):

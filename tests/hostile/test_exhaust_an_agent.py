@@ -118,7 +118,8 @@ def test_a_flood_of_connections_does_not_end_the_agent(tmp_path: Path, kind: str
         assert member.values() == {"a": str(number)}
 
 
-def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_needs_enough_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It admits fewer connections, or refuses to start with the number that it needs."""
     limits: list[int] = [4096]
     monkeypatch.setattr(bounds.resource, "getrlimit", lambda _: (limits[0], limits[0]))
     found = bounds.bounds(1000, 1)

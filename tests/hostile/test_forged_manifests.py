@@ -203,7 +203,8 @@ def test_every_field_of_a_manifest_has_exactly_its_type(kind: str, memory: Memor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_field_that_every_version_wrote_is_not_left_out(kind: str, memory: MemoryStore) -> None:
+def test_a_field_that_every_version_wrote_is_required(kind: str, memory: MemoryStore) -> None:
+    """Without it, the manifest is damaged."""
     _, document = KINDS[kind]
     required = {"node": list(NODE)[:10], "cluster": list(CLUSTER)[:6], "claims": ["claims"]}[kind]
     for name in required:
@@ -250,7 +251,7 @@ def test_json_that_is_nested_deeply_is_damage(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("which", ["node", "cluster"])
-def test_repair_goes_on_with_the_manifest_before_a_forged_one(
+def test_repair_continues_with_the_manifest_before_a_forged_one(
     url: str, tmp_path: Path, run: Run, which: str, packed: bool
 ) -> None:
     with imap_wal.open(url) as store:

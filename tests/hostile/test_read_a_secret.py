@@ -384,6 +384,7 @@ def test_secrets_are_removed_from_texts() -> None:
 
 
 def test_an_old_record_with_options_is_written_again_without_them(tmp_path: Path) -> None:
+    """It is refused until the user names the place of the segments."""
     wal = (tmp_path / "wal").as_uri()
     root = tmp_path / "root"
     root.mkdir()

@@ -103,7 +103,8 @@ def test_every_file_and_folder_has_the_given_mode(
     assert modes(tmp_path / "root") == {"files": {files}, "folders": {folders}}
 
 
-def test_a_store_with_open_files_keeps_every_promise(tmp_path: Path) -> None:
+def test_a_store_with_another_file_mode_keeps_its_promises(tmp_path: Path) -> None:
+    """All checks of a storage pass with `file_mode`."""
     place = Location(str(tmp_path / "log"), file_mode=0o660)
     check_segment_store(open_store(place), reopen=lambda: open_store(place))
     assert modes(tmp_path / "log")["folders"] == {0o770}

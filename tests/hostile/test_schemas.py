@@ -148,6 +148,7 @@ def test_fields_that_hazelcast_would_not_write_are_refused(
 
 
 def test_a_count_of_fields_allocates_nothing() -> None:
+    """The count in the bytes is compared with what follows before any memory is taken."""
     data = Schema("t", ()).to_bytes()[:-4] + struct.pack(">i", 2**31 - 1)
     with pytest.raises(BadSchema, match="2147483647 fields"):
         read_schema(1, data)
@@ -214,6 +215,7 @@ def test_a_bad_schema_in_a_log_is_named(
 
 
 def test_of_two_schemas_with_one_id_neither_counts() -> None:
+    """Both are named, and other schemas count."""
     forged = collision()
     both = [
         ("schema", ORDER.id, ORDER.to_bytes()),

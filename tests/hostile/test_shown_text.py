@@ -62,7 +62,7 @@ def test_dump_finds_a_key_by_either_form(log: str) -> None:
         assert "= value" in CliRunner().invoke(group, ["dump", log, "--key", key]).output
 
 
-def test_an_error_with_a_name_is_harmless(
+def test_an_error_shows_no_escape_sequences_of_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rewrite_cli.console.failures import Failed, report
@@ -105,7 +105,8 @@ def test_an_endless_value_is_shown_as_bytes(value: Any, protocol: int) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_key_of_shared_tuples_ends_too() -> None:
+def test_a_key_of_shared_tuples_is_shown_as_bytes() -> None:
+    """Each level is a pair of the one before, so its printed form would never end."""
     tree = b")" + b"".join(
         b"q%c0(h%ch%ct" % (level, level, level) for level in range(60)
     )  # each level is a pair of the one before

@@ -133,9 +133,10 @@ def test_an_endpoint_without_a_file_is_refused(endpoint: str) -> None:
         EndpointLock(endpoint, "x", "x")
 
 
-def test_the_socket_is_its_users_own_from_the_bind_on(
+def test_the_socket_is_private_from_the_bind_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever the umask is."""
     settings = config(tmp_path)
     path = settings.endpoint.removeprefix("ipc://")
     seen: list[int] = []

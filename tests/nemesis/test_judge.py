@@ -63,6 +63,7 @@ def test_a_removed_key_that_returns_is_found() -> None:
 
 
 def test_an_unknown_outcome_may_count_and_a_refused_not() -> None:
+    """Either result is right for an unknown one; a refused change that counts is a finding."""
     for result in (None, "a"):
         assert judgements(attempt("set", 0, "a", outcome="unknown"), read(1, result)) == []
     (finding,) = Judge([KEY]).judge([attempt("set", 0, "a", outcome="refused"), read(1, "a")])
