@@ -1,4 +1,4 @@
-"""An agent that kills itself at the worst moment: when a change holds the word `fatal-before`,
+"""An agent that kills itself at the worst moment: when a change contains the word `fatal-before`,
 before it is appended; with `fatal-after`, when it is durable and not yet acknowledged. Run as a
 program, with a configuration file."""
 

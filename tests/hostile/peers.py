@@ -50,7 +50,7 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 class RawPeer:
-    """Speaks ZMTP, and reads only when it is told to."""
+    """Speaks ZMTP, and reads only on request."""
 
     def __init__(self, endpoint: str, routing_id: bytes = b"") -> None:
         self.socket = connected(endpoint)

@@ -23,9 +23,10 @@ from tests.kit.logs import cluster, opened
 from tests.support import FakeClock, eventually
 
 
-def test_a_second_hello_while_the_first_one_waits_gets_no_session(
+def test_a_second_hello_while_one_waits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The connection gets one session, that of its first hello."""
     monkeypatch.setattr(handler, "LOOK_S", 60)
     settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
     with (

@@ -58,7 +58,8 @@ class Folder:
 
 
 class Batch:
-    """Replaces a record batch: rows, who wrote each, and in an archive the position of each."""
+    """Replaces a record batch: rows, the node that wrote each, and in an archive the position of
+    each."""
 
     __slots__ = ("nodes", "places", "rows")
 
