@@ -99,7 +99,7 @@ def test_snapshot_of_another_map_or_with_missing_rows_is_refused(memory: MemoryS
     kept = snapshot(memory)
     wrong = replace(kept, rows=(3,))
     cluster(memory).manifests.update(lambda now: now.with_snapshot("orders", wrong))
-    with pytest.raises(CorruptLog, match="holds 2 rows, the manifest says 3"):
+    with pytest.raises(CorruptLog, match="has 2 rows, the manifest says 3"):
         view(memory)
 
 
