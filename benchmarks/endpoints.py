@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.member import agent, member
-from imap_wal.agent import keys
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 
 WAYS = ("Unix socket", "TCP", "TCP with keys")
 # `os`: without disk syncs, so that only the connection differs.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.agent.sessions import SessionRegistry
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position
@@ -20,7 +20,7 @@ from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import LowWaterMark, Snapshot
 from imap_wal.manifest.node import Archive, node_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.archive import to_absorb
+from imap_wal.retention.archive_writer import to_absorb
 from imap_wal.settings import Settings
 from imap_wal.write.committer import CommitRequest, Committer
 from imap_wal.write.context import LogContext

@@ -13,7 +13,7 @@ from typing import Any
 from hazelcast.errors import HazelcastError
 
 from benchmarks.cluster_log import VALUE, compared, fill, text
-from imap_wal.agent.reads import FRESH_BYTES
+from imap_wal.agent.reads.reads import FRESH_BYTES
 from tests.cluster.harness import Agent, Cluster, compile_java, logged_map, until
 
 # With this many random keys, each of the 271 partitions has one.

@@ -1,9 +1,8 @@
-"""imap-wal: maps that do not forget. A write-ahead log for Hazelcast's IMap, and the same log as a
-durable map in one process.
+"""imap-wal: a write-ahead log for Hazelcast's IMap, and durable maps in one process on the same
+log.
 
 `open` and `aopen`: durable maps in this process. `log`: append, read and follow a log without maps.
-`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md has the picture and says
-which module does what.
+`imap_wal.agent`: the service beside a Hazelcast member. ARCHITECTURE.md describes the modules.
 """
 
 from imap_wal import errors, log

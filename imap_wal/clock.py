@@ -10,17 +10,17 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks: one for people and expiry, one for durations."""
+    """Wall-clock time for timestamps and expiry, and monotonic time for durations."""
 
     def now_ms(self) -> int:
         """Unix time in milliseconds."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment; never falls."""
+        """Seconds since an arbitrary start; never decreases."""
 
 
 class SystemClock:
-    """The machine's clocks; `offset_ms` shifts the first, like a clock that is set wrong."""
+    """The machine's clocks. `offset_ms` shifts `now_ms`, as a wrongly set clock would."""
 
     __slots__ = ("_offset_ms",)
 
@@ -38,14 +38,14 @@ class Randomness(Protocol):
     """The source of identities."""
 
     def token(self) -> bytes:
-        """Sixteen bytes that were never drawn before."""
+        """16 random bytes."""
 
     def name(self) -> str:
-        """The same as a UUID's text."""
+        """A random UUID as text."""
 
 
 class SystemRandomness:
-    """The operating system's."""
+    """Randomness of the operating system."""
 
     def token(self) -> bytes:
         return os.urandom(16)
@@ -55,7 +55,7 @@ class SystemRandomness:
 
 
 class SeededRandomness:
-    """Replayable, for tests: the same seed draws the same identities."""
+    """For tests: the same seed gives the same sequence."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)

@@ -1,12 +1,12 @@
-"""Deletes files that nothing needs: archives, segments and snapshots that are covered or replaced.
+"""Deletes files that are no longer needed: archives, segments and snapshots that are covered or
+replaced.
 
-The author of a folder may be an attacker: its manifests can name any path, and its folders can be
-links to those of another log. So this module deletes only files whose names belong to a log, and
-none that is reached through a link. It logs what it does not delete, which costs only space. Files
-that must go to shut a writer out are not deleted here.
+An attacker may have written a folder: its manifests can name any path, and its subfolders can be
+links to another log. So this module deletes only files whose names belong to a log, and no file
+that is reached through a link. It logs each file that it keeps; such a file only uses space. Files
+that must be deleted to fence a writer are deleted elsewhere.
 
-A link is logged once in the life of a process, with its full path, and again at each open for
-writing.
+A link is logged once per process, with its full path, and again at each open for writing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _logged: set[str] = set()
 
 
 def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
-    """Delete files below `folder`, that of a node or of a cluster. Returns those that are deleted.
-    `StorageError`, except for links."""
+    """Delete files below `folder`, the folder of a node or a cluster. Returns the deleted paths.
+    Raises `StorageError`, except for links."""
     disposable = []
     for path in paths:
         if path.startswith(f"{folder}/") and layout.is_disposable(path):
@@ -46,13 +46,13 @@ def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
 
 
 def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
-    """Delete files, whatever their names, except those reached through a link. Returns those that
-    are deleted. `StorageError`, except for links."""
+    """Delete files of any name, except those reached through a link. Returns the deleted paths.
+    Raises `StorageError`, except for links."""
     gone = set()
     for path in reachable(store, paths):
         try:
             store.discard(path)
-        except Linked as error:  # made after the check
+        except Linked as error:  # the link was created after the check
             _log.warning("%s: %s; it stays: %s", store.url, error, ADVICE)
         else:
             gone.add(path)
@@ -60,7 +60,7 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
 
 
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:
-    """The files that are not reached through a link. The links are logged."""
+    """The files that are not reached through a link. Logs the links."""
     paths = list(paths)
     linked = links(store.url, (path.rpartition("/")[0] for path in paths))
     _tell(set(linked.values()) - _logged)

@@ -1,8 +1,7 @@
 """DataEntry: one change of one key, and the order that says which of two changes is newer.
 
-On disk and on the wire a DataEntry is one msgpack array of ten. In hot paths it stays the plain
-tuple that msgpack returns; the indices below name its fields. `DataEntry` is the same tuple with
-names.
+On disk and on the wire a DataEntry is a msgpack array of ten values. Hot paths use the plain tuple
+that msgpack returns, with the indices below. `DataEntry` is the same tuple with named fields.
 """
 
 from __future__ import annotations
@@ -33,23 +32,25 @@ EXPIRES_AT_MS: Final = 7
 PARTITION: Final = 8
 ORDER: Final = 9
 PARTITION_COUNT: Final = EXPIRES_AT_MS
-"""In a clear: its number of partitions, in this field."""
+"""A clear has its number of partitions in this field."""
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 """The range of the integer columns of an archive."""
 PARTITIONS_MAX: Final = 2**31 - 1
 PARTITION_MAX: Final = PARTITIONS_MAX - 1
-"""The limit for a member's entry. A log of records may have any number there."""
+"""The limit for a member's entry. An entry of `imap_wal.log` may have any number."""
 RAW = "raw"
-"""The class of keys and values that are bytes already."""
+"""The class of keys and values that are plain bytes."""
 
 
 class DataEntry(NamedTuple):
-    """One upsert or tombstone. `value` is None exactly when `deleted`; `expires_at_ms` is Unix time
-    in milliseconds, 0 for never.
+    """One upsert, tombstone or clear.
 
-    Or a *clear*, which deletes all keys of one partition: its `key` is None, and `expires_at_ms` is
-    the number of partitions (`imap_wal.read.clears`)."""
+    `value` is None exactly if `deleted`. `timestamp_ms` and `expires_at_ms` are Unix time in
+    milliseconds; `expires_at_ms` 0: never.
+
+    A clear deletes all keys of one partition: its `key` is None, and its `expires_at_ms` is the
+    number of partitions (`imap_wal.read.newest.clears`)."""
 
     map: str
     key: bytes
@@ -70,7 +71,7 @@ Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, 
 def clear_of(
     map_name: str, partition: int, partition_count: int, timestamp_ms: int, order: Order
 ) -> Row:
-    """A clear: it deletes all entries of one of so many partitions that have a lower order."""
+    """A clear: it deletes all entries with a lower order in one of `partition_count` partitions."""
     return cast(
         Row, (map_name, None, "", None, "", True, timestamp_ms, partition_count, partition, order)
     )
@@ -81,7 +82,7 @@ def is_clear(row: Row | DataEntry) -> bool:
 
 
 def subject(row: Row) -> tuple[str, bytes | tuple[int, int]]:
-    """The subject of a row: a map and a key, or a map and (partition, number of partitions)."""
+    """The subject of a row: (map, key), or for a clear (map, (partition count, partition))."""
     return row[MAP], (row[PARTITION_COUNT], row[PARTITION]) if is_clear(row) else row[KEY]
 
 
@@ -101,7 +102,7 @@ _Entry: TypeAlias = tuple[
 ]
 _decode: Final = Decoder(list[_Entry]).decode
 FAULTS: Final = (MsgspecError, RecursionError, UnicodeDecodeError)
-"""All that msgspec raises, whatever the bytes are."""
+"""All errors that msgspec raises for invalid bytes."""
 
 _UPSERT = (str, bytes, str, bytes, str, bool, int, int, int, tuple)
 _TOMBSTONE = (str, bytes, str, NoneType, str, bool, int, int, int, tuple)
@@ -110,8 +111,8 @@ _ORDER = (int, int, int, int)
 
 
 def check(row: Any) -> None:
-    """Raises ValueError for an entry that must not be logged: a reader or an archive would refuse
-    it, or mistake it for another one."""
+    """Raises ValueError for an entry that must not be logged, because a reader or an archive would
+    refuse or misread it."""
     kinds = tuple(map(type, row)) if isinstance(row, tuple) else ()
     if kinds != _UPSERT and kinds != _TOMBSTONE and kinds != _CLEAR:
         raise ValueError("it is not a DataEntry")
@@ -124,7 +125,7 @@ def check(row: Any) -> None:
     if not deleted:
         return
     if key is not None:
-        if expires_at_ms:  # with an empty key, an archive has a clear in this form
+        if expires_at_ms:  # with an empty key, this is how an archive stores a clear
             raise ValueError(f"expires_at_ms of a tombstone is {expires_at_ms}; it must be 0")
     elif not 0 <= partition < expires_at_ms <= PARTITIONS_MAX:
         raise ValueError(
@@ -139,7 +140,7 @@ _RANGES = {(LOWEST, HIGHEST): "-2^63 to 2^63 - 1", (0, HIGHEST): "0 to 2^63 - 1"
 
 
 def _numbers(row: tuple[Any, ...]) -> tuple[tuple[str, Any, int, int], ...]:
-    """(field, its number, lowest, highest); those of the order last, and in its order."""
+    """(field, value, lowest, highest); the fields of the order come last, in their order."""
     incarnation, version, session, request = row[ORDER]
     return (
         ("timestamp_ms", row[TIMESTAMP_MS], LOWEST, HIGHEST),
@@ -153,13 +154,13 @@ def _numbers(row: tuple[Any, ...]) -> tuple[tuple[str, Any, int, int], ...]:
 
 
 def decoded(payload: bytes, count: int) -> list[Row]:
-    """The entries of a msgpack stream, exactly `count` of them, each as `check` demands it.
+    """The entries of a msgpack stream of exactly `count` entries, each valid by `check`. Raises
     ValueError for any other stream."""
     try:
         rows = cast(list[Row], _decode(in_array(payload, count)))
     except FAULTS as error:
         raise ValueError(str(error)) from error
-    # Types and ranges are right. `check` decides the rest: tombstones, clears and empty names.
+    # Types and ranges are correct. `check` tests the rest: tombstones, clears and empty names.
     for row in [
         row
         for row in rows
@@ -177,10 +178,10 @@ def in_array(payload: bytes, count: int) -> bytes:
 
 
 def mended(row: Any) -> tuple[Row, str]:
-    """An entry of a log as a reader takes it, and what was wrong with it ("": nothing). Early
-    versions wrote any number into a log; it is replaced by the nearest one that an archive takes.
-    ValueError for anything but an entry, and for a clear of an impossible partition: it is not
-    known what that deletes."""
+    """An entry with its numbers corrected, and what was wrong with it ("": nothing). Early
+    versions did not check numbers; each is replaced by the nearest one that an archive can store.
+    Raises ValueError if this is not an entry, and for a clear of an impossible partition, because
+    it is not known what that deletes."""
     if (
         type(row) is not tuple
         or len(row) != 10
@@ -205,8 +206,8 @@ def mended(row: Any) -> tuple[Row, str]:
 
 
 def request_of(row: Any) -> tuple[int, int]:
-    """(session, request) of an entry in a log, as `mended` returns them. ValueError, TypeError or
-    LookupError if it has none."""
+    """(session, request) of an entry in a log, as `mended` returns them. Raises ValueError,
+    TypeError or LookupError if it has none."""
     _, _, session, request = row[ORDER]
     return _nearest("session", session, 0, HIGHEST), _nearest("request", request, 0, HIGHEST)
 
@@ -229,7 +230,7 @@ def pack(entry: Row | DataEntry) -> bytes:
 
 
 class _BinHeaders(dict[int, bytes]):
-    """Size of a byte string → what msgpack writes before it; those of small ones are kept."""
+    """Size of a byte string → its msgpack header; the headers of small sizes are cached."""
 
     def __missing__(self, size: int) -> bytes:
         if size < 2**8:
@@ -257,10 +258,10 @@ def pack_upserts(
     session: int,
     request: int,
 ) -> list[bytes]:
-    """What `pack` returns, concatenated, for upserts of one map that never expire, numbered
-    from `request` on; partition and its version are 0. In pieces of at most 256 entries. Columns
-    are put into one list and joined, without Python code for each entry. That is three times as
-    fast as msgpack; up to 256 callers wait for this code."""
+    """The same bytes as `pack`, in pieces of at most 256 entries, for upserts of one map that
+    never expire, numbered from `request` on; partition and partition version are 0. The columns
+    are put into one list and joined, without Python code for each entry. This is three times as
+    fast as msgpack, and up to 256 callers wait for it."""
     name, label_, timestamp = (
         msgpack.packb(map_name),
         msgpack.packb(label),
@@ -276,7 +277,7 @@ def pack_upserts(
         + b"\x00"
         + msgpack.packb(session)
     )
-    if len(keys) == 1:  # a commit of one is common, and columns are slow for it
+    if len(keys) == 1:  # common, and columns are slow for one entry
         return [
             b"".join(
                 (
@@ -293,7 +294,7 @@ def pack_upserts(
         ]
     pieces, start = [], 0
     while start < len(keys):
-        low = request & 255  # all numbers of a piece differ in their last byte only
+        low = request & 255  # the numbers of a piece differ only in their last byte
         high = (
             b"\xcf" + (request >> 8).to_bytes(7, "big")
             if request >> 32
@@ -317,7 +318,7 @@ def pack_upserts(
 
 
 def rows(payload: bytes | memoryview, max_bytes: int = 2**32 - 1) -> Iterator[Row]:
-    """The entries of a msgpack stream, in order. Raises ValueError where it is not one."""
+    """The entries of a msgpack stream, in order. Raises ValueError for invalid bytes."""
     unpacker = msgpack.Unpacker(
         use_list=False, raw=False, max_buffer_size=max_bytes, strict_map_key=False
     )

@@ -1,7 +1,6 @@
-"""The bytes of a segment. Only this module describes, reads and writes them. Integers are
-little-endian.
+"""The bytes of a segment. Only this module reads and writes them. Integers are little-endian.
 
-A segment is a header and then frames, without gaps:
+A segment is a header followed by frames, without gaps:
 
     segment header                                   frame
     0        8 magic "IMAPWAL\\0"                     0   4 body length, bytes
@@ -12,13 +11,14 @@ A segment is a header and then frames, without gaps:
                                                      20    msgpack stream            ┘
 
 The CRC of a frame covers, in this order: the segment's random id, the frame's offset in the segment
-(8 bytes), its length, its type and count (4 bytes, as written), its body. So a frame of another
-segment, or of another place in this one, does not verify, and every byte of a segment is under a
-CRC. A preallocated rest of a segment is zeros: a frame header of twelve zeros ends it.
+(8 bytes), its length, its type and count (4 bytes, as written), its body. So a frame from another
+segment, or from another place in this one, has a wrong CRC, and a CRC covers every byte of a
+segment. The preallocated rest of a segment is zeros: a frame header of twelve zeros ends the
+frames.
 
-`last synced offset` is where this segment was known to be safe on storage when the frame was
-written: damage below it is corruption; above it, with nothing valid after, it is the torn tail of a
-crash.
+`last synced offset` is the offset up to which the segment was known to be durable when the frame
+was written. Damage below it is corruption. Damage above it, with no valid frame after it, is the
+torn tail of a crash.
 
 An encrypted segment has format version 2. Its header's array also has the key id and, last, a check
 value of 16 bytes. In its frames, the msgpack stream is replaced:
@@ -27,11 +27,11 @@ value of 16 bytes. In its frames, the msgpack stream is replaced:
     32    ciphertext of the msgpack stream
        16 tag
 
-The CRC covers these bytes as they are, so damage is found without a key. `imap_wal.encryption` says
-what key, nonce, tag and check value are.
+The CRC covers the encrypted bytes, so damage is found without a key.
+`imap_wal.security.encryption` defines key, nonce, tag and check value.
 
-The first twelve bytes of the header and the place of its CRC stay the same in every version, so
-that a flipped bit can be distinguished from a newer version.
+The first twelve bytes of the header and the place of its CRC are the same in every version, so that
+a flipped bit can be distinguished from a newer version.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TYPES = {
     CLEARS: "entries, clears among them",
 }
 OF_ENTRIES = frozenset((ENTRIES, CLEARS))
-"""Frames of entries. A version that does not know clears refuses the second type."""
+"""Frames of entries. An older version, which does not know clears, refuses the second type."""
 
 FRAME_HEADER = struct.Struct("<III")
 FRAME_HEADER_BYTES = 12
@@ -75,7 +75,7 @@ PAYLOAD_BYTES_MAX = BODY_BYTES_MAX - FRAME_OVERHEAD_BYTES
 """The largest payload of one frame, in bytes."""
 _SEED = struct.Struct("<QII")
 SEED_BYTES = _SEED.size
-"""Size of what the CRC of a frame covers before its body."""
+"""Number of bytes that the CRC of a frame covers before the body."""
 _SYNCED = struct.Struct("<Q")
 SYNCED_BYTES = 8
 _PREFIX = struct.Struct("<8sHH")
@@ -87,9 +87,9 @@ _WIDTHS = (8, 8, 12, 8)
 
 
 def _field(value: int, width: int) -> str:
-    """A number as text that sorts as the number does, whatever its size: one with more digits than
-    `width` has a letter before them, `a` for one more, `b` for two (a letter sorts after every
-    digit), and `z` before that letter for every 26 more."""
+    """A number as text that sorts like the number. If it has more digits than `width`, a letter
+    comes first: `a` for one more digit, `b` for two (a letter sorts after every digit), with one
+    more `z` before it for every 26 more."""
     digits = f"{value:0{width}d}"
     more = len(digits) - width
     return (
@@ -100,7 +100,7 @@ def _field(value: int, width: int) -> str:
 
 
 def _value(part: str, width: int) -> int:
-    """The number of such a text, or of digits alone, however many: people leave zeros out."""
+    """The number of such a text, or of digits alone without leading zeros, as users type them."""
     value = int(part.lstrip(ascii_lowercase))
     if not part[0].isalpha() or _field(value, width) == part:
         return value
@@ -108,9 +108,9 @@ def _value(part: str, width: int) -> int:
 
 
 class Position(NamedTuple):
-    """A place in a node's log: which entry of which frame of which segment. Monotone: a later entry
-    has the greater position, as a tuple and as text, see `_field`. `frame` is the frame's byte
-    offset in its segment."""
+    """The place of an entry in a node's log. A later entry has the greater position, as a tuple and
+    as text. `frame` is the byte offset of the frame in its segment; `index` counts the entries of
+    the frame from 0."""
 
     epoch: int
     segment: int
@@ -122,7 +122,7 @@ class Position(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The position that a text names. Raises ValueError if it is not one."""
+        """The position that a text names. Raises ValueError if it names none."""
         try:
             return cls(
                 *(_value(part, width) for part, width in zip(text.split("."), _WIDTHS, strict=True))
@@ -133,22 +133,23 @@ class Position(NamedTuple):
             ) from error
 
     def after(self) -> Self:
-        """The place directly after this entry: read on from there once the entry was processed."""
+        """The position directly after this entry: continue reading there after processing the
+        entry."""
         return self._replace(index=self.index + 1)
 
 
 START = Position(0, 0, 0, 0)
-"""Before everything."""
+"""Before all entries."""
 
 
 NOTHING_BEFORE = 1
-"""In a header, in place of the CRC of the frame before: its writer had none. All were archived
+"""In a header, instead of the CRC of the previous frame: there was none, because all were archived
 or removed."""
 
 
 class Home(NamedTuple):
-    """The place of a segment: whose log, and which segment of it. `directory`: the UUID of the log
-    directory; "": not known."""
+    """The place of a segment: its log, and its epoch and number there. `directory`: the UUID of the
+    log directory; "": not known."""
 
     namespace: str
     cluster: str
@@ -158,15 +159,16 @@ class Home(NamedTuple):
     number: int
 
     def admits(self, named: Home) -> bool:
-        """Whether a segment whose header names that place belongs here, as far as is known."""
+        """Whether a segment whose header has the place `named` belongs here; an unknown directory
+        fits any."""
         return self == (named if self.directory else named._replace(directory=""))
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself. `previous_checksum` is the CRC of the last frame of the
-    segment before (0: not said; or `NOTHING_BEFORE`); `directory` is the node's log-directory UUID.
-    `key_id` is of the key that the frames are encrypted with ("": they are not); `key_check` shows
-    that it is the right one, and that the header was not changed."""
+    """The fields of a segment's header. `previous_checksum`: the CRC of the last frame of the
+    previous segment, 0 (not known) or `NOTHING_BEFORE`. `directory`: the UUID of the node's log
+    directory. `key_id`: of the key that encrypts the frames; "": they are not encrypted.
+    `key_check`: shows that a key is the right one, and that the header was not changed."""
 
     segment_id: bytes
     namespace: str
@@ -198,17 +200,17 @@ class SegmentHeader(NamedTuple):
 
     @property
     def checksum_seed(self) -> int:
-        """Where every frame's CRC of this segment starts."""
+        """The start value of the CRC of every frame in this segment."""
         return int(google_crc32c.value(self.segment_id))
 
 
 def with_crc(start: bytes) -> bytes:
-    """A header with the checksum of what precedes it."""
+    """`start` with its CRC appended."""
     return start + struct.pack("<I", google_crc32c.value(start))
 
 
 def decode_header(data: bytes, file: str) -> tuple[SegmentHeader, int]:
-    """The header at the start of `data` and its length in bytes. `ShortLog`, `CorruptLog`,
+    """The header at the start of `data` and its length in bytes. Raises `ShortLog`, `CorruptLog` or
     `UnsupportedVersion`."""
     if len(data) < _PREFIX.size:
         raise ShortLog(
@@ -260,7 +262,7 @@ _decode_header = Decoder(SegmentHeader).decode
 
 
 def says_encrypted(data: bytes) -> bool:
-    """Whether the front of a header has the version of encrypted segments."""
+    """Whether the start of a header has the version of encrypted segments."""
     return len(data) >= PREFIX_BYTES and int(_PREFIX.unpack_from(data)[1]) == ENCRYPTED_VERSION
 
 
@@ -276,8 +278,9 @@ def header_bytes_needed(data: bytes) -> int:
 def encode_frame(
     seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
 ) -> tuple[list[bytes], int, int]:
-    """The chunks of one frame at `offset`, their total length and the frame's CRC. `payload` is the
-    msgpack stream in pieces. `TooLarge`: a reader would take the frame for damage."""
+    """The chunks of a frame at `offset`, their total length in bytes, and the frame's CRC.
+    `payload`: the msgpack stream in pieces. Raises `TooLarge`: a reader would treat a larger frame
+    as damage."""
     body_length = SYNCED_BYTES + sum(map(len, payload))
     if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:
         raise TooLarge(
@@ -298,7 +301,7 @@ def encode_frame(
 
 
 class Frame(NamedTuple):
-    """One group commit: it counts whole or not at all. `end` is the offset after it."""
+    """One group commit; it counts as a whole or not at all. `end`: the offset after it."""
 
     offset: int
     end: int
@@ -310,21 +313,20 @@ class Frame(NamedTuple):
 
 
 class NoFrame(NamedTuple):
-    """Why there is no frame at an offset. `reason`: "end" (nothing more), "zeros" (never written),
-    "short" (`needed` bytes are), "bad"."""
+    """Why there is no frame at an offset. `reason`: "end" (no more bytes), "zeros" (never written),
+    "short" (a frame needs `needed` bytes) or "bad"."""
 
     reason: str
     needed: int = 0
 
 
 def frame_seed(seed: int, offset: int, length: int, type_count: int) -> int:
-    """The CRC of what precedes a frame's body. `seed`: of its segment, see
-    `SegmentHeader.checksum_seed`."""
+    """The CRC over what precedes a frame's body. `seed`: `SegmentHeader.checksum_seed`."""
     return int(google_crc32c.extend(seed, _SEED.pack(offset, length, type_count)))
 
 
 def decode_frame(seed: int, data: bytes, at: int, offset: int) -> Frame | NoFrame:
-    """The frame that starts at `data[at]`, which is `offset` in its segment."""
+    """The frame that starts at `data[at]`; `offset`: its place in the segment."""
     if len(data) == at:
         return NoFrame("end")
     if len(data) - at < FRAME_HEADER_BYTES:

@@ -1,9 +1,9 @@
-"""What an error of a Hazelcast client says about a change, if the map has the plug-in.
+"""Finds the error of imap-wal in an exception of a Hazelcast client.
 
 The members throw `io.imapwal.hazelcast.NotAppended`, `OutcomeUnknown` and `LogUnavailable`. A
-client has none of these classes. It gets their names: in Java from
+client does not have these classes; it gets only their names: in Java from
 `UndefinedErrorCodeException.getOriginClassName()`, in Python as the second argument of
-`UndefinedErrorCodeError`. Nothing of `hazelcast-python-client` is imported here.
+`UndefinedErrorCodeError`. This module does not import `hazelcast-python-client`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown
 
 PACKAGE = "io.imapwal.hazelcast"
 CAUSES_MAX = 32
-"""How many causes of an exception are followed. Causes from several members may form a cycle."""
+"""How many causes of an exception are examined. Causes from several members may form a cycle."""
 
 
 class LogUnavailable(ImapWalError):
-    """The log of this map cannot be read by a member now, so the map is not there. This try changed
-    nothing; Hazelcast may have tried before, while members came and went. Start the agent that the
-    text names; the map comes back by itself."""
+    """A member cannot read the log of this map now, so the map is unavailable. This attempt changed
+    nothing; Hazelcast may have made earlier attempts while members joined or left. Start the agent
+    that the text names; the map then becomes available again by itself."""
 
 
 _CLASSES: dict[str, type[ImapWalError]] = {
@@ -31,12 +31,12 @@ _CLASSES: dict[str, type[ImapWalError]] = {
 
 def error_of(exception: BaseException) -> ImapWalError | None:
     """The error of imap-wal that `exception`, from `hazelcast-python-client`, reports: an instance
-    of `NotAppended`, `OutcomeUnknown` or `LogUnavailable` with the member's text, to be raised or
-    looked at. None: it is another failure (of the client, of Hazelcast, or a bad argument), and
-    says nothing about the log.
+    of `NotAppended`, `OutcomeUnknown` or `LogUnavailable` with the member's text. The function
+    returns it and does not raise it. None: another failure (of the client, of Hazelcast, or an
+    invalid argument), which says nothing about the log.
 
-    An operation on several keys (`put_all`, `clear`) reports one of them. With `NotAppended`, the
-    others may be stored: read them, as after `OutcomeUnknown`.
+    An operation on several keys (`put_all`, `clear`) reports the error of one key. After
+    `NotAppended`, other keys may be stored: read them, as after `OutcomeUnknown`.
     """
     for each in islice(_causes(exception), CAUSES_MAX):
         name = each.args[1] if len(each.args) > 1 and isinstance(each.args[1], str) else ""
@@ -49,8 +49,8 @@ def error_of(exception: BaseException) -> ImapWalError | None:
 
 
 def _causes(exception: BaseException) -> Iterator[BaseException]:
-    """The exception and its causes. The client puts the cause that a member reported into the
-    arguments."""
+    """The exception and its causes. The client passes the cause that a member reported as an
+    argument of its exception."""
     waiting = [exception]
     while waiting:
         each = waiting.pop(0)
@@ -60,5 +60,5 @@ def _causes(exception: BaseException) -> Iterator[BaseException]:
 
 
 def _text(message: str, name: str) -> str:
-    """The member's own words: without the client's, and without the member's stack."""
+    """The text of the member's error, without the client's prefix and the member's stack."""
     return message.partition(f"{name}: ")[2].partition("\n")[0] or message

@@ -1,10 +1,10 @@
-"""Names on storage. Every name that a user chose is percent-encoded, so a map may be called
-"../a b". A long name of a map is replaced by a hash in {map}.
+"""Names on storage. Every name that a user chooses is percent-encoded, so a map may be called
+"../a b". In {map}, a long name is shortened and has a hash.
 
 {namespace}/{cluster}/
     manifest/{number}.json
     snapshot/{map}/{generation}/part-00000.parquet
-    claims/alive/{node}-{epoch}-{number}    this agent hears the members that have the log
+    claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
     nodes/{node}/
@@ -13,8 +13,8 @@
         wal/{log id}.log                    says which log these segments belong to
         wal/{epoch}-{nonce}.writer          the permit of this epoch's writer
         wal/{epoch}-{segment}.wal
-        wal/{epoch}-{segment}.{by}.wal      its copy, which the recovery of epoch {by} made
-        lost/{epoch}/{epoch}-{segment}.wal  what the recovery of an epoch put aside
+        wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
+        lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
 """
 
@@ -47,14 +47,15 @@ _DISPOSABLE = re.compile(
 
 
 def is_disposable(path: str) -> bool:
-    """Whether this can be a segment, an archive or a file of a snapshot."""
+    """Whether this is the path of a segment, an archive or a file of a snapshot."""
     return _DISPOSABLE.fullmatch(path) is not None
 
 
 @lru_cache(10_000)
 def encode(name: str) -> str:
-    """A name as one path component: everything but letters, digits, `_` and `-` is percent-encoded,
-    dots too."""
+    """A name as one path component: everything except letters, digits, `_` and `-` is
+    percent-encoded, also dots. Raises `InvalidSetting` for an empty name and for a lone
+    surrogate."""
     if not name:
         raise InvalidSetting("a namespace, cluster, node or map name must not be empty")
     try:
@@ -67,13 +68,13 @@ def encode(name: str) -> str:
 
 
 NAME_BYTES_MAX = 255
-"""What file systems allow as one path component."""
+"""The longest path component that file systems allow."""
 
 
 def check_name(name: str, what: str) -> None:
-    """Raise `InvalidSetting` if the name of a namespace, cluster, node or map cannot be a folder
-    name on every storage. Call it where a user gives a name; a longer name that a log already has
-    is still read."""
+    """Raises `InvalidSetting` if the name of a namespace, cluster or node cannot be a folder name
+    on every storage. It is called where a user gives a name; a longer name of an existing log is
+    still read."""
     if type(name) is not str:
         raise InvalidSetting(f"the name of a {what} is {name!r}; it takes text")
     try:
@@ -83,7 +84,7 @@ def check_name(name: str, what: str) -> None:
     size = len(encode(name))
     if size > NAME_BYTES_MAX:
         raise InvalidSetting(
-            f"the name of a {what} takes {size} bytes as a folder, at most {NAME_BYTES_MAX} "
+            f"the name of a {what} takes {size} bytes as a folder name, at most {NAME_BYTES_MAX} "
             "are possible; shorten it: letters, digits, _ and - take 1 byte, every other character "
             f"3 or more: {name[:40]!r}…"
         )
@@ -95,7 +96,7 @@ _PREFIX_BYTES = 120
 
 
 def check_map_name(name: str) -> None:
-    """`check_name` for a map. Its name may be longer, because its folder gets a short one."""
+    """`check_name` for a map. Its name may be longer, because its folder name is shortened."""
     if type(name) is not str:
         raise InvalidSetting(f"the name of a map is {name!r:.100}; it takes text")
     try:
@@ -113,8 +114,9 @@ def check_map_name(name: str) -> None:
 
 @lru_cache(10_000)
 def map_component(name: str) -> str:
-    """A map's name as one path component: encoded. If that takes more than 200 bytes, it is cut,
-    followed by `~` and a SHA-256. Then manifests and files have the name, see `map_of`."""
+    """A map's name as one path component. If the encoded name takes more than 200 bytes, it is cut
+    off, followed by `~` and a SHA-256; only manifests and files then have the full name, see
+    `map_of`."""
     encoded = encode(name)
     if len(encoded) <= MAP_COMPONENT_BYTES_MAX:
         return encoded
@@ -122,13 +124,13 @@ def map_component(name: str) -> str:
 
 
 def is_hashed(component: str) -> bool:
-    """Whether a path component has a hash, and so not the whole name of its map."""
+    """Whether a path component has a hash instead of the full name of its map."""
     return "~" in component
 
 
 def map_of(component: str, known: Iterable[str]) -> str:
-    """The map of a path component. For one with a hash, the name among `known` that has this
-    component, or "" if none has."""
+    """The map name of a path component. For a component with a hash, the name in `known` with this
+    component, or "" if there is none."""
     if not is_hashed(component):
         return decode(component)
     return next(
@@ -157,7 +159,7 @@ def node_folder(cluster: str, node: str) -> str:
 
 
 def lost_path(node: str, epoch: int, wal: str) -> str:
-    """Where the writer of `epoch` put the segment `wal` aside."""
+    """The path to which the writer of `epoch` moved the segment `wal`."""
     return f"{node}/lost/{epoch:08d}/{wal.rpartition('/')[2]}"
 
 
@@ -170,7 +172,7 @@ class Identity:
     node: str
 
     def check(self) -> None:
-        """Raise `InvalidSetting` if a storage could refuse one of the names."""
+        """Raises `InvalidSetting` if a storage could refuse one of the names."""
         check_name(self.namespace, "namespace")
         check_name(self.cluster, "cluster")
         check_name(self.node, "node")
@@ -190,19 +192,19 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
 
 
 def recovered_path(wal: str, by: int) -> str:
-    """Where the recovery of epoch `by` puts its copy of the segment `wal`, which may be such a copy
-    itself. The previous writer does not know this name: what it still appends by name is in a file
-    that is not read."""
+    """The path of the copy that the recovery of epoch `by` makes of the segment `wal`, which may be
+    such a copy itself. The previous writer does not know this name: what it still appends goes to
+    a file that is not read."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 
 def original_path(wal: str) -> str:
-    """The name of a segment without the mark of a recovery."""
+    """The path of a segment without the epoch of a recovery."""
     return re.sub(r"\.\d{8,}\.wal$", ".wal", wal)
 
 
 def home(header: SegmentHeader) -> str:
-    """Where the segment with this header belongs, see `original_path`."""
+    """The original path of the segment with this header."""
     return wal_path(
         Identity(header.namespace, header.cluster, header.node).node_folder,
         header.epoch,
@@ -211,7 +213,7 @@ def home(header: SegmentHeader) -> str:
 
 
 def parse_wal_path(path: str) -> tuple[int, int] | None:
-    """(epoch, segment), or None for a foreign file."""
+    """(epoch, segment) of a segment's path; None for another file."""
     found = _WAL.search(path)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -223,9 +225,8 @@ def recovered_by(path: str) -> int:
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The (epoch, segment) names that count. Where a later epoch has the same segment number or a
-    lower one, the file was begun by a writer that had been replaced: nothing in it was
-    acknowledged."""
+    """The (epoch, segment) names that count. If a later epoch has the same or a lower segment
+    number, a fenced writer created the file: nothing in it was acknowledged."""
     kept: set[tuple[int, int]] = set()
     newest = 0
     for epoch, segment in sorted(names, key=lambda name: (name[1], -name[0])):
@@ -236,27 +237,26 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
 
 
 def log_path(node: str, log_id: str) -> str:
-    """The file that says whose segments are in this folder. A `wal_dir` on another machine's disk
-    has none, or another's."""
+    """The file that names the log of the segments in this folder. In a `wal_dir` on the disk of
+    another machine, the file is missing or names another log."""
     return f"{node}/wal/{log_id}.log"
 
 
 def writer_path(node: str, epoch: int, permit: str) -> str:
-    """The permit of the writer of `epoch`: without this file it acknowledges nothing. `permit`: a
-    nonce of the open that created it, which the node's manifest names ("" in logs of older
-    versions). A late open of the same epoch creates a file with another name. For storages that
+    """The permit of the writer of `epoch`: without this file, the writer acknowledges nothing.
+    `permit`: a nonce of the open that created it; the node's manifest has it ("" in logs of older
+    versions). A delayed open of the same epoch creates a file with another name. For storages that
     cannot append, see `fences`."""
     return f"{node}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
 
 
 def claim_path(cluster: str, incarnation: int) -> str:
-    """The permit of the Hazelcast cluster that has this incarnation: without this file, agents
-    acknowledge nothing for it."""
+    """The permit of an incarnation: without this file, agents acknowledge nothing for it."""
     return f"{cluster}/claims/{incarnation:08d}.claim"
 
 
 def parse_claim_path(path: str) -> int | None:
-    """The incarnation of such a file, or None."""
+    """The incarnation of a permit, or None for another file."""
     found = _CLAIM.search(path)
     return int(found[1]) if found else None
 
@@ -266,8 +266,8 @@ def alive_folder(cluster: str) -> str:
 
 
 def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
-    """A sign that a node's agent hears its members: each renewal has a new name. It decides when
-    another cluster may claim the log, never what counts."""
+    """A sign that a node's agent hears its members; each renewal has a new name. It affects when
+    another cluster may claim the log, never which entries count."""
     return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 
@@ -276,14 +276,13 @@ def present_folder(cluster: str) -> str:
 
 
 def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
-    """A sign that a node's agent runs, and hears no member of the cluster that has the log. In the
-    file: the id of the cluster that its member is in, or nothing. Renewed and used as a file of
-    `alive_path`."""
+    """A sign that a node's agent runs and hears no member of the cluster that has the log. The file
+    contains the id of its member's cluster, or nothing. Renewed and used like `alive_path`."""
     return f"{present_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 
 def parse_sign_path(path: str) -> str | None:
-    """The node of a file in one of these two folders, or None."""
+    """The node of a file in the folders `alive` and `present`, or None for another file."""
     found = _SIGN.search(path)
     return decode(found[1]) if found else None
 
@@ -293,25 +292,24 @@ def opened_folder(cluster: str) -> str:
 
 
 def opened_path(cluster: str, directory: str, epoch: int) -> str:
-    """The file that says outside of a node's folder which epoch of its log was opened: a folder
-    that is restored from an older copy does not change this file."""
+    """The file that records the newest opened epoch of a log, outside of the node's folder: it does
+    not change if that folder is replaced by an older copy."""
     return f"{opened_folder(cluster)}/{directory}-{epoch:08d}"
 
 
 def parse_opened_path(path: str) -> tuple[str, int] | None:
-    """(log directory, epoch) of such a file, or None."""
+    """(log directory, epoch) of such a file, or None for another file."""
     found = _OPENED.search(path)
     return (found[1], int(found[2])) if found else None
 
 
 def old_fence_path(node: str, epoch: int) -> str:
-    """The file whose existence tells a writer of the first development version that it was
-    replaced: it knows no permit."""
+    """The file that fences a writer of the first development version, which has no permit."""
     return f"{node}/wal/{epoch:08d}.fenced"
 
 
 def parse_writer_path(path: str) -> int | None:
-    """The epoch of such a file, or None."""
+    """The epoch of a writer's permit, or None for another file."""
     found = _WRITER.search(path)
     return int(found[1]) if found else None
 
@@ -321,12 +319,12 @@ FENCE_BYTES_MAX = 4096
 
 
 def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
-    """Paths of fence segments in the epochs before `epoch`, which stay permanently. They exist on a
-    storage that cannot append. The process that replaces a writer takes the name that this writer
-    would create next, with an empty segment. While that segment exists, a writer that was stopped,
-    replaced and resumed cannot create it and acknowledge what no reader will see. It is the last
-    segment of its epoch. (The last segment of an epoch that ended cleanly stays too if it is as
-    small: to distinguish the two would take one request each.)"""
+    """Paths of fence segments in the epochs before `epoch`; they are never deleted. They exist on
+    storages that cannot append. The process that fences a writer creates an empty segment under
+    the name that this writer would use next. While that segment exists, a writer that was paused,
+    fenced and resumed cannot create it and acknowledge what no reader will see. It is the last
+    segment of its epoch. (A small last segment of an epoch that ended cleanly is kept too: telling
+    the two apart would need one request for each.)"""
     last: dict[int, tuple[int, StoredFile]] = {}
     for file in files:
         name = parse_wal_path(file.path)
@@ -338,12 +336,13 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 def archive_path(
     node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str
 ) -> str:
-    """A name that no other run chooses. `epoch`: the node's epoch when the archive was made."""
+    """The path of a new archive; `nonce` makes it unique. `epoch`: the node's epoch when the
+    archive was made."""
     return f"{node}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):
-    """What the name of an archive says. `epoch`: that of the node when it was made; 0 of a name of
+    """The fields of an archive's name. `epoch`: the node's epoch when it was made; 0 in names of
     version 1."""
 
     first: Position
@@ -352,7 +351,7 @@ class ArchiveName(NamedTuple):
 
 
 def parse_archive_path(path: str) -> ArchiveName | None:
-    """None for a foreign file."""
+    """The fields of an archive's path; None for another file."""
     found = _ARCHIVE.search(path)
     try:
         return (

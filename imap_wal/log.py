@@ -1,18 +1,18 @@
 """A log without maps: append entries, read them in order from any position, follow them while they
 are written.
 
-    create      the node's manifest says kind "log" (compare-and-swap: one of many wins) ─▶ open
-    open        lock, recover the tail, next epoch: the previous writer is shut out
+    create      publish the node's first manifest, with kind "log" (compare-and-swap) ─▶ open
+    open        lock, recover the tail, next epoch: the previous writer is fenced
     append      number, encode, publish (one lock: ring order is request order) ─▶ committer
-                ─▶ acknowledged, tailers woken ─▶ Position
+                ─▶ acknowledge, wake tailing readers ─▶ Position
     read, tail  `imap_wal.read.log_reader`, also from other processes: `LogReader`
 
-The log is unbounded. Its metadata is the node's manifest, published by compare-and-swap. Its data
-is a list of segments (found by listing) and archives (named by the manifest).
+The log has no maximum size. Its metadata is the node's manifest. Its data is the segments, found by
+listing, and the archives, named by the manifest.
 
-Embedded maps and agents write the same kind of log. So a `LogReader` reads theirs, and every tool
-for theirs works on this one. `Log` appends only to logs that `create` made: a map in memory would
-not learn of entries that another program put into its log.
+Embedded maps and agents write the same kind of log. So a `LogReader` reads their logs, and every
+tool for their logs works on this one. `Log` appends only to logs that `create` made: a map in
+memory would not see entries that another program appends to its log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from typing import Any, NamedTuple, Self, Unpack
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.opening import next_incarnation
-from imap_wal.encryption import with_keys
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import (
     Closed,
@@ -48,6 +47,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.security.encryption import with_keys
 from imap_wal.settings import Durability, Settings, SettingsOptions, choose, location
 from imap_wal.write.committer import CommitRequest, CommitStatistics
 from imap_wal.write.context import LogContext
@@ -57,8 +57,8 @@ from storage_backends import SegmentStore, StorageError, open_store
 
 
 class Change(NamedTuple):
-    """One change of one key. `value` None: a tombstone. `expires_at_ms` is Unix time in
-    milliseconds, 0 for never."""
+    """One change of one key. `value` None deletes the key. `expires_at_ms`: Unix time in
+    milliseconds; 0: never."""
 
     key: bytes
     value: bytes | None
@@ -66,8 +66,10 @@ class Change(NamedTuple):
 
 
 class Log:
-    """A log open for writing, made by `create` or `open`. It is a context manager and thread-safe.
-    It is the only writer of its log."""
+    """A log open for writing, from `create` or `open`. It is the only writer of its log. It is
+    thread-safe, and a context manager that closes it.
+
+    After `close`, all methods except `close` raise `Closed`."""
 
     def __init__(self, url: str, writer: LogWriter, incarnation: int) -> None:
         self.url, self._incarnation = url, incarnation
@@ -87,16 +89,31 @@ class Log:
         map: str,
         *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int],
     ) -> Position:
-        """Append changes of one map as one commit; each is a tuple (key, value) or a `Change`.
-        Returns the position of the first change, once all are as durable as the settings ask. The
-        others follow it: a reader that begins there gets them all. Raises `NotAppended`,
-        `OutcomeUnknown` or `Fenced`."""
+        """Append changes of one map as one commit. Returns when all of them are as durable as the
+        `durability` setting says.
+
+        Args:
+            map: name of the map.
+            changes: one or more, each a `Change` or a tuple (key, value) or
+                (key, value, expires_at_ms).
+
+        Returns:
+            The position of the first change. The others follow it: a reader that begins there
+            gets all of them.
+
+        Raises:
+            NotAppended: no change is in the log (`NotSerializable` and `TooLarge` are subclasses).
+            OutcomeUnknown: a write or sync failed; the changes may be in the log.
+            Fenced: another process took over the log; no change is in the log.
+            InvalidSetting: there is no change, or the name of the map is not valid.
+            Closed: this log was closed.
+        """
         now = self._clock.now_ms()
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
         """As `append`, for entries of any maps that were read from another log, including clears.
-        Their classes, times and partitions are kept; their order is that of this log."""
+        Their classes, times and partitions are kept; their order is replaced by this log's."""
         self._check_open()
         given = list(entries)
         if not given:
@@ -129,35 +146,70 @@ class Log:
             batch.apply = partial(self._acknowledged.moved, batch)
             self.committer.submit(batch)
         self.committer.wait(batch)
-        batch.apply = None  # it holds the batch that holds it
+        batch.apply = None  # breaks a reference cycle
         return batch.result()
 
     def sync(self) -> None:
-        """Durability barrier: when this returns, everything appended before it is safe on
-        storage."""
+        """Durability barrier: when this returns, everything appended before is synced.
+
+        Raises:
+            NotAppended: the sync failed.
+            Fenced: another process took over the log.
+            Closed: this log was closed.
+        """
         self._check_open()
         self.committer.sync()
 
     def rotate(self) -> None:
-        """Seal the current segment; the next append begins another. Sealed segments can be archived
-        and removed."""
+        """Seal the current segment; the next append begins a new one. Sealed segments can be
+        archived and removed.
+
+        Raises:
+            NotAppended: the storage failed, now or earlier.
+            Fenced: another process took over the log.
+            Closed: this log was closed.
+        """
         self._check_open()
         self.committer.rotate()
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives. Returns the
-        number of entries archived. Readers do not notice. What a snapshot covers is removed as
-        `wal_ttl_seconds` and `wal_size_limit_mb` say."""
+        """Seal the current segment, turn all sealed segments into compressed archives, and remove
+        covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say. Readers are not affected.
+
+        Returns:
+            The number of archived entries.
+
+        Raises:
+            NotAppended: the storage failed while the segment was sealed.
+            StorageUnavailable: the storage or the local temporary folder failed.
+            LogError: a sealed segment is damaged.
+            Fenced: another process took over the log.
+            LostRace: other processes changed the log's manifest several times meanwhile.
+            Closed: this log was closed.
+        """
         self._check_open()
         moved = self._writer.archive().records
         self._writer.remove_expired()
         return moved
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:
-        """Remove whole archives and sealed segments that have no entry above `upto` (None: all of
-        them). Returns the oldest position that is still readable. Only entries that a snapshot of
-        `imap-wal rewrite` covers are removed, unless `uncovered=True` allows to remove the only
-        copy of an entry."""
+        """Remove whole archives and sealed segments that have no entry above a position.
+
+        Args:
+            upto: the position, or its text; None: all archives and sealed segments.
+            uncovered: also remove files that no snapshot covers; their entries are lost.
+                Otherwise only files that a snapshot of `imap-wal rewrite` covers are removed.
+
+        Returns:
+            The oldest position that can still be read.
+
+        Raises:
+            ValueError: `upto` is text that is not a position.
+            StorageUnavailable: the storage failed.
+            LogError: a file is damaged.
+            LostRace: another process replaced the log.
+            Closed: this log was closed.
+        """
         self._check_open()
         limit = END if upto is None else Position.parse(upto) if isinstance(upto, str) else upto
         with storage_errors(f"shrinking {self}"):
@@ -167,7 +219,7 @@ class Log:
     # ---- reading ----
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
-        """All acknowledged records from `start` on; see `LogReader.read`."""
+        """All acknowledged records from the position `start` on; see `LogReader.read`."""
         self._check_open()
         return self._reader().read(start)
 
@@ -178,7 +230,7 @@ class Log:
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
         """As `read`, and then every later record as soon as it is acknowledged, until this log is
-        closed; see `LogReader.tail`."""
+        closed or `stop` is set; see `LogReader.tail`."""
         self._check_open()
         return self._reader().tail(start, poll_s, stop)
 
@@ -196,23 +248,27 @@ class Log:
 
     @property
     def high_water_mark(self) -> Position:
-        """Position of the last acknowledged entry."""
+        """The position of the last acknowledged entry."""
         return self._acknowledged.position
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What the open found after the last checkpoint."""
+        """What the open found and did."""
         return self._log.recovery
 
     @property
     def statistics(self) -> CommitStatistics:
         return self.committer.statistics
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal, release the lock. Safe to call
-        twice."""
+        """Commit what waits, write the clean-shutdown frame, seal the segment, release the lock.
+        Safe to call twice.
+
+        Raises:
+            StorageUnavailable: the storage failed; the log is closed nevertheless.
+        """
         if self.closed:
             return
         self.closed = True
@@ -261,7 +317,7 @@ class Log:
 
 
 class _Acknowledged(Bound):
-    """How far the log was acknowledged, for the readers that it returns."""
+    """Limits this log's own readers to acknowledged entries."""
 
     def __init__(self, log: Log, position: Position) -> None:
         self.position = position
@@ -271,7 +327,7 @@ class _Acknowledged(Bound):
         self._ended = self._fenced = False
 
     def moved(self, batch: CommitRequest) -> None:
-        """The committer acknowledges this batch now."""
+        """Called when the committer acknowledges this batch."""
         assert batch.position is not None
         self.position = batch.position._replace(index=batch.position.index + batch.count - 1)
         if self._waiting:
@@ -290,7 +346,7 @@ class _Acknowledged(Bound):
         return self._ended
 
     def end(self) -> None:
-        """The log is closed: tails end when they have all that was acknowledged."""
+        """The log is closed: tails end after the last acknowledged entry."""
         self._ended = True
         with self._changed:
             self._changed.notify_all()
@@ -300,7 +356,7 @@ class _Acknowledged(Bound):
             super().wait(limit, seconds, stop)
             return
         with self._changed:
-            self._waiting += 1  # first: whoever moves the position later sees a waiter
+            self._waiting += 1  # first: `moved` must see a waiter
             try:
                 if self.position != limit or self._ended or self._changed.wait(seconds):
                     return
@@ -342,10 +398,31 @@ def create(
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
-    """Create a log under `url` and open it; if several processes try, one creates it. Raises
-    `LogExists` if there is one (`exist_ok=True` opens it). Raises `InvalidSetting` in a cluster of
-    maps: a restore of the maps would read this log's entries as their changes. Settings as for
-    `open`; `wal_dir` and `storage_options` as for `imap_wal.open`."""
+    """Create a log and open it for writing. If several processes call this, one creates the log.
+
+    Args:
+        url: a folder or URL.
+        namespace: namespace of the cluster.
+        cluster: cluster of the log. It must not contain maps, because a restore of the maps would
+            read this log's entries as changes of the maps.
+        node: name of the log in its cluster.
+        exist_ok: open the log if it exists already.
+        clock: for tests.
+        randomness: for tests.
+        storage: an open storage, instead of the one that `url` names.
+        wal_dir: as for `imap_wal.open`.
+        storage_options: as for `imap_wal.open`.
+        **settings: fields of `imap_wal.Settings`.
+
+    Raises:
+        LogExists: there is a log of this name.
+        InvalidSetting: a setting is not valid, or the cluster contains maps.
+        WriterLocked: another process has the log open for writing (with `exist_ok`).
+        LogError: a file of the log is damaged, or of a newer version.
+        MissingNode: the node is being forgotten, or its folder contains another log.
+        EncryptionError: the keys do not fit the log.
+        StorageUnavailable: the storage failed.
+    """
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
@@ -391,12 +468,31 @@ def open(  # the public name: imap_wal.log.open
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
-    """Become the writer of a log that `create` made; `settings` are the fields of
-    `imap_wal.Settings`.
+    """Open a log that `create` made, as its only writer.
 
-    Raises `NoSuchLog`; `WriterLocked` if another process holds it (`takeover=True` shuts that
-    process out: it acknowledges nothing more); `InvalidSetting` for a log of maps; a `LogError` for
-    damage; `StorageUnavailable`."""
+    Args:
+        url: a folder or URL.
+        namespace: namespace of the cluster.
+        cluster: cluster of the log.
+        node: name of the log in its cluster.
+        takeover: fence a process that has the log open for writing; it then acknowledges nothing
+            more.
+        clock: for tests.
+        randomness: for tests.
+        storage: an open storage, instead of the one that `url` names.
+        wal_dir: as for `imap_wal.open`.
+        storage_options: as for `imap_wal.open`.
+        **settings: fields of `imap_wal.Settings`.
+
+    Raises:
+        NoSuchLog: there is no log of this name.
+        WriterLocked: another process has the log open for writing.
+        InvalidSetting: a setting is not valid, or this is a log of maps.
+        LogError: a file of the log is damaged, or of a newer version.
+        MissingNode: the node is being forgotten, or its folder contains another log.
+        EncryptionError: the keys do not fit the log.
+        StorageUnavailable: the storage failed.
+    """
     chosen = _settings(settings)
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
@@ -453,13 +549,13 @@ def _check_durability(context: LogContext) -> None:
     store = context.store
     if context.settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
         raise InvalidSetting(
-            f"durability is 'interval'; {store.url} cannot append, an entry would be "
+            f"durability is 'interval'; {store.url} cannot append, so an entry would be "
             "acknowledged before any reader can see it: choose 'always'"
         )
 
 
 def _check_neighbours(context: LogContext) -> None:
-    """A cluster of logs has no maps."""
+    """Raises `InvalidSetting` if the cluster contains maps."""
     store, identity, clock, randomness = (
         context.store,
         context.identity,
@@ -481,8 +577,8 @@ def _check_neighbours(context: LogContext) -> None:
     ).read()[1]
     if claims.newest or any(kind != LOG for kind in kinds.values()):
         raise InvalidSetting(
-            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} holds maps; "
-            "their restore would take this log's entries for changes of them: "
+            f"cluster {identity.cluster!r} in namespace {identity.namespace!r} contains maps; "
+            "their restore would read this log's entries as changes of the maps: "
             "choose another cluster name"
         )
 
@@ -490,9 +586,9 @@ def _check_neighbours(context: LogContext) -> None:
 def _of_maps(identity: Identity) -> InvalidSetting:
     return InvalidSetting(
         f"node {identity.node!r} of cluster {identity.cluster!r}, namespace "
-        f"{identity.namespace!r} is the log of maps: change those through imap_wal.open or "
+        f"{identity.namespace!r} is the log of maps: change the maps through imap_wal.open or "
         "Hazelcast, and "
-        "read it with imap_wal.log.LogReader"
+        "read the log with imap_wal.log.LogReader"
     )
 
 

@@ -1,4 +1,4 @@
-"""Log lines about the progress of a long operation: what runs, how far it is, and how fast."""
+"""Log lines about the progress of a long operation: its name, its progress and its rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERY_S = 5.0
 
 
 class Progress:
-    """The progress of one operation. One that takes less than EVERY_S writes no line."""
+    """The progress of one operation. An operation shorter than `EVERY_S` writes no line."""
 
     def __init__(self, clock: Clock, what: str) -> None:
         self._clock, self._what = clock, what
@@ -20,7 +20,8 @@ class Progress:
         self._told = False
 
     def reached(self, changes: int, part: float | None = None) -> None:
-        """`changes`: how many so far. `part`: the fraction of the whole, if it is known."""
+        """Write a line if it is due. `changes`: how many so far. `part`: the fraction of the whole,
+        if it is known."""
         now = self._clock.monotonic()
         if now - self._told_at >= EVERY_S:
             self._told_at, self._told = now, True
@@ -28,7 +29,7 @@ class Progress:
             _log.info("%s: %s%s", self._what, self._rate(changes), of_all)
 
     def over(self, changes: int, advice: str = "") -> None:
-        """Write a last line, if there was one before."""
+        """The operation has ended: write a last line if there was an earlier one."""
         if self._told:
             then = f"; {advice}" if advice else ""
             _log.info("%s: done, %s%s", self._what, self._rate(changes), then)

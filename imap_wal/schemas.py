@@ -1,12 +1,12 @@
-"""Compact schemas in the log: only bytes that a Hazelcast member writes for a schema are accepted.
+"""Compact schemas in the log. Only bytes as a Hazelcast member writes them are accepted.
 
     partition hash 0 · type -2 · 1 · factory -42 · class 1 · type name · number of fields · (field
     name · kind) …
 
-Numbers are four bytes (the 1 after the type is one byte), big-endian; a name is its length and
-UTF-8. Fields are in the order of their names. The id of a schema is a Rabin fingerprint of its
-content, so other content under an id is noticed. It is not a secure hash: two schemas with one id
-can be constructed. So a known id keeps the schema that it has.
+Numbers have four bytes (the 1 after the type has one), big-endian; a name is its length and its
+UTF-8 bytes. Fields are sorted by name. The id of a schema is a Rabin fingerprint of its content, so
+content that does not fit its id is detected. It is not a secure hash: two schemas with the same id
+can be constructed. So the schema of a known id is never replaced.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 SCHEMA_BYTES_MAX = 256 * 1024
 READ_BYTES_MAX = 2 * 1024 * 1024
-"""A schema of 10,000 fields takes less. The plug-in has the same limit."""
+"""The limit of the cache of parsed schemas. A schema of 10,000 fields is smaller; the plug-in has
+the same limit."""
 
 _HEADER = struct.Struct(">iib")
 _CLASS = {order: struct.pack(f"{order}ii", -42, 1) for order in "><"}
@@ -27,7 +28,7 @@ _CLASS = {order: struct.pack(f"{order}ii", -42, 1) for order in "><"}
 of the plug-in wrote them."""
 _FIELD_BYTES_MIN = 8
 _KINDS = frozenset(range(1, 47)) - {5, 6, 31, 32}
-"""Hazelcast's numbers of field kinds, except those that no Compact field has: CHAR, PORTABLE, and
+"""Hazelcast's numbers of field kinds, except those that Compact does not use: CHAR, PORTABLE, and
 arrays of these."""
 
 _EMPTY = 0xC15D213AA4D7A795
@@ -47,13 +48,13 @@ _TABLE = _table()
 
 
 class BadSchema(ValueError):
-    """The bytes are not a schema, or not the one with this id. The text says why, and at which
+    """The bytes are not a schema, or not the one with this id. The text gives the reason and the
     byte."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`fields`: (name, kind) in the order of names, kinds as Hazelcast numbers them."""
+    """`fields`: (name, kind), sorted by name; kinds as Hazelcast numbers them."""
 
     type_name: str
     fields: tuple[tuple[str, int], ...]
@@ -86,7 +87,7 @@ def _packed(name: str, order: str) -> bytes:
 
 
 class _Source:
-    """Reads numbers and names; `BadSchema` if the bytes end too early."""
+    """Reads numbers and names. Raises `BadSchema` if the bytes end too early."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.order = data, 0, ">"
@@ -115,8 +116,8 @@ class _Source:
 
 
 class _Read:
-    """The schemas that were read last, by id and bytes, up to READ_BYTES_MAX of bytes. What is read
-    of them takes some times as much memory, if it has many short fields."""
+    """The schemas that were read last, by id and bytes, up to READ_BYTES_MAX bytes. A parsed schema
+    with many short fields takes several times its bytes in memory."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -127,7 +128,7 @@ class _Read:
         with self._lock:
             found = self._found.pop(key, None)
             if found is not None:
-                self._found[key] = found  # the last to go
+                self._found[key] = found  # now the last to be evicted
             return found
 
     def put(self, key: tuple[int, bytes], schema: Schema) -> None:
@@ -144,7 +145,7 @@ _read = _Read()
 
 
 def read_schema(schema_id: int, data: bytes) -> Schema:
-    """The schema with this id, from the bytes in the log. `BadSchema`."""
+    """The schema with this id, from the bytes in the log. Raises `BadSchema`."""
     key = schema_id, data
     schema = _read.get(key)
     if schema is None:
@@ -196,7 +197,7 @@ def _parsed(schema_id: int, data: bytes) -> Schema:
 
 
 def check_known(schema_id: int, schema: Schema, known: Mapping[int, Schema]) -> None:
-    """`BadSchema` if another schema has this id."""
+    """Raises `BadSchema` if another schema has this id."""
     before = known.get(schema_id, schema)
     if before != schema:
         fields = ", ".join(name for name, _ in before.fields)
@@ -206,9 +207,9 @@ def check_known(schema_id: int, schema: Schema, known: Mapping[int, Schema]) -> 
 
 
 def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema], list[str]]:
-    """The valid schemas of a log's metadata by their ids, and what is wrong with the others, each
-    with its id. If two schemas have one id, neither is valid: it is not known with which of them
-    the values were written."""
+    """The valid schemas of a log's metadata by their ids, and a text for each other one: its id and
+    what is wrong. If two schemas have the same id, neither is valid, because it is not known which
+    of them the values were written with."""
     found: dict[int, Schema] = {}
     ambiguous: set[int] = set()
     bad: list[str] = []
@@ -216,7 +217,7 @@ def sound_schemas(metadata: Iterable[tuple[Any, ...]]) -> tuple[dict[int, Schema
         if not item or item[0] != "schema":
             continue
         if len(item) != 3 or type(item[1]) is not int or not isinstance(item[2], bytes):
-            bad.append(f"{repr(item)[:200]} is no [schema, id, bytes]")
+            bad.append(f"{repr(item)[:200]} is not [schema, id, bytes]")
             continue
         _, schema_id, data = item
         try:

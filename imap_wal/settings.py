@@ -1,5 +1,5 @@
-"""Settings of a log, as one frozen value. Nothing here reads the environment; the CLI and the agent
-do, and hand the result in."""
+"""Settings of a log, as one frozen value. This module does not read the environment; the command
+line and the agent do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage_backends.location import Location, located, without_secrets
 
 
 class Durability(StrEnum):
-    """When a change is acknowledged. `docs/durability.md` has the table of what each survives."""
+    """When a change is acknowledged. `docs/durability.md` says what each value survives."""
 
     ALWAYS = "always"
     INTERVAL = "interval"
@@ -36,7 +36,8 @@ class RecoveryMode(StrEnum):
 
 
 class RecoveryPolicy(StrEnum):
-    """What restore does when the log of a registered node is missing."""
+    """What a restore does if the log of a registered node is missing: `full` raises `MissingNode`,
+    `partial` leaves its entries out."""
 
     FULL = "full"
     PARTIAL = "partial"
@@ -51,10 +52,10 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 FRAME_BYTES_MAX = 2**31 - 2**20 - 1
-"""Bytes in one frame of a segment at most (`format.PAYLOAD_BYTES_MAX`)."""
+"""The largest payload of a frame (`format.PAYLOAD_BYTES_MAX`)."""
 
 SECONDS_MAX = 2**31
-"""68 years, for a time in any unit: a wait of more than some 290 years is an error of Python's."""
+"""68 years; the limit of times in any unit. Python cannot wait for more than about 290 years."""
 _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _ADVICE = {"recovery_mode": "; `imap-wal repair` makes a salvaged copy of a damaged log"}
 _MAY_BE_0 = {
@@ -72,8 +73,9 @@ def location(
     options: Mapping[str, Any] | None = None,
     file_mode: str = "",
 ) -> Location:
-    """A folder or URL from a user, as text without its options. The result keeps these, `options`
-    and `file_mode` as attributes. `InvalidSetting` for any other type, and for an empty url."""
+    """A folder or URL from a user, as text without its options. The result has the options of the
+    URL, `options` and `file_mode` as attributes. Raises `InvalidSetting` for any other type, and
+    for an empty `url`."""
     text = os.fspath(url) if isinstance(url, os.PathLike) else url
     if not isinstance(text, str):
         raise InvalidSetting(
@@ -91,9 +93,9 @@ def location(
             '"file:///var/lib/maps" or "s3://bucket/maps"'
         )
     try:
-        os.fsencode(text)  # as a file name: those that are no UTF-8 are allowed
+        os.fsencode(text)  # file names that are not UTF-8 are allowed
     except UnicodeEncodeError as error:
-        # from None: `error` has the text
+        # from None: `error` contains the text
         raise InvalidSetting(f"{name}: {without_secrets(not_text(error))}") from None
     try:
         place = located(text, options)
@@ -112,7 +114,8 @@ def location(
 
 
 def mode(text: Any, name: str) -> int:
-    """Permissions of a file as chmod takes them: the owner reads and writes, no one executes."""
+    """Permissions of a file, as chmod takes them. The owner may read and write; nobody may execute.
+    Raises `InvalidSetting`."""
     if not isinstance(text, str) or not re.fullmatch(r"0?6[0246]{2}", text):
         raise InvalidSetting(
             f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", '
@@ -122,7 +125,7 @@ def mode(text: Any, name: str) -> int:
 
 
 def existing_folder(path: Any, name: str) -> Path:
-    """A local folder that a user gave. `InvalidSetting` if it is not there."""
+    """A local folder from a user. Raises `InvalidSetting` if it does not exist."""
     found = Path(location(path, name)).expanduser()
     if not os.fspath(path) or not found.is_dir():
         raise InvalidSetting(
@@ -133,7 +136,7 @@ def existing_folder(path: Any, name: str) -> Path:
 
 
 def check_seconds(value: Any, name: str) -> None:
-    """`InvalidSetting` unless this is a time that can be waited for."""
+    """Raises `InvalidSetting` unless this is a number of seconds from 0 to `SECONDS_MAX`."""
     if type(value) not in (int, float) or not 0 <= value <= SECONDS_MAX:
         raise InvalidSetting(
             f"{name} is {value!r}; it takes seconds, a number from 0 to {SECONDS_MAX}"
@@ -144,7 +147,8 @@ KEY_SOURCES = ("file", "env", "command")
 
 
 def check_source(text: str) -> None:
-    """`InvalidSetting` unless this says where keys come from. It is not shown: it may be keys."""
+    """Raises `InvalidSetting` unless this names a source of keys. The error does not show the text,
+    which may be a key."""
     kind, _, rest = text.partition(":")
     if text and (kind not in KEY_SOURCES or not rest.strip()):
         raise InvalidSetting(
@@ -153,16 +157,14 @@ def check_source(text: str) -> None:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Text for the error about an unknown name: the name that was probably meant, or all known
-    names."""
+    """Text for the error about an unknown name: the most similar known name, or all known names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1)
     return f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
 
 
 def refuse_wrong_types(settings: Any) -> None:
-    """`InvalidSetting` for the first field of a dataclass that a file or a caller gave a value of
-    another type."""
+    """Raises `InvalidSetting` for the first field of a dataclass with a value of a wrong type."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         kinds, takes = _TYPES.get(str(field.type), ((type(value),), ""))
@@ -174,55 +176,58 @@ def refuse_wrong_types(settings: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a log is written, kept and restored. Units are in the names; `InvalidSetting` names what
-    is wrong."""
+    """How a log is written, kept and restored. Names contain the units.
+
+    Raises:
+        InvalidSetting: a value is not valid; the text names the setting.
+    """
 
     durability: Durability = Durability.ALWAYS
     sync_interval_ms: int = 1000
-    """`interval` only: no acknowledged byte stays unsynced for longer."""
+    """`interval` only: an acknowledged byte is synced within this time."""
     segment_bytes: int = 64 * 1024 * 1024
-    """A segment that has reached this size is sealed and the next one begins."""
+    """A segment of this size is sealed, and the next one begins."""
     preallocate: bool = True
-    """Reserve a segment's space at its start, where the storage can: a sync then does not change
-    the file's size."""
+    """Reserve a segment's space when it begins, if the storage can: a sync then does not change the
+    file's size."""
     ring_slots: int = 4096
     """Batches that may wait for the committer; a power of two."""
     ring_bytes: int = 256 * 1024 * 1024
-    """Bytes that may wait for the committer; a larger single batch waits for an empty ring."""
+    """Bytes that may wait for the committer; a larger batch waits until the ring is empty."""
     commit_bytes_max: int = 16 * 1024 * 1024
-    """A group commit takes what is ready up to this size (at least one batch); less than 2 GiB."""
+    """A group commit takes the ready batches up to this size, at least one; less than 2 GiB."""
     max_value_bytes: int = 128 * 1024 * 1024
-    """Key and value of one change together; more is refused with `TooLarge`."""
+    """Largest size of key and value of one change together; a larger one raises `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
-    """Memory for the index of a restore or rewrite; what does not fit is put in `scratch`."""
+    """Memory for the index of a restore or rewrite; the rest goes to `scratch`."""
     scratch: Path | None = None
-    """Folder for what does not fit in memory; default: the system's temporary folder."""
+    """Folder for what does not fit in memory; None: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
     recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
-    """Seal and archive this often; 0: only by size, or by hand."""
+    """Seal and archive at this interval; 0: only by size, or on request."""
     max_total_wal_size: int = 0
-    """Bytes: archive when what was written and is not archived takes this much, the segment being
-    written with it; 0: only by time, or by hand."""
+    """Bytes: archive when the segments that are not archived, including the one being written, take
+    this much; 0: only by time, or on request."""
     wal_ttl_seconds: int = 0
-    """Remove archives and segments that a snapshot covers when they are this old; 0: not by age.
-    With `wal_size_limit_mb` 0 too: only by `imap-wal prune`."""
+    """Remove covered archives and segments that are older than this; 0: not by age. If
+    `wal_size_limit_mb` is 0 too, only `imap-wal prune` removes files."""
     wal_size_limit_mb: int = 0
-    """MiB: remove the oldest of what a snapshot covers while it takes more; 0: not by size."""
+    """MiB: remove the oldest covered files while covered files take more; 0: not by size."""
     rotate_interval_s: float = 0
-    """Seal a segment that is this old; 0: only by size."""
+    """Seal a segment of this age; 0: only by size."""
     avoid_flush_during_recovery: bool = False
-    """Leave what an earlier run left in its segments, instead of archiving it at the start
-    (where archiving is asked for at all)."""
+    """Do not archive the segments of an earlier run at the start; they wait for the next archive by
+    time or size."""
     file_mode: str = "0600"
-    """Permissions of the log's files on a local storage. Folders get the same, and execute
-    permission for everyone who may read. "0640" lets the group read."""
+    """Permissions of the log's files on a local storage. Folders get the same, with execute
+    permission for all who may read. "0640" lets the group read."""
     encryption_keys: str = ""
-    """Where the keys of an encrypted log come from: `file:PATH`, `env:NAME` or `command:COMMAND`.
+    """The source of the keys of an encrypted log: `file:PATH`, `env:NAME` or `command:COMMAND`.
     Empty: nothing is encrypted."""
     manual_wal_flush: bool = False
-    """Embedded stores only: changes wait in memory until `flush_wal`, `sync` or `close`, or until
-    the ring is full; a crash loses them."""
+    """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
+    or `close`, or until the ring is full; a crash loses the waiting changes."""
 
     def __post_init__(self) -> None:
         refuse_wrong_types(self)
@@ -250,7 +255,7 @@ class Settings:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 least, most = 0 if field.name in _MAY_BE_0 else 1, _most(field.name)
-                if not least <= value <= most:  # neither is nan
+                if not least <= value <= most:  # also true for nan
                     takes = (
                         f"{least} or more" if value < least else f"a number from {least} to {most}"
                     )
@@ -258,18 +263,18 @@ class Settings:
         for name in ("max_value_bytes", "commit_bytes_max"):
             if getattr(self, name) > FRAME_BYTES_MAX:
                 raise InvalidSetting(
-                    f"{name} is {getattr(self, name)}; one commit holds at most "
+                    f"{name} is {getattr(self, name)}; one commit takes at most "
                     f"{FRAME_BYTES_MAX} bytes, a little less than 2 GiB"
                 )
 
     @property
     def acknowledges_early(self) -> bool:
-        """Whether a change is acknowledged, and in memory, before it is in the log."""
+        """Whether a change is acknowledged and visible in memory before it is in the log."""
         return self.durability is Durability.ASYNC or self.manual_wal_flush
 
 
 class SettingsOptions(TypedDict, total=False):
-    """The fields of `Settings` as keywords of a function. An enum is also given as text."""
+    """The fields of `Settings` as keyword arguments of a function. Enums may be given as text."""
 
     durability: Durability | Literal["always", "interval", "os", "async"]
     sync_interval_ms: int
@@ -300,8 +305,8 @@ def _most(name: str) -> int:
 
 
 def choose(given: Mapping[str, object], others: Iterable[str] = ()) -> Settings:
-    """The settings with the keywords that a caller gave. `InvalidSetting` for one that does not
-    exist, with the nearest name; `others` are the caller's other options."""
+    """The settings from the keyword arguments of a caller. Raises `InvalidSetting` for an unknown
+    one, with the most similar name. `others`: the caller's other options."""
     known = {field.name for field in fields(Settings)}
     for name in given:
         if name not in known:

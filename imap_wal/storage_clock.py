@@ -1,5 +1,5 @@
-"""Compares this machine's clock with the storage's. Expiry is judged by a clock, so a machine that
-drops expired entries for good first measures how far its clock is off."""
+"""Compares this machine's clock with the storage's. Expiry depends on a clock, so before a machine
+permanently drops expired entries, it measures the difference between the clocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from imap_wal.errors import InvalidSetting
 from storage_backends import SegmentStore
 
 SKEW_MS_MAX = 300_000
-"""A rewrite is refused when the clocks differ by more; expired entries are kept this much
-longer."""
+"""A rewrite is refused if the clocks differ by more; expired entries are kept this much longer."""
 PROBE_MS_MAX = 3_600_000
-"""A probe this much older than ours was left by a process that died."""
+"""A probe file that is older than this was left by a process that died."""
 
 
 def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness) -> int:
-    """Unix time in milliseconds by the storage's clock; 0 where the storage has no modification
-    times. Creates a small file and deletes it."""
+    """Unix time in milliseconds by the storage's clock; 0 if the storage has no modification times.
+    Creates an empty file and deletes it."""
     folder = f"{cluster_folder}/clock"
     path = f"{folder}/{randomness.name()}"
     store.create(path, b"")
@@ -34,8 +33,8 @@ def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness
 def clock_skew(
     store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
 ) -> int | None:
-    """By how many milliseconds this machine's clock is ahead of the storage's (negative: behind);
-    None where the storage has no modification times."""
+    """How many milliseconds this machine's clock is ahead of the storage's (negative: behind); None
+    if the storage has no modification times."""
     before = clock.now_ms()
     stored = storage_now(store, cluster_folder, randomness)
     after = clock.now_ms()
@@ -51,7 +50,7 @@ def demand_clock(
     randomness: Randomness,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> int | None:
-    """`clock_skew`, or `InvalidSetting` when it is beyond the bound."""
+    """`clock_skew`. Raises `InvalidSetting` if it exceeds `skew_ms_max`."""
     skew_ms = clock_skew(store, cluster_folder, clock, randomness)
     if skew_ms is not None and abs(skew_ms) > skew_ms_max:
         way = "ahead of" if skew_ms > 0 else "behind"

@@ -1,4 +1,4 @@
-"""What a file says, in a process that lives longer than the file stays as it is."""
+"""A value from a file that can change while the process runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _Sign: TypeAlias = tuple[int, ...]
 
 
 class Watched(Generic[T]):
-    """A value that is read from a file, and read again when the file has changed. While the file
-    cannot be read, the last value counts, and every look tries again. Safe in any thread.
+    """A value that is read from a file, and again when the file has changed. While the file cannot
+    be read, the last value stays valid, and every `look` tries again. Thread-safe.
 
-    `path`: None for a source that is no file; only `read_again` reads it again. `read` raises
-    InvalidSetting; `told` gets that error, once for each state of the file. `value`: the first
-    value, if it is known; otherwise it is read now, and InvalidSetting is raised."""
+    `path`: None if the source is not a file; then only `read_again` reads it again. `read` may
+    raise `InvalidSetting`; `told` is called with that error, once for each state of the file.
+    `value`: the first value, if it is known; otherwise it is read now, which may raise
+    `InvalidSetting`."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class Watched(Generic[T]):
     ) -> None:
         self._path, self._read, self._told = path, read, told
         self._reading = threading.Lock()
-        # Before the file is read: a change meanwhile is found by the next look.
+        # Taken before the file is read, so that the next look notices a change during the read.
         self._sign = self._sign_now()
         self._refused: _Sign | None = None
         """The state of the file whose error was reported."""
@@ -43,8 +44,8 @@ class Watched(Generic[T]):
         return self._value
 
     def look(self) -> T:
-        """The value as it is now. It does not wait while another thread reads: that may take
-        long."""
+        """The current value. While another thread reads the file, which may take long, this returns
+        the last value."""
         if self._path is not None and self._reading.acquire(blocking=False):
             try:
                 if self._sign_now() != self._sign:

@@ -1,8 +1,8 @@
-"""A background thread whose failures are recorded and shown.
+"""A background thread that records its failures.
 
 Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one
-function, the turn, again and again. What a turn raises is logged, counted and kept in `state` until
-a later turn succeeds; then the next turn is tried, after a pause.
+function, the turn, again and again. An exception of a turn is logged, counted and kept in `state`
+until a later turn succeeds. After a pause, the next turn is tried.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
-"""After a turn that raised, the next one waits this long; the pause doubles each time."""
+"""The pause after a turn that raised; it doubles each time, up to the maximum."""
 
 _log = logging.getLogger("imap_wal")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot. `error`: what the last turn raised, "" after one that succeeded. `failures`: how
-    many turns raised. `alive`: whether the thread still runs."""
+    """A snapshot. `error`: the error of the last turn; "" after a successful one. `failures`: the
+    number of turns that raised. `alive`: whether the thread still runs."""
 
     alive: bool
     error: str
@@ -30,8 +30,8 @@ class WorkerState:
 
 
 class Worker:
-    """Calls `turn` with itself on a thread of its own until `stop`. A turn that has nothing to do
-    waits. It returns whether it did its work: only that clears the error of an earlier turn."""
+    """Calls `turn(worker)` repeatedly on its own thread until `stop`. A turn without work waits. It
+    returns whether it did its work; only True clears the error of an earlier turn."""
 
     def __init__(self, name: str, turn: Turn) -> None:
         self.name, self._turn = name, turn
@@ -41,11 +41,10 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def failed(self, error: BaseException, *, alive: bool = True) -> None:
-        """Record an error; a turn may call this for one that it has handled itself."""
+        """Record an error. A turn may call this for an error that it handles itself."""
         text = f"{type(error).__name__}: {error}"
         if text != self.state.error:
             _log.error("thread %s: %s", self.name, text, exc_info=error)
@@ -53,12 +52,12 @@ class Worker:
 
     @property
     def trouble(self) -> str:
-        """Why this thread is not healthy; "" while it is."""
+        """Why this thread is not healthy; "" if it is."""
         return f"thread {self.name}: {self.state.error}" if self.state.error else ""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """Have it end after the turn under way, and wait for that; whether it ended. What a turn
-        waits for must be woken before."""
+        """End the thread after the current turn, and wait for that; returns whether it has ended.
+        The caller must first wake what the turn waits for."""
         self.stopping.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

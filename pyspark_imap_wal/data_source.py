@@ -18,18 +18,19 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from imap_wal.credentials import Credentials
-from imap_wal.encryption import open_store
 from imap_wal.entry import KEY, VALUE, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import Noted
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.read.view import live
+from imap_wal.security.credentials import Credentials
+from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy, location
 from storage_backends import SegmentStore
 from storage_backends.location import Location
@@ -204,7 +205,9 @@ class ImapWalReader(DataSourceReader):
                 log = ClusterLog(store, namespace, cluster)
                 state = log.state()
                 state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
-                pieces = log.pieces(state, maps=options.maps or None, nodes=options.nodes or None)
+                pieces = cluster_pieces(
+                    state, maps=options.maps or None, nodes=options.nodes or None
+                )
                 metadata = _metadata(log, state, options)
                 if options.mode == RAW:
                     found += [
@@ -337,7 +340,7 @@ def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, 
     found = [
         from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
     ]
-    for piece in log.pieces(state, snapshots=False, covered=True):
+    for piece in cluster_pieces(state, snapshots=False, covered=True):
         if piece.kind == SEGMENT:
             found += [
                 item for changes in read_piece(log.store, piece, ()) for item in changes.metadata

@@ -21,17 +21,17 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession, functions
 
 from imap_wal.clock import SystemRandomness
-from imap_wal.encryption import open_store
 from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
-from imap_wal.read.clears import Cleared
-from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, FileScan
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import Claim, Conflict
-from imap_wal.read.table import Table
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.newest.table import Table
+from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import (
     Merged,
@@ -43,6 +43,7 @@ from imap_wal.rewrite.plan import (
     Totals,
     worth_reading,
 )
+from imap_wal.security.encryption import open_store
 from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
 from storage_backends import StorageError
 
@@ -101,7 +102,7 @@ class SparkEngine:
         combined = self._combine(
             spark,
             job,
-            log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
+            cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
             tasks,
         )
         held = [combined]

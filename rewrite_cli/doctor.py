@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
 from imap_wal.disposal import EFFECT as LINK_EFFECT
-from imap_wal.encryption import open_store
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
+from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, survey
-from imap_wal.inspect.verify import CLEAN, plan
+from imap_wal.inspect.verify import plan
 from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
+from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
 from rewrite_cli.console import output
 from rewrite_cli.console.failures import Failed

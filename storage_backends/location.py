@@ -62,7 +62,7 @@ class Location(str):
     `file_mode`: of new files on a local storage; folders get the same and the right to enter.
     `known`: options by place, as in a file of credentials, for segments whose place only the root
     names. `encryption_keys`: where the keys come from, not the keys themselves; used by
-    `imap_wal.encryption`, not by stores."""
+    `imap_wal.security.encryption`, not by stores."""
 
     __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]

@@ -7,8 +7,8 @@ import hashlib
 import itertools
 from pathlib import Path
 
-from imap_wal.encryption import KeyedStore
-from imap_wal.encryption_keys import KeyRing, Keys
+from imap_wal.security.encryption import KeyedStore
+from imap_wal.security.encryption_keys import KeyRing, Keys
 from storage_backends import SegmentStore
 
 _names = itertools.count(1)

@@ -1,19 +1,20 @@
 """The WAL agent: one process beside each Hazelcast member, the only writer of its node's log.
 
     config      AgentConfig, from a TOML file
-    transport   the ROUTER socket, and the only pyzmq
-    bounds      how much is taken from all who connect
-    door        counts connections, refuses those that are too many
-    lane        requests that take long wait here
-    unsent      answers to reads that have not left the agent
-    sessions    who is connected, which incarnation and session they have, what they sent already
-    open_log    the node's log as it is open now: sessions and `LogWriter`
-    mender      opens the log again after a failure, on a thread of its own
-    reads       keys, load, schemas: a thread of its own with a MaterializedView
-    listings    key listings under way: cursors, pages, totals
-    server      the loop: receive all that waits, one commit, answer; health, statistics, stop
+    requests    the shapes of all requests
+    bounds      limits on connections, requests and bytes; `lane`, `room` and `lines` keep them
+    access/     who may connect, and what they may do
+    transport/  the ROUTER socket, connections, the endpoint
+    membership/ the connected peers, and which cluster and members may write: sessions, claims,
+                signs of life
+    reads/      keys, listings, load, schemas: their own thread with a MaterializedView
+    open_log    the node's log while it is open: sessions and `LogWriter`
+    mender      opens the log again after a failure, on its own thread
+    payloads    checks the payloads of changes and schemas
+    handler     one request: its answer, or its place in the ring; hellos that wait for a look
+    server      the loop: receive all that waits, commit once, answer; health, statistics, stop
 
-`docs/protocol.md` is the wire.
+`docs/protocol.md` describes the messages.
 """
 
 from storage_backends.extras import needs

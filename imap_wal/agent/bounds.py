@@ -1,11 +1,11 @@
-"""How much one agent takes from all who connect to it: connections, requests, bytes.
+"""Limits on what an agent accepts from its peers: connections, requests, bytes.
 
-libzmq accepts connections on a thread of its own, and ends the process if it has no descriptor for
-the next one. So there must always be descriptors left:
+libzmq accepts connections on its own thread, and aborts the process if there is no file descriptor
+for the next one. So there must always be free descriptors:
 
-    own files │ connections_max │ those that libzmq accepted and the door has not seen yet
+    own files │ connections_max │ connections that libzmq accepted and the door has not seen yet
 
-libzmq waits when UNSEEN_MAX of these are unseen, so a limit of files above the sum is never
+libzmq waits when UNSEEN_MAX of these are unseen, so a limit of open files above the sum is never
 reached. See docs/decisions/0032.
 """
 
@@ -21,41 +21,42 @@ OWN_FILES = 256
 """Descriptors that an agent needs besides its connections: segments, what a merge reads, sockets of
 a storage."""
 OWN_FILES_MIN = 64
-"""At least so many of them, where few files are allowed."""
+"""The least number of them, if few files are allowed."""
 UNSEEN_MAX = 1300
-"""The queue of libzmq's events holds 1,001; then its thread waits. The rest are connections that
-were refused and are not closed yet."""
+"""The queue of libzmq's events has room for 1,001; then its thread waits. The rest are connections
+that were refused and are not closed yet."""
 CONNECTIONS_LEAST = 8
 
 MESSAGE_ROOM_BYTES = 16 * 1024 * 1024
-"""What a frame may have besides the largest value: the plug-in sends at most 8 MiB of changes
-together, and a larger one alone."""
+"""The size of a frame beyond the largest value: the plug-in sends at most 8 MiB of changes in one
+message, or a single larger change."""
 HEADER_BYTES_MAX = 4 * 1024 * 1024
-"""Of a request's header."""
+"""The largest header of a request."""
 REQUESTS_MAX = 64
-"""Requests of one connection without an answer; a peer that sends more is disconnected. The plug-in
-has at most 6."""
+"""Unanswered requests of one connection; a peer that sends more is disconnected. The plug-in has at
+most 6."""
 RECEIVED_BYTES = 64 * 1024 * 1024
-"""A turn of the agent's loop commits when it has received so much."""
+"""A turn of the agent's loop commits after receiving this much."""
 WAITING_BYTES = 128 * 1024
 """Requests of one connection that wait in the lane."""
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Requests of all connections that wait: in the lane, for a look, for the thread of reads."""
 SMALL_BYTES = 16 * 1024
-"""A request up to this size may wait although others take all the room."""
+"""A request up to this size may always wait, even if requests of others take all the room."""
 HEADER_MEMORY = 8
-"""A header takes up to so many times its bytes after it was read."""
+"""A parsed header takes up to this many times its bytes."""
 LOAD_KEYS_MAX = 65_536
 LOAD_BYTES_MAX = 16 * 1024 * 1024
 """Keys of one `load`, and their bytes; a single key may be larger."""
 UNSENT_BYTES = 64 * 1024 * 1024
-"""No answer to a read is begun while so much of earlier ones has not left the agent."""
+"""No answer to a read is begun while this much of earlier answers has not left the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`connections` that are admitted; whether `files` suffice for any number of attempts, and the
-    limit of files; the largest frame of a message."""
+    """`connections`: how many are admitted. `certain`: whether the limit of open files, `files`,
+    suffices for any number of attempts to connect. `message_bytes`: the largest frame of a message;
+    -1: no limit."""
 
     connections: int = CONNECTIONS_MAX
     certain: bool = True
@@ -64,9 +65,9 @@ class Bounds:
 
 
 def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) -> Bounds:
-    """The bounds of an agent, under the limit of open files of this process. `local`: it listens at
-    a Unix socket, where libzmq ends the process without a descriptor; over TCP it waits for one.
-    `InvalidSetting` if the limit is too low."""
+    """The bounds of an agent under this process's limit of open files. `local`: it listens at a
+    Unix socket, where libzmq aborts the process if there is no descriptor; over TCP it waits for
+    one. Raises `InvalidSetting` if the limit is too low."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if files == resource.RLIM_INFINITY:
         files = 2**31
@@ -82,20 +83,21 @@ def bounds(connections_max: int, max_value_bytes: int, *, local: bool = True) ->
             else OWN_FILES_MIN + 2 * CONNECTIONS_LEAST
         )
         raise InvalidSetting(
-            f"this process may open {files} files (ulimit -n); an agent needs {least}, and "
-            f"better {wanted_files(connections_max)}"
+            f"this process may open {files} files (ulimit -n); an agent needs at least {least}, "
+            f"and should have {wanted_files(connections_max)}"
         )
     return Bounds(min(connections_max, few), False, files, message_bytes)
 
 
 def wanted_files(connections_max: int) -> int:
-    """A limit of open files with which so many connections are admitted, and no number of attempts
-    does harm."""
+    """The limit of open files with which this many connections are admitted, and any number of
+    attempts to connect is safe."""
     return OWN_FILES + connections_max + UNSEEN_MAX
 
 
 def raise_file_limit(connections_max: int) -> None:
-    """Raise this process's limit of open files to what is wanted, as far as it may."""
+    """Raise this process's limit of open files to `wanted_files`, as far as the hard limit
+    allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = wanted_files(connections_max)
     if hard != resource.RLIM_INFINITY:

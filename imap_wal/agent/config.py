@@ -1,4 +1,4 @@
-"""Settings of an agent, from a TOML file; `docs/reference/agent.toml` lists them all with
+"""Settings of an agent, from a TOML file. `docs/reference/agent.toml` lists all of them with
 comments."""
 
 from __future__ import annotations
@@ -10,36 +10,42 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from imap_wal.agent.access import DEFAULT_ENDPOINT, Access
+from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
-from imap_wal.agent.start import StartPolicy, StartRules
-from imap_wal.credentials import Credentials
+from imap_wal.agent.membership.start import StartPolicy, StartRules
 from imap_wal.errors import InvalidSetting
+from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings, check_seconds, location, mode, nearest, refuse_wrong_types
 from storage_backends.location import without_secrets
 
 CLOCK_OFFSET_MS_MAX = 10**12
-"""Some 30 years."""
+"""About 30 years."""
 CONNECTIONS_MOST = 2**16
 VALUE_BYTES_MAX = 2**29
-"""An answer has a few of the largest keys and values, and must be below 2 GiB: a member takes no
-larger frame."""
+"""An answer may contain a few of the largest keys and values, and must be below 2 GiB, the largest
+frame that a member accepts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """`url`: root of all logs; `wal_dir`: another URL for the segments being written. `endpoint`:
-    where the plug-in connects, `ipc://` or `tcp://`; `endpoint_mode`, `allow_uids`, `key` and
-    `clients`: who may connect there (`imap_wal.agent.access`); `connections_max`: how many
-    connections it has at a time.
-    `restore_at_start`: merge all logs while the members start, instead of when the first of them
-    asks. `lifetime_timeout_s`: another cluster may claim the log once the former one has given no
-    sign of life for this time; 0: at once, and no signs are given. `start_policy`: which nodes'
-    agents must run before a new cluster gets the log; after `start_timeout_s` the error says what
-    to do. `clock_offset_ms` shifts this agent's clock (for tests). `storage_options`,
-    `wal_dir_options`: options of the storages of `url` and `wal_dir`. They may be secrets, so the
-    `repr` of this object does not show them. `credentials`: a file that has them
-    (`imap_wal.credentials`)."""
+    """Settings of an agent.
+
+    `url`: root of all logs. `wal_dir`: another URL for the segments being written.
+    `storage_options`, `wal_dir_options`: options for the storages of `url` and `wal_dir`; they may
+    be secrets, so the `repr` of this object does not show them. `credentials`: a file with such
+    options (`imap_wal.security.credentials`).
+
+    `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `endpoint_mode`, `allow_uids`,
+    `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
+    of simultaneous connections.
+
+    `restore_at_start`: merge all logs while the members start, not at the first request.
+    `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
+    life for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must
+    run before a new cluster gets the log. `start_timeout_s`: after this time, the error of a
+    waiting cluster says what to do. `clock_offset_ms` shifts this agent's clock (for tests).
+
+    Raises `InvalidSetting` for an invalid value."""
 
     url: str
     wal_dir: str = ""
@@ -72,8 +78,7 @@ class AgentConfig:
             ) from None
         if not isinstance(self.allow_uids, list | tuple):
             raise InvalidSetting(
-                f"allow_uids is {self.allow_uids!r}; it takes a list of numbers of users, as "
-                "in [1001]"
+                f"allow_uids is {self.allow_uids!r}; it takes a list of user numbers, as in [1001]"
             )
         object.__setattr__(self, "allow_uids", tuple(self.allow_uids))
         refuse_wrong_types(self)
@@ -81,8 +86,8 @@ class AgentConfig:
         self._locate()
         if self.log.manual_wal_flush:
             raise InvalidSetting(
-                "log.manual_wal_flush is for embedded stores: a member must not be told of "
-                "what is not in the log"
+                "log.manual_wal_flush is for embedded stores: an agent must not acknowledge "
+                "changes that are not in the log"
             )
         if not CONNECTIONS_LEAST <= self.connections_max <= CONNECTIONS_MOST:
             raise InvalidSetting(
@@ -118,7 +123,7 @@ class AgentConfig:
         return Access(self.endpoint, self.endpoint_mode, self.allow_uids, self.key, self.clients)
 
     def _locate(self) -> None:
-        """Move options out of the URLs."""
+        """Move the options out of the URLs, and add those of the credentials file."""
         known = Credentials.read(self.credentials) if self.credentials else Credentials()
         url = location(self.url, "url", self.storage_options, self.log.file_mode)
         wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
@@ -133,7 +138,8 @@ class AgentConfig:
     def from_mapping(
         cls, data: Mapping[str, Any], file: str = "the configuration", **overrides: Any
     ) -> Self:
-        """`InvalidSetting` names the first key that is unknown or wrong."""
+        """The settings from a parsed file. `overrides` take precedence. Raises `InvalidSetting` for
+        the first key that is unknown or invalid."""
         table = dict(data)
         log = table.pop("log", {})
         if not isinstance(log, Mapping):
@@ -151,13 +157,14 @@ class AgentConfig:
 
     @classmethod
     def from_toml(cls, path: str | Path, **overrides: Any) -> Self:
-        """Read a file; `overrides` win over it."""
+        """Read a file. `overrides` take precedence. Raises `InvalidSetting`."""
         try:
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
         except tomllib.TOMLDecodeError as error:
-            raise InvalidSetting(f"{path}: not TOML: {error}") from None  # the error holds the text
+            # from None: the error contains the text
+            raise InvalidSetting(f"{path}: not TOML: {error}") from None
         return cls.from_mapping(data, str(path), **overrides)
 
 

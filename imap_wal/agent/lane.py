@@ -1,9 +1,8 @@
-"""Requests that take long and have no changes: hello, view, stat, bye. They wait here, one after
-the other from each connection, so that a flood of them does not delay the acknowledgements of
-others.
+"""A queue for requests that take long and have no changes: hello, view, stat, bye. It serves the
+connections in turn, so that a flood of such requests does not delay acknowledgements.
 
-While changes arrive, these requests take at most a third of the time: after one that took t, the
-next begins 2 t later.
+While changes arrive, these requests take at most a third of the time: after a request that took t,
+the next one begins 2 t later.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from dataclasses import dataclass
 
 from imap_wal.agent.bounds import WAITING_BYTES
 from imap_wal.agent.room import Room
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.router import Message
 from imap_wal.clock import Clock
 
 PAUSE = 2
-"""The pause after a request, in times of its duration."""
+"""The pause after a request, as a multiple of its duration."""
 TURN_S = 0.02
-"""After so long the loop looks for changes again, whatever waits in the lane."""
+"""After this time the loop receives changes again, even if requests wait."""
 BUSY_S = 0.1
-"""Changes arrive: one did within this time."""
+"""After a change, more changes are expected for this time."""
 PAUSE_S_MAX = 0.1
-"""One request that waits for a slow storage does not keep the others out for longer."""
+"""The longest pause, also after a request that waited for a slow storage."""
 
 
 @dataclass(slots=True)
@@ -42,8 +41,9 @@ class Lane:
         self._next_at = self._busy_until = 0.0
 
     def put(self, message: Message) -> bool:
-        """Whether there is room for it: so many bytes of one connection may wait, or one request,
-        as far as there is room for those of all connections."""
+        """Add a request. Returns False if there is no room: each connection may have
+        `WAITING_BYTES` waiting, or one larger request, and all connections together what `Room`
+        allows."""
         waiting = self._waiting.get(message.sender) or _Waiting(deque())
         if waiting.messages and waiting.bytes + message.memory > WAITING_BYTES:
             return False
@@ -55,11 +55,11 @@ class Lane:
         return True
 
     def changes(self) -> None:
-        """Changes arrived now."""
+        """Called when changes arrive."""
         self._busy_until = self._clock.monotonic() + BUSY_S
 
     def wait_ms(self, most: int) -> int:
-        """How long the loop may wait for messages before `take` has something."""
+        """How many milliseconds, at most `most`, the loop may wait before `take` has a request."""
         if not self._waiting:
             return most
         return min(most, max(0, int(1000 * (self._next_at - self._clock.monotonic()) + 0.999)))
@@ -70,7 +70,7 @@ class Lane:
         return self._clock.monotonic() < self._busy_until
 
     def take(self, *, at_once: bool = False) -> Message | None:
-        """The next request, if it is time for one."""
+        """The next request, if it is due; `at_once`: even if it is not due."""
         if not self._waiting or (self._clock.monotonic() < self._next_at and not at_once):
             return None
         sender = next(iter(self._waiting))
@@ -79,17 +79,17 @@ class Lane:
         waiting.bytes -= message.memory
         self._room.leave(message.memory)
         if waiting.messages:
-            self._waiting[sender] = waiting  # after those of the other connections
+            self._waiting[sender] = waiting  # after the other connections
         return message
 
     def took(self, began: float) -> None:
-        """The request that was taken last is done."""
+        """The request that was taken last is done; it began at `began`."""
         now = self._clock.monotonic()
         self._next_at = (
             now + min(PAUSE_S_MAX, PAUSE * (now - began)) if now < self._busy_until else now
         )
 
     def forget(self, sender: bytes) -> None:
-        """Its connection is gone."""
+        """The connection has ended: drop its requests."""
         if waiting := self._waiting.pop(sender, None):
             self._room.leave(waiting.bytes)

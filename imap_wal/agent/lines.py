@@ -1,8 +1,8 @@
-"""Lines of the log output that a peer can cause, at most so many in a window of time.
+"""Limits the log lines that peers can cause.
 
-In each window a line is written once for each thing that it is about, and each event has at most
-`ABOUT_MAX` lines. So a flood of one event does not hide another one. The others are counted; when
-the window ends, one line has their numbers.
+In each time window, an event has one line for each subject (`about`), and at most `ABOUT_MAX`
+lines. So a flood of one event does not hide others. The omitted lines are counted; when the window
+ends, one line reports their numbers.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ _log = structlog.get_logger("imap_wal.agent")
 
 
 class Lines:
-    """Used by several threads."""
+    """Thread-safe."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._mutex = threading.Lock()
         self._since = clock.monotonic()
         self._written: dict[str, set[Hashable]] = {}
-        """Of this window: each event, and what its lines were about."""
+        """In this window: event → subjects of its lines."""
         self._left_out: Counter[str] = Counter()
 
     def info(self, event: str, about: Hashable = None, **fields: Any) -> None:
-        """Write the line unless this window has it. `about`: what makes it another line than those
-        of the same event."""
+        """Write the line unless this window already has one with the same event and `about`."""
         self._write(_log.info, event, about, fields)
 
     def warning(self, event: str, about: Hashable = None, **fields: Any) -> None:
@@ -51,7 +50,7 @@ class Lines:
         self._write(_log.exception, event, about, fields)
 
     def settle(self) -> None:
-        """If the window has ended, report what was left out in it, and begin the next one. To be
+        """If the window has ended, report the omitted lines and begin the next window. Must be
         called from time to time."""
         with self._mutex:
             now = self._clock.monotonic()

@@ -1,6 +1,5 @@
-"""Closes a failed log and opens it again as soon as the storage can be reached. This runs on a
-thread of its own: a storage that cannot be reached answers late, and the agent's loop must keep
-answering."""
+"""Closes a failed log and opens it again when the storage can be reached. This runs on its own
+thread: an unreachable storage answers late, and the agent's loop must keep answering."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from imap_wal.worker import Worker
 from storage_backends import StorageError
 
 REOPEN_S, REOPEN_S_MAX = 1.0, 30.0
-"""How long to wait before a failed log is opened again with a new epoch; the pause doubles each
-time it fails again."""
+"""The pause before a failed log is opened again with a new epoch; it doubles with each failure, up
+to the maximum."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -28,7 +27,8 @@ T = TypeVar("T", bound=Closable)
 
 
 class Mender(Generic[T]):
-    """Starts at once. `opened` is the new log once there is one; then the mender has ended."""
+    """Starts its thread at once. `opened`: the new log, when it is open; then the thread has
+    ended."""
 
     def __init__(self, failed: Closable, open: Callable[[], T], node: str) -> None:
         self._failed: Closable | None = failed
@@ -46,7 +46,7 @@ class Mender(Generic[T]):
             except (
                 ImapWalError,
                 StorageError,
-            ) as error:  # what is acknowledged is safe; its lock expires or ends with this process
+            ) as error:  # acknowledged changes are safe; the lock expires or ends with this process
                 _log.warning(
                     "the failed log could not be closed", node=self._node, error=str(error)
                 )
@@ -62,7 +62,7 @@ class Mender(Generic[T]):
         return True
 
     def stop(self, timeout_s: float) -> None:
-        """End after what it is doing; a log that it has opened by then is closed. One that still
-        waits for the storage ends with the process."""
+        """End the thread after the current step, and close the log if it was opened. A thread that
+        still waits for the storage ends with the process."""
         if self.worker.stop(timeout_s) and self.opened is not None:
             self.opened.close(True)

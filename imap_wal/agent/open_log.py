@@ -1,5 +1,4 @@
-"""A node's log as the agent has it open: sessions and `LogWriter`, opened and closed as
-one."""
+"""A node's log that the agent has open: sessions and `LogWriter`, opened and closed together."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from contextlib import ExitStack, suppress
 import structlog
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.sessions import SessionRegistry
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -20,14 +19,14 @@ from imap_wal.write.opening import open_node_log
 from storage_backends import StorageError
 
 SIGN_STOP_S = 5.0
-"""How long a stop waits for a storage that does not answer."""
+"""How long a close waits for a storage that does not answer."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
 
 class OpenLog:
-    """Opened by its construction, which raises what `open_node_log` raises and then holds
-    nothing."""
+    """Opens the log when it is created. Raises the errors of `open_node_log`, and then keeps
+    nothing open."""
 
     def __init__(
         self, config: AgentConfig, all_logs: ClusterLog, *, takeover: bool = False
@@ -52,7 +51,7 @@ class OpenLog:
         self._tell()
 
     def _let_go(self) -> None:
-        """Release the lock: it would keep the next open of this process out."""
+        """Release the lock, which would prevent the next open in this process."""
         with suppress(StorageError, ImapWalError):
             self.node_log.close(clean=False)
 
@@ -73,8 +72,8 @@ class OpenLog:
         )
 
     def close(self, clean: bool) -> None:
-        """End the maintenance, commit what waits, release the lock. A StorageError when the storage
-        cannot be reached: then the lock may remain until it expires."""
+        """End the maintenance, commit what waits, release the lock. Raises StorageError if the
+        storage cannot be reached: then the lock may remain until it expires."""
         self.writer.stop()
         if self.sessions.sign is not None:
             self.sessions.sign.stop(SIGN_STOP_S, clean)
@@ -87,11 +86,11 @@ class OpenLog:
         return [*self.writer.maintenance.workers, *([sign.worker] if sign is not None else [])]
 
     def archive(self) -> None:
-        """Seal, and turn what is sealed into archives."""
+        """Seal the current segment, and turn sealed segments into archives."""
         _log.info("archived", records=self.writer.archive().records)
 
     def remove_expired(self) -> None:
-        """Remove what is covered and has expired."""
+        """Remove covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say."""
         removed = self.writer.remove_expired()
         files = len(removed.archives) + len(removed.segments)
         if files:

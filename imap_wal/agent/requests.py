@@ -1,9 +1,9 @@
-"""The shapes of all requests, as in `docs/protocol.md`. A header is checked as a whole before any
-of it is used.
+"""The shapes of all requests, as in `docs/protocol.md`. A header is validated completely before any
+part of it is used.
 
 `read` returns one of the classes below, in which every field has exactly its type and range. A
-number is never a float or a bool, and nothing is nested deeper than its shape. Any other header is
-a `Malformed`, which names the field. See docs/decisions/0029.
+number is never a float or a bool, and nothing is nested deeper than its shape. For any other
+header, it returns `Malformed`, which names the field. See docs/decisions/0029.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 LABEL_MAX = 255
 """Characters of a version or a token."""
 NAMES_MAX = 10_000
-"""Maps that one request may ask about."""
+"""Maps in one request."""
 _FRONT_BYTES = 64
-"""`kind` and `number` are within the first so many bytes of a header."""
+"""`kind` and `number` are within this many first bytes of a header."""
 
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=HIGHEST)]
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
@@ -38,9 +38,8 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 
 class About(Struct, frozen=True):
-    """What a hello tells about the member. `view`: the incarnation that its cluster is in, as far
-    as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
-    not given."""
+    """The member that says hello. `view`: the incarnation of its cluster, as far as it knows; 0:
+    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given."""
 
     cluster_id: Id
     plugin_uuid: Id
@@ -54,7 +53,7 @@ class About(Struct, frozen=True):
 
 
 class Wish(Struct, frozen=True):
-    """What a request for a view asks for: the cluster's members now, and those that it lost."""
+    """The content of a request for a view: the current members, and the lost ones."""
 
     cluster_id: Id
     member_uuid: Id
@@ -116,7 +115,7 @@ class Maps(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
 
 
 class Schemas(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="schemas"):
-    """`after`: the last id of the answer before; None begins."""
+    """`after`: the last id of the previous answer; None: from the start."""
 
     number: Number
     after: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] | None = None
@@ -139,8 +138,9 @@ Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye
 
 
 class Malformed(Struct, frozen=True):
-    """A header without the shape of its request. `kind` is "" and `number` 0 if they cannot be
-    read. `protocol` is that of a hello in another version, and 0 for all other headers."""
+    """A header that does not have the shape of its request. `kind` is "" and `number` is 0 if they
+    cannot be read. `protocol`: the version of a hello of another version; 0 for all other
+    headers."""
 
     kind: str
     number: int
@@ -164,7 +164,7 @@ _decode_hello, _decode_version = Decoder(_AnyHello).decode, Decoder(_Version).de
 SUPPORTED = 1
 """The version of the protocol."""
 _FAULTS = (MsgspecError, RecursionError, UnicodeDecodeError)
-"""What msgspec raises, and nothing else, whatever the bytes are."""
+"""All errors that msgspec raises for invalid bytes."""
 
 
 _FIELDS = {str(each.__struct_config__.tag): each.__struct_fields__ for each in get_args(Request)}
@@ -172,14 +172,14 @@ _PLACE = re.compile(r"`\$\[(\d+)\][^`]*`")
 
 
 def kind_of(request: Request | Malformed) -> str:
-    """The kind as on the wire; "" if it cannot be read."""
+    """The kind, as in the message; "" if it cannot be read."""
     return (
         request.kind if isinstance(request, Malformed) else str(type(request).__struct_config__.tag)
     )
 
 
 def read(header: bytes) -> Request | Malformed:
-    """The request of a header. Raises nothing."""
+    """The request of a header, or `Malformed`. Raises nothing."""
     if len(header) > HEADER_BYTES_MAX:
         return Malformed(
             *_front(header), f"a header of {len(header)} bytes; it takes at most {HEADER_BYTES_MAX}"
@@ -194,8 +194,8 @@ def read(header: bytes) -> Request | Malformed:
 
 
 def with_payload(request: Request | Malformed, size: int) -> Request | Malformed:
-    """The request, or `Malformed` if its payload of `size` bytes is too large for its kind. Most
-    kinds have none."""
+    """The request, or `Malformed` if a payload of `size` bytes is too large for its kind. Most
+    kinds have no payload."""
     match request:
         case Append() | Metadata() | Malformed():
             return request
@@ -208,7 +208,7 @@ def with_payload(request: Request | Malformed, size: int) -> Request | Malformed
 
 
 def keys_of(payload: bytes, count: int) -> list[bytes]:
-    """The keys of a `load`. ValueError if the payload is not exactly `count` keys."""
+    """The keys of a `load`. Raises ValueError if the payload is not exactly `count` keys."""
     try:
         return _decode_keys(in_array(payload, count))
     except _FAULTS as error:
@@ -241,14 +241,14 @@ def _malformed(header: bytes, error: Exception) -> Malformed:
 
 
 def _named(kind: str, place: re.Match[str]) -> str:
-    """A place in a header, with the name of its field."""
+    """A place in a header, as text with the name of its field."""
     fields = ("kind", *_FIELDS[kind])
     index = int(place[1])
     return f"{place[0]} ({fields[index]})" if index < len(fields) else place[0]
 
 
 def _front(header: bytes) -> tuple[str, int]:
-    """Kind and number, whatever follows them; ("", 0) if they cannot be read."""
+    """Kind and number, even if the rest is not valid; ("", 0) if they cannot be read."""
     unpacker = msgpack.Unpacker(max_buffer_size=_FRONT_BYTES)
     unpacker.feed(header[:_FRONT_BYTES])
     try:

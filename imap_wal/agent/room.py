@@ -1,4 +1,4 @@
-"""The memory of requests that wait for their turn, of all connections together."""
+"""The memory of the waiting requests of all connections together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from imap_wal.agent.bounds import SMALL_BYTES, WAITING_BYTES_MAX
 
 
 class Room:
-    """Counts bytes. Used by the serving thread and the thread of reads."""
+    """Counts bytes, up to `most`. Used by the serving thread and the thread of reads."""
 
     def __init__(self, most: int = WAITING_BYTES_MAX) -> None:
         self._mutex = threading.Lock()
@@ -16,8 +16,8 @@ class Room:
         self.bytes = 0
 
     def enter(self, size: int) -> bool:
-        """Count these bytes, if there is room for them. There always is for a small request: its
-        connection has limits of its own, and large ones of others must not keep it out."""
+        """Count these bytes if there is room; returns whether there is. A small request always has
+        room: its connection has its own limits, and large requests of others must not block it."""
         with self._mutex:
             if size > SMALL_BYTES and self.bytes + size > self._most:
                 return False
@@ -25,6 +25,6 @@ class Room:
             return True
 
     def leave(self, size: int) -> None:
-        """A request that entered with this size does not wait any more."""
+        """A request that entered with this size no longer waits."""
         with self._mutex:
             self.bytes -= size

@@ -1,1 +1,1 @@
-"""The durable map of one process."""
+"""Durable maps in one process."""

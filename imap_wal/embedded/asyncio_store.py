@@ -1,11 +1,10 @@
-"""The embedded store for asyncio: thousands of operations in flight share commits; reads are
-memory.
+"""The embedded store for asyncio: concurrent operations share commits, and reads use memory only.
 
-Operations gather while a commit is under way, and the next commit takes them all. The event loop
-never waits for the disk: one thread commits.
+Operations collect while a commit runs, and the next commit takes all of them. One thread commits,
+so the event loop never waits for the disk.
 
-What gathers, and what is being committed, is bounded by `ring_bytes` and `ring_slots`. An operation
-that comes when they are used up is not serialised yet: it waits its turn, and so does whoever
+`ring_bytes` and `ring_slots` limit the waiting operations and the running commit together. An
+operation beyond these limits is not serialised yet: it waits in a queue, and so does the task that
 awaits it.
 """
 
@@ -30,14 +29,15 @@ from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.views import MapReads
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
-"""What waits beyond this goes into the next commit."""
+"""The largest commit, unless a single operation is larger."""
 
 _Commit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
-"""What one commit takes: all changes, and the future of each operation."""
+"""All changes of one commit, and the future of each operation."""
 
 
 class AsyncStore:
-    """Made by `aopen`; an async context manager. For one event loop."""
+    """An open log and its maps, from `aopen`. For one event loop. It is an async context manager
+    that closes it."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._changes = store, store.changes
@@ -48,24 +48,24 @@ class AsyncStore:
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
         self._waiting: list[WriteBatch] = []
-        """Those of one map that came one after another are together."""
+        """Consecutive changes of one map are in one batch."""
         self._last: WriteBatch | None = None
-        """Where the next change of the same map goes."""
+        """The batch for the next change of the same map."""
         self._futures: list[asyncio.Future[None]] = []
         self._many: dict[asyncio.Future[None], int] = {}
-        """Number of waiting changes of an operation that has more than one."""
+        """The number of changes of each waiting operation that does not have exactly one."""
         self._bytes = 0
         self._operations_max, self._bytes_max = store.changes.bounds
         self._room = self._bytes_max
-        """How many bytes may wait. Bytes of the running commit are not free yet."""
+        """How many bytes may wait: the limit without the bytes of the running commit."""
         self._later: deque[tuple[asyncio.Future[None], Callable[[], WriteBatch]]] = deque()
-        """Operations that arrived when there was no room, and how to serialise them."""
+        """Operations beyond the limits, each with the function that serialises it."""
         self._full = False
-        """A new operation is put at the end of `_later`."""
+        """New operations are appended to `_later`."""
         self._idle = True
-        """No commit is under way, and none is scheduled."""
+        """No commit runs or is scheduled."""
         self._decides = False
-        """There was a decision: from then on, commits are searched for them."""
+        """There was a decision; only then are commits searched for decisions."""
 
     def map(
         self,
@@ -75,16 +75,17 @@ class AsyncStore:
         raw: bool = False,
         disable_wal: bool = False,
     ) -> AsyncMap:
-        """The durable map of that name; see `Store.map`."""
+        """The durable map of this name. Arguments and errors as for `Store.map`."""
         return AsyncMap(
             self, self._store.map(name, serializer=serializer, raw=raw, disable_wal=disable_wal)
         )
 
     def maps(self) -> list[str]:
+        """The names of all maps; see `Store.maps`."""
         return self._store.maps()
 
     async def sync(self) -> None:
-        """Durability barrier, see `Store.sync`."""
+        """Durability barrier; see `Store.sync`."""
         await self._loop.run_in_executor(None, self._store.sync)
 
     async def flush_wal(self, sync: bool = True) -> None:
@@ -97,13 +98,14 @@ class AsyncStore:
 
     @property
     def statistics(self) -> StoreStatistics:
+        """Counters since the store was opened."""
         return self._store.statistics
 
     async def close(self) -> None:
-        """Wait for all operations, then close the store."""
+        """Wait for all operations, then close the store. Errors as for `Store.close`."""
         await self._settle()
         await self._loop.run_in_executor(None, self._store.close)
-        await self._settle()  # what came before the store was closed, but after we looked
+        await self._settle()  # operations that arrived before the store was closed
         self._commits.put(None)
         self._thread.join()
 
@@ -123,8 +125,8 @@ class AsyncStore:
         await self.close()
 
     def enqueue(self, make: Callable[[], WriteBatch]) -> asyncio.Future[None]:
-        """Have the changes that `make` serialises committed with whatever else waits; the future
-        ends when they are durable."""
+        """Commit the changes that `make` serialises, together with all that waits. The future is
+        done when they are durable. Raises `Closed`, and what `make` raises."""
         self._changes.check_open()
         future = self._create_future()
         if self._full:
@@ -136,7 +138,7 @@ class AsyncStore:
         return future
 
     async def decided(self, make: Callable[[], Decision]) -> Decision:
-        """Evaluate the decision once all changes before it are in the log. When this returns, its
+        """Evaluate the decision when all changes before it are in the log. When this returns, its
         changes are durable."""
         decision: Decision | None = None
 
@@ -163,7 +165,7 @@ class AsyncStore:
             self._full = True
 
     def _admit(self) -> None:
-        """Accept waiting operations for which there is room now, in order."""
+        """Accept operations of `_later`, in order, as far as the limits allow."""
         self._full = False
         while self._later and not self._full:
             future, make = self._later.popleft()
@@ -171,13 +173,13 @@ class AsyncStore:
                 continue  # cancelled
             try:
                 changes = make()
-            except Exception as error:  # carried to the caller, whatever it is
+            except Exception as error:  # passed to the caller
                 future.set_exception(error)
             else:
                 self._add(changes, future)
 
     def run(self, state: MapState) -> WriteBatch:
-        """Where the next change of that map goes."""
+        """The batch for the next change of this map."""
         run = self._last
         if run is None or run.state is not state:
             run = self._last = WriteBatch(state, [], [])
@@ -185,7 +187,7 @@ class AsyncStore:
         return run
 
     def _schedule(self) -> None:
-        """Begin a commit once what runs now has run."""
+        """Begin a commit after the callbacks that are ready now."""
         self._idle = False
         self._loop.call_soon(self._flush)
 
@@ -193,7 +195,7 @@ class AsyncStore:
         self._commits.put(self._take())
 
     def _take(self) -> _Commit:
-        """All that waits, or as many whole operations as one commit should hold."""
+        """All that waits, or as many whole operations as fit into `COMMIT_BYTES_MAX`."""
         runs, futures = self._waiting, self._futures
         self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
@@ -219,7 +221,7 @@ class AsyncStore:
         return now, futures[:operations]
 
     def _run(self) -> None:
-        """The committing thread."""
+        """The thread that commits."""
         while (commit := self._commits.get()) is not None:
             runs, futures = commit
             error: BaseException | None = None
@@ -228,7 +230,7 @@ class AsyncStore:
                     self._changes.settle(runs)
                 else:
                     self._changes.change(runs)
-            except BaseException as caught:  # carried to the callers, whatever it is
+            except BaseException as caught:  # passed to the callers
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
 
@@ -240,7 +242,7 @@ class AsyncStore:
                 else:
                     future.set_exception(error)
             except asyncio.InvalidStateError:
-                pass  # cancelled: nobody waits for it
+                pass  # cancelled
         self._room = self._bytes_max
         if self._full:
             self._full = self._bytes >= self._room or len(self._futures) >= self._operations_max
@@ -249,24 +251,26 @@ class AsyncStore:
         if self._futures:
             self._loop.call_soon(
                 self._flush
-            )  # behind those just woken: what they do next shares the commit
+            )  # after the tasks that were just woken: what they do next joins this commit
         else:
             self._idle = True
 
 
 class AsyncMap(MapReads):
-    """One map of an AsyncStore. A change is awaited until it is durable; reads are plain calls, as
-    of a dict.
+    """One map of an `AsyncStore`. Awaiting a change waits until it is durable. Reads are plain
+    calls, as for a dict.
 
-    `put`, `pop`, `popitem`, `setdefault` and `clear` are coroutine functions: pass what they return
-    to `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are faster:
-    they start when they are called, and return a future, for `await`, `gather`, `wait_for`,
-    `shield` and `wait`. `create_task` takes coroutines only, no futures; for a task, use `put`, or
+    `put`, `pop`, `popitem`, `setdefault` and `clear` are coroutine functions: pass their result to
+    `asyncio.create_task` or `TaskGroup.create_task`. `set`, `delete` and `update` are faster: they
+    start when they are called, and return a future, for `await`, `gather`, `wait_for`, `shield` and
+    `wait`. `create_task` accepts only coroutines; for a task, use `put`, or
     `asyncio.ensure_future(m.set(...))`, which returns the future.
 
-    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: leave
-    its value alone until it has ended, and expect NotSerializable and TooLarge from the awaitable
-    then."""
+    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: do
+    not change its value until it is done. The awaitable then raises `NotSerializable` and
+    `TooLarge`, instead of the call.
+
+    The changes raise the same errors as those of `DurableMap`."""
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
         self._durable = inner._writer
@@ -275,10 +279,23 @@ class AsyncMap(MapReads):
         self._max_value_bytes = self._durable.max_value_bytes
 
     def set(self, key: Any, value: Any, ttl: float | None = None) -> asyncio.Future[None]:
-        """Set the key, for `ttl` seconds or without limit. NotSerializable and TooLarge are raised
-        at once. `asyncio.create_task` takes no future: use `put` there."""
-        # What `enqueue` does with one change, spelt out: this is what every operation costs the
-        # event loop.
+        """Set the key. Returns a future, which is done when the change is durable.
+
+        `asyncio.create_task` does not accept a future: use `put` there.
+
+        Args:
+            key: the key.
+            value: the value.
+            ttl: lifetime in seconds; None: the key does not expire.
+
+        Raises:
+            NotSerializable: the key or value cannot be serialised.
+            TooLarge: key and value together exceed `max_value_bytes`.
+            InvalidSetting: `ttl` is not a number of seconds above 0.
+            Closed: the store was closed.
+        """
+        # The code of `enqueue` for one change, inlined: every operation costs the event loop this
+        # time.
         store, state = self._store, self._state
         if ttl is not None or store._full or self._durable.closed:
             return self._enqueue(key, value, ttl)
@@ -286,7 +303,7 @@ class AsyncMap(MapReads):
         key_data, data = serializer.dump_key(key), serializer.dump(value)
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
-            return self._enqueue(key, value, None)  # which raises TooLarge
+            return self._enqueue(key, value, None)  # raises TooLarge
         run = store._last
         if run is None or run.state is not state:
             run = store.run(state)
@@ -303,7 +320,8 @@ class AsyncMap(MapReads):
         return future
 
     def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
-        # Not in `set`: a lambda there turns its arguments into closure cells and slows each call.
+        # Not in `set`: a lambda there turns its arguments into closure cells, which slows each
+        # call.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
     async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
@@ -311,22 +329,22 @@ class AsyncMap(MapReads):
         await self.set(key, value, ttl)
 
     async def pop(self, key: Any, default: Any = RAISE) -> Any:
-        """Delete the key and return its value: only one of several tasks gets it. Without the key,
-        return `default`, or raise KeyError if none is given."""
+        """Delete the key and return its value. Of several tasks, only one gets the value. If the
+        key does not exist, return `default`, or raise KeyError without a default."""
         decision = await self._store.decided(
             lambda: decisions.pop(self._state, self._state.serializer.dump_key(key))
         )
         return self._inner.popped(decision, key, default)
 
     async def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last, and return it with its value. KeyError if the map is
-        empty."""
+        """Delete the key that was added last, and return it with its value. Raises KeyError if the
+        map is empty."""
         return self._inner.popped_item(
             await self._store.decided(lambda: decisions.pop_last(self._state))
         )
 
     async def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return the value of the key; set `default` first if there is none."""
+        """Return the value of the key; if it does not exist, set it to `default` first."""
         decision = await self._store.decided(
             lambda: decisions.set_default(self._inner.changes([(key, default)]))
         )
@@ -337,7 +355,7 @@ class AsyncMap(MapReads):
         await self._store.decided(self._inner.clearing)
 
     def delete(self, key: Any) -> asyncio.Future[None]:
-        """Delete the key; an absent one is fine."""
+        """Delete the key if it exists."""
         return self._store.enqueue(lambda: self._inner.deletion(key))
 
     def update(
@@ -348,8 +366,7 @@ class AsyncMap(MapReads):
         ttl: float | None = None,
         **more: Any,
     ) -> asyncio.Future[None]:
-        """All of them in one commit, with a lifetime of `ttl` seconds or without limit; see
-        `DurableMap.update`."""
+        """Set several keys in one commit; see `DurableMap.update`."""
         given = [*pairs(other), *more.items()]
         if not given:
             self._durable.check_open()
@@ -360,8 +377,14 @@ class AsyncMap(MapReads):
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
-    """`imap_wal.open` for asyncio: the same options, opened off the event loop. `async with
-    aopen(url) as store:`, or `store = await aopen(url)` and `await store.close()` at the end."""
+    """`imap_wal.open` for asyncio, with the same options and errors. The open runs in another
+    thread. Use `async with aopen(url) as store:`, or `store = await aopen(url)` with `await
+    store.close()` at the end.
+
+    Args:
+        url: a folder or URL.
+        **options: the options of `imap_wal.open`.
+    """
 
     def __init__(self, url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> None:
         self._url, self._options = url, options

@@ -1,5 +1,5 @@
-"""What an embedded map holds in memory, and changes on their way there: in columns, so that a
-commit of thousands costs little Python per change."""
+"""An embedded map in memory, and batches of changes. They are stored in columns, so that a commit
+of thousands of changes needs little Python code for each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from imap_wal.entry import clear_of, pack, pack_upserts
 from imap_wal.format import CLEARS, ENTRIES
 
 HEAP_SPARE = 64
-"""So many outdated deadlines are not worth a new heap."""
+"""Up to this many outdated deadlines do not cause a new heap."""
 
 
 class MapState:
-    """What memory knows of one map: serialised keys and values, and which keys expire when. `get`
-    takes no lock; all else is one step among threads."""
+    """One map in memory: serialised keys and values, and when keys expire. `get` takes no lock; all
+    other methods are atomic."""
 
     __slots__ = ("_deadlines", "_mutex", "expires", "logged", "name", "serializer", "values")
 
@@ -27,7 +27,7 @@ class MapState:
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
-        """A heap: one for each key of `expires`, and outdated ones, at most as many and
+        """A heap: one deadline for each key of `expires`, and outdated ones: at most as many, plus
         `HEAP_SPARE`."""
         self._mutex = threading.Lock()
 
@@ -51,19 +51,19 @@ class MapState:
             heapq.heapify(self._deadlines)
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
-        # The deadline first: between the other order's two looks, the entry may expire and be
-        # purged, deadline and all.
+        # The deadline first: in the other order, the entry could be purged with its deadline
+        # between the two reads, and an expired value be returned.
         if self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
             return None
         return self.values.get(key)
 
     def expiry(self, key: bytes, now_ms: int) -> int | None:
-        """When the key expires, 0 for never; None where there is none."""
+        """When the key expires, Unix time in milliseconds; 0: never; None: no such key."""
         with self._mutex:
             return None if self.get(key, now_ms) is None else self.expires.get(key, 0)
 
     def purge(self, now_ms: int) -> None:
-        """Forget what has expired."""
+        """Remove expired keys."""
         if self._deadlines:
             with self._mutex:
                 self._purge(now_ms)
@@ -74,30 +74,30 @@ class MapState:
             if self.expires.get(key) == deadline:
                 self.values.pop(
                     key, None
-                )  # in this order: `get` never finds the value without its deadline
+                )  # in this order: `get` must not see the value without its deadline
                 del self.expires[key]
 
     def size(self, now_ms: int) -> int:
-        """How many keys there are now."""
+        """The number of live keys."""
         with self._mutex:
             self._purge(now_ms)
             return len(self.values)
 
     def keys(self, now_ms: int) -> list[bytes]:
-        """All keys of one moment."""
+        """All keys at one moment."""
         with self._mutex:
             self._purge(now_ms)
             return list(self.values)
 
     def pairs(self, now_ms: int) -> tuple[list[bytes], list[bytes]]:
-        """All keys and their values of one moment: two lists take a tenth of what a list of pairs
-        takes."""
+        """All keys and values at one moment. Two lists take a tenth of the memory of a list of
+        pairs."""
         with self._mutex:
             self._purge(now_ms)
             return list(self.values), list(self.values.values())
 
     def last(self, now_ms: int, besides: Container[bytes]) -> tuple[bytes, bytes] | None:
-        """The key that was added last, and its value; none of `besides`."""
+        """The key that was added last and is not in `besides`, and its value."""
         with self._mutex:
             self._purge(now_ms)
             return next(
@@ -106,7 +106,7 @@ class MapState:
             )
 
     def apply(self, changes: WriteBatch) -> None:
-        """Apply all of them, in order, as one step for `keys` and `pairs`."""
+        """Apply the changes in order. `keys` and `pairs` see all of them or none."""
         with self._mutex:
             if changes.plain and not self.expires:
                 self.values.update(zip(changes.keys, changes.values, strict=True))  # type: ignore[arg-type]  # no None among them
@@ -116,12 +116,12 @@ class MapState:
 
 
 class WriteBatch:
-    """Serialised changes of one map, in order; grown by whoever makes them, then left alone. Value
-    None: a deletion. `expires`: index → expires_at_ms, of those that do."""
+    """Serialised changes of one map, in order. Not changed after they are passed on. Value None:
+    a deletion. `expires`: index → expires_at_ms, for changes that expire."""
 
     __slots__ = ("expires", "keys", "state", "values")
     kind = ENTRIES
-    """Of the frame that takes them."""
+    """The type of the frame for them."""
 
     def __init__(
         self,
@@ -138,11 +138,11 @@ class WriteBatch:
 
     @property
     def plain(self) -> bool:
-        """Upserts for ever, nothing else."""
+        """Whether all changes are upserts that never expire."""
         return not self.expires and None not in self.values
 
     def add(self, other: WriteBatch) -> None:
-        """Those of another, of the same map, behind ours."""
+        """Append the changes of another batch of the same map."""
         start = len(self.keys)
         self.keys += other.keys
         self.values += other.values
@@ -150,21 +150,21 @@ class WriteBatch:
             self.expires[start + index] = expires
 
     def sizes(self) -> list[int]:
-        """Bytes of each change's key and value."""
+        """The size of each change's key and value, in bytes."""
         return [
             len(key) + len(value or b"") for key, value in zip(self.keys, self.values, strict=True)
         ]
 
     def part(self, start: int, stop: int) -> WriteBatch:
-        """Those from `start` to before `stop`."""
+        """The changes from index `start` up to, but not including, `stop`."""
         expires = {index - start: at for index, at in self.expires.items() if start <= index < stop}
         return WriteBatch(self.state, self.keys[start:stop], self.values[start:stop], expires)
 
     def pack(self, timestamp_ms: int, incarnation: int, session: int, request: int) -> list[bytes]:
-        """As DataEntries, numbered from `request` on: a msgpack stream in pieces."""
+        """The changes as DataEntries, numbered from `request` on: a msgpack stream in pieces."""
         name, label = self.state.name, self.state.serializer.name
         if self.plain:
-            values = cast("list[bytes]", self.values)  # plain: no tombstone is among them
+            values = cast("list[bytes]", self.values)  # plain: there are no deletions
             return pack_upserts(
                 name, label, self.keys, values, timestamp_ms, incarnation, session, request
             )
@@ -190,7 +190,7 @@ class WriteBatch:
 
 
 class Clear(WriteBatch):
-    """All keys of a map are deleted: one entry in the log. `keys`: those that memory may have."""
+    """Deletes all keys of a map with one entry in the log. `keys`: those that memory may have."""
 
     __slots__ = ()
     kind = CLEARS
@@ -222,6 +222,6 @@ def split(runs: Sequence[WriteBatch], count: int) -> tuple[list[WriteBatch], lis
 
 
 def apply(runs: Iterable[WriteBatch]) -> None:
-    """Bring them into the memory of their maps."""
+    """Apply the changes to their maps in memory."""
     for run in runs:
         run.state.apply(run)

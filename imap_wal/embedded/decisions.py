@@ -1,8 +1,8 @@
-"""Changes that depend on what the map holds: `pop`, `popitem`, `setdefault`, `clear`.
+"""Changes that depend on the content of the map: `pop`, `popitem`, `setdefault`, `clear`.
 
-A `Decision` is evaluated when it is published, while the store's order lock is held. It sees what
-the map will hold once all changes published before it are applied (`Outlook`). So it is atomic
-among threads and tasks, and shares commits with all other changes.
+A `Decision` is evaluated when it is published, while the store's order lock is held. It sees the
+map as it will be after all changes that were published before it (`Outlook`). So it is atomic among
+threads and tasks, and shares commits with other changes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from imap_wal.embedded.changes import Clear, MapState, WriteBatch
 
 
 class Unsettled(Exception):
-    """The decision depends on a change of another caller that is published but not acknowledged:
-    that change may still fail."""
+    """The decision depends on a change that another caller has published and that is not
+    acknowledged yet. That change may still fail."""
 
 
 class Outlook:
-    """What one map will hold when all changes before this one are applied. `pending`: changes of
-    other callers in the ring."""
+    """One map as it will be after all earlier changes. `pending`: changes of other callers in the
+    ring."""
 
     def __init__(self, state: MapState, now_ms: int, pending: Sequence[WriteBatch]) -> None:
         self._state, self._now_ms, self._pending = state, now_ms, pending
         self._changed: dict[bytes, bytes | None] = {}
-        """Values set by earlier changes of the same commit."""
+        """Values from earlier changes of the same commit."""
         self._added: dict[bytes, None] = {}
-        """Keys that those changes add, in order."""
+        """Keys that those changes added, in order."""
         self._gone: set[bytes] = {key for run in pending for key in run.keys}
-        """Keys that `last` skips: pending, or deleted by the same commit."""
+        """Keys that `last` skips: keys with pending changes, or deleted by the same commit."""
 
     def add(self, changes: WriteBatch) -> None:
-        """Record these as the next changes."""
+        """Add the next changes."""
         for key, value in zip(changes.keys, changes.values, strict=True):
             known = key in self._changed
             there = self._changed[key] if known else self._state.get(key, self._now_ms)
@@ -44,7 +44,7 @@ class Outlook:
                 self._added[key] = None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value, or None. Raises `Unsettled`."""
+        """The value of the key, or None. Raises `Unsettled`."""
         if key in self._changed:
             return self._changed[key]
         if any(key in run.keys for run in self._pending):
@@ -80,7 +80,7 @@ Choose: TypeAlias = "Callable[[Outlook], tuple[Any, WriteBatch | None]]"
 
 class Decision(WriteBatch):
     """A change that is not evaluated yet. While it waits, it counts as one change of `size` bytes.
-    `answer` is set when the store evaluates it."""
+    Evaluating it sets `answer`."""
 
     __slots__ = ("answer", "choose", "size")
 
@@ -97,7 +97,7 @@ class Decision(WriteBatch):
 
 
 def pop(state: MapState, key: bytes) -> Decision:
-    """Delete the key; the answer is its value, or None."""
+    """Delete the key. The answer is its value, or None."""
 
     def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
         value = outlook.get(key)
@@ -107,7 +107,7 @@ def pop(state: MapState, key: bytes) -> Decision:
 
 
 def set_default(default: WriteBatch) -> Decision:
-    """Make this one change unless its key exists; the answer is the value afterwards."""
+    """Make this single change unless its key exists. The answer is the value afterwards."""
     key, value = default.keys[0], default.values[0]
 
     def choose(outlook: Outlook) -> tuple[bytes | None, WriteBatch | None]:
@@ -118,7 +118,7 @@ def set_default(default: WriteBatch) -> Decision:
 
 
 def pop_last(state: MapState) -> Decision:
-    """Delete the key that was added last; the answer is key and value, or None."""
+    """Delete the key that was added last. The answer is (key, value), or None."""
 
     def choose(outlook: Outlook) -> tuple[tuple[bytes, bytes] | None, WriteBatch | None]:
         found = outlook.last()
@@ -128,7 +128,8 @@ def pop_last(state: MapState) -> Decision:
 
 
 def clear(state: MapState, *, known_only: bool = False) -> Decision:
-    """Delete all keys. `known_only`: those that this store knows; its log may have others."""
+    """Delete all keys. `known_only`: only the keys that this store knows; its log may have
+    others."""
 
     def choose(outlook: Outlook) -> tuple[None, WriteBatch | None]:
         keys = outlook.keys()
@@ -144,8 +145,8 @@ def clear(state: MapState, *, known_only: bool = False) -> Decision:
 def made(
     steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]
 ) -> list[WriteBatch]:
-    """The steps, with each decision replaced by its changes. It sees all steps before it. Raises
-    `Unsettled`."""
+    """The steps, with each decision replaced by its changes. A decision sees all steps before it.
+    Raises `Unsettled`."""
     outlooks: dict[MapState, Outlook] = {}
     runs: list[WriteBatch] = []
     for step in steps:

@@ -1,4 +1,4 @@
-"""One durable map of a store, as a dict."""
+"""One durable map of a store, with the methods of a dict."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from imap_wal.embedded.views import MapReads
 from imap_wal.errors import InvalidSetting, TooLarge
 
 TTL_S_MAX = 100 * 366 * 86_400
-"""100 years. For longer, put without a lifetime."""
+"""100 years."""
 RAISE = object()
 """The default of `pop`: raise KeyError."""
 
 
 class DurableMap(MapReads, MutableMapping[Any, Any]):
-    """One map of a store. Every change returns when it is as durable as the store's settings
-    demand; an error means that memory is unchanged. Every operation is atomic among threads, `pop`,
-    `popitem` and `setdefault` too."""
+    """One map of a store, with the methods of a dict. A change returns when it is as durable as the
+    `durability` setting says; if it raises, memory is unchanged. Every operation is atomic among
+    threads, including `pop`, `popitem` and `setdefault`.
+
+    Raises:
+        NotAppended: the change is not in the log.
+        NotSerializable: the key or value cannot be serialised.
+        TooLarge: key and value together exceed `max_value_bytes`, or a commit is too large.
+        OutcomeUnknown: a write or sync failed; the change may be in the log.
+        Fenced: another process took over the log; the change is not in the log.
+        Closed: the store was closed. Reads raise it too.
+    """
 
     def __init__(self, writer: MapWriter, state: MapState) -> None:
         super().__init__(writer, state)
@@ -31,13 +40,22 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self.put(key, value)
 
     def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
-        """Set the key; with `ttl`, for that many seconds (to the millisecond, also across
-        restarts); without, for ever."""
+        """Set the key.
+
+        Args:
+            key: the key.
+            value: the value.
+            ttl: lifetime in seconds, exact to the millisecond, also across restarts; None: the
+                key does not expire.
+
+        Raises:
+            InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
+        """
         self._writer.change([self.changes([(key, value)], ttl)])
 
     def changes(self, pairs: Iterable[tuple[Any, Any]], ttl: float | None = None) -> WriteBatch:
-        """The changes that set the keys, serialised. `NotSerializable`, `TooLarge`,
-        `InvalidSetting` for a ttl of 0 or less."""
+        """The changes that set the keys, serialised. Raises `NotSerializable`, `TooLarge`, and
+        `InvalidSetting` for an invalid `ttl`."""
         state, limit = self._state, self._writer.max_value_bytes
         dump_key, dump = state.serializer.dump_key, state.serializer.dump
         changes = WriteBatch(state, [], [])
@@ -57,7 +75,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
                     f"{TTL_S_MAX:,}, or None for no limit"
                 )
             now = self._writer.now_ms()
-            state.purge(now)  # whoever only puts and gets must not keep what expired
+            state.purge(now)  # `put` and `get` alone would never remove expired keys
             changes.expires = dict.fromkeys(range(len(changes)), now + max(1, round(ttl * 1000)))
         return changes
 
@@ -65,14 +83,14 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         self.pop(key)
 
     def pop(self, key: Any, default: Any = RAISE) -> Any:
-        """Delete the key and return its value: of several threads one gets it. KeyError, or
-        `default`, where there is none."""
+        """Delete the key and return its value. Of several threads, only one gets the value. If the
+        key does not exist, return `default`, or raise KeyError without a default."""
         decision = pop(self._state, self._state.serializer.dump_key(key))
         self._writer.settle([decision])
         return self.popped(decision, key, default)
 
     def popped(self, decision: Decision, key: Any, default: Any) -> Any:
-        """The return value of `pop`, once its decision is evaluated."""
+        """The return value of `pop`, after its decision was evaluated."""
         if decision.answer is not None:
             return self._state.serializer.load(decision.answer)
         if default is RAISE:
@@ -80,22 +98,22 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return default
 
     def popitem(self) -> tuple[Any, Any]:
-        """Delete the key that was added last; returns it with its value. Each is given to one
-        thread. KeyError where there is none."""
+        """Delete the key that was added last, and return it with its value. Of several threads,
+        only one gets each key. Raises KeyError if the map is empty."""
         decision = pop_last(self._state)
         self._writer.settle([decision])
         return self.popped_item(decision)
 
     def popped_item(self, decision: Decision) -> tuple[Any, Any]:
-        """The return value of `popitem`, once its decision is evaluated."""
+        """The return value of `popitem`, after its decision was evaluated."""
         if decision.answer is None:
             raise KeyError("popitem(): the map is empty")
         key, value = decision.answer
         return self._state.serializer.load_key(key), self._state.serializer.load(value)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
-        """The value of the key; where there is none, `default` is set first. Several threads all
-        get the value of the one that came first."""
+        """Return the value of the key; if it does not exist, set it to `default` first. Several
+        threads all get the value of the first one."""
         decision = set_default(self.changes([(key, default)]))
         self._writer.settle([decision])
         return self._state.serializer.load(decision.answer)
@@ -105,17 +123,22 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         return WriteBatch(self._state, [self._state.serializer.dump_key(key)], [None])
 
     def update(self, other: Any = (), /, *, ttl: float | None = None, **more: Any) -> None:
-        """All of them in one commit: after a crash all are there or none. `other` is what a dict's
-        `update` takes. `ttl`: all of them for that many seconds; a key named "ttl" is given in the
-        mapping: `update({"ttl": 5})`."""
+        """Set several keys in one commit: after a crash, all of them are set or none.
+
+        Args:
+            other: a mapping or an iterable of pairs, as for `dict.update`. Pass a key named "ttl"
+                here: `update({"ttl": 5})`.
+            ttl: lifetime of all these keys in seconds; None: they do not expire.
+            **more: more keys and values.
+        """
         self._writer.check_open()
         changes = self.changes(chain(pairs(other), more.items()), ttl)
         if changes:
             self._writer.change([changes])
 
     def clear(self) -> None:
-        """Delete all keys, in one commit. It is one entry in the log, unless the store was opened
-        with `shared` or `wal_filter`: then keys that it does not know are kept."""
+        """Delete all keys in one commit. This is one entry in the log, unless the store was opened
+        with `shared` or `wal_filter`: then only the keys that it knows are deleted."""
         self._writer.settle([self.clearing()])
 
     def clearing(self) -> Decision:
@@ -133,7 +156,7 @@ def _is_number(value: object) -> bool:
 
 
 def pairs(other: Any) -> Iterable[tuple[Any, Any]]:
-    """Keys and values of what a dict's `update` takes."""
+    """The keys and values of an argument of `dict.update`."""
     if isinstance(other, Mapping):
         return other.items()
     if hasattr(other, "keys"):

@@ -1,4 +1,4 @@
-"""Changes of maps on their way into the log.
+"""Writes the changes of maps to the log.
 
 changes ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory
 """
@@ -19,7 +19,7 @@ from imap_wal.write.committer import CommitRequest
 
 
 class MapWriter:
-    """Safe for many threads. `knows_all`: the log has no keys that its store does not know."""
+    """Thread-safe. `knows_all`: the store knows all keys in its log."""
 
     def __init__(self, writer: LogWriter, incarnation: int, *, knows_all: bool) -> None:
         log = self._log = writer.log
@@ -32,17 +32,17 @@ class MapWriter:
         self._request = 0
         self.order_lock = threading.Lock()
         self.some_unlogged = False
-        """Some map lives in memory only."""
+        """There is a map that is only in memory."""
         self.closed = False
 
     def check_open(self) -> None:
-        """`Closed` if it was."""
+        """Raises `Closed` after the store was closed."""
         if self.closed:
             raise Closed("this store was closed; open it again")
 
     def change(self, runs: Sequence[WriteBatch]) -> None:
-        """Log the changes as one commit, then apply them; returns as the durability says. Those of
-        maps that are not logged are applied with them."""
+        """Log the changes as one commit, apply them in memory, and return when the durability
+        setting allows it. Changes of unlogged maps are applied after the commit."""
         if self.some_unlogged:
             unlogged = [run for run in runs if not run.state.logged]
             if unlogged:
@@ -58,15 +58,15 @@ class MapWriter:
             self._await(batch)
 
     def submit(self, runs: Sequence[WriteBatch]) -> CommitRequest:
-        """Number, encode and publish the changes as one batch; the caller sees to its commit
+        """Number, encode and publish the changes as one batch. The caller must wait for its commit
         (`committer.wait`)."""
         self.check_open()
         with self.order_lock:
             return self._publish(runs)
 
     def settle(self, steps: Sequence[WriteBatch]) -> None:
-        """Log and apply the steps in one commit. A decision among them sees all that is published
-        before it, and no other change comes in between."""
+        """Log and apply the steps in one commit. A decision among them sees all changes that were
+        published before it."""
         for logged in (True, False):
             of_kind = [step for step in steps if step.state.logged is logged]
             if of_kind:
@@ -85,11 +85,11 @@ class MapWriter:
         if batch is not None and not self._early:
             self._await(batch)
 
-    # With the order lock held, so that nothing is published at the same time.
+    # The methods below are called with the order lock held, so nothing is published meanwhile.
 
     def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> CommitRequest | None:
-        """Publish the steps, or apply them if they are not logged. None if nothing was published.
-        Raises `Unsettled`."""
+        """Publish the steps, or apply them if their maps are not logged. Returns None if nothing
+        was published. Raises `Unsettled`."""
         runs = made(steps, self._outlook)
         if not logged:
             apply(runs)
@@ -99,7 +99,7 @@ class MapWriter:
         return Outlook(state, self.now_ms(), self._pending(state))
 
     def _pending(self, state: MapState) -> list[WriteBatch]:
-        """What is published of this map and not yet in memory."""
+        """The published changes of this map that are not in memory yet."""
         if self._early or not state.logged:
             return []
         batches = [batch for batch in self._ring.waiting() if not batch.done]

@@ -1,7 +1,6 @@
-"""Open the durable maps of a folder or URL.
+"""Opens the durable maps of a folder or URL.
 
-open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ shut out the writers of other nodes ─▶
-`Store`
+open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ fence writers of other nodes ─▶ `Store`
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.serializer import MsgpackSerializer, Serializer
 from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
-from imap_wal.encryption import with_keys
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose, location
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import OTHER_NODE, NodeLog
@@ -30,7 +29,7 @@ from storage_backends import SegmentStore, StorageError, open_store
 
 
 class OpenOptions(SettingsOptions, total=False):
-    """Every option of `open`, for functions that pass them on."""
+    """The keyword arguments of `open`, for functions that pass them on."""
 
     namespace: str
     cluster: str
@@ -63,22 +62,42 @@ def open(  # the public name: imap_wal.open
     shared: bool = False,
     **settings: Unpack[SettingsOptions],
 ) -> Store:
-    """Open (or create) the durable maps under `url`, a folder or any fsspec URL; `settings` are the
-    fields of `Settings`. `wal_dir`: another URL for the segments being written, for example on a
-    quick local disk, with archives and snapshots on an object store. The root remembers it, but
-    each open must name it if it is on another kind of storage than the root. `storage_options`:
-    options of the storage of `url`, such as credentials; they are never shown or stored.
-    `wal_filter`: sees every entry of the log before it counts, and keeps, skips or changes it, or
-    stops there (`imap_wal.embedded.wal_filter`).
+    """Open the durable maps under a folder or URL, and create them if there are none.
 
-    The maps of a cluster have one writer: an open shuts out every store that is open under another
-    node name, which then acknowledges nothing more (`Fenced`). `shared=True` leaves those alone,
-    for processes that write different keys at the same time, each under a node name of its own:
-    none sees what another writes before it is opened again.
+    The maps of a cluster have one writer: this fences every store that is open under another node
+    name, which then acknowledges nothing more and raises `Fenced`. `shared=True` does not: it is
+    for processes that write different keys at the same time, each under its own node name. Such a
+    store sees changes of the others only when it is opened again.
 
-    `WriterLocked` when another process holds the node (`takeover=True` shuts it out), `CorruptLog`
-    and its siblings for damage, `StorageUnavailable` when the storage fails, `InvalidSetting` for
-    an impossible setting."""
+    Args:
+        url: a folder or any fsspec URL.
+        namespace: namespace of the cluster.
+        cluster: cluster of the maps.
+        node: name of this writer's log in the cluster.
+        takeover: fence a process that has this node's log open; it then acknowledges nothing more.
+        serializer: for all maps without their own; None: `MsgpackSerializer`.
+        clock: for tests.
+        randomness: for tests.
+        storage: an open storage, instead of the one that `url` names.
+        wal_dir: another URL for the segments being written, for example on a fast local disk, with
+            archives and snapshots on an object store. The root stores it, but each open must name
+            it if it is on another kind of storage than the root.
+        storage_options: options for the storage of `url`, such as credentials. They are never
+            shown or stored.
+        wal_filter: called with every entry of the log before it is applied; it keeps, skips or
+            changes the entry, or stops (`imap_wal.embedded.wal_filter`).
+        shared: do not fence stores under other node names.
+        **settings: fields of `Settings`.
+
+    Raises:
+        WriterLocked: another process has this node's log open for writing.
+        InvalidSetting: a setting is not valid, or the cluster belongs to Hazelcast members.
+        LogError: a file of the log is damaged, or of a newer version.
+        MissingNode: the log of a node of the cluster is missing
+            (`recovery_policy="partial"` leaves its entries out).
+        EncryptionError: the keys do not fit the log.
+        StorageUnavailable: the storage failed.
+    """
     for name, value in (("takeover", takeover), ("shared", shared)):
         if not isinstance(value, bool):  # "no" would shut another store out
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
@@ -101,8 +120,8 @@ def open(  # the public name: imap_wal.open
         try:
             incarnation = next_incarnation(log)
             if not shared:
-                # After the claim of an incarnation: a store that is opened at the same moment and
-                # claims a later one shuts this one out.
+                # After the claim: of two stores that open at the same time, the one with the later
+                # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
             return Store(
                 LogWriter(log, all_logs),
@@ -120,9 +139,9 @@ def open(  # the public name: imap_wal.open
 
 
 def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
-    """Refuse before anything is written: once a node is registered, all others wait for its log.
-    `InvalidSetting` in a cluster of Hazelcast members; `MissingNode` for a new node where another
-    one's log cannot be read."""
+    """Checks before anything is written, because a registered node's log is needed by all others.
+    Raises `InvalidSetting` in a cluster of Hazelcast members, and `MissingNode` for a new node if
+    another node's log cannot be read."""
     manifest = logs.manifest()
     claims = claim_manifests(logs.store, logs.folder, manifest.claims, logs.clock, logs.randomness)
     if claims.read()[1].newest:
@@ -139,9 +158,10 @@ def _of_members(cluster: str, namespace: str) -> InvalidSetting:
 
 
 def next_incarnation(log: NodeLog) -> int:
-    """Claim the next incarnation for an embedded open, by compare-and-swap. `InvalidSetting` where
-    Hazelcast members write: the next lifetime of their cluster would void what this store
-    acknowledges. `CorruptLog` where the cluster's manifest was put back from an older copy."""
+    """Claim the next incarnation for an embedded open, by compare-and-swap. Raises `InvalidSetting`
+    if Hazelcast members write this log, because the next lifetime of their cluster would void what
+    this store acknowledges. Raises `CorruptLog` if the cluster's manifest was replaced by an older
+    copy."""
     current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:

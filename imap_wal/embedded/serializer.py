@@ -1,5 +1,5 @@
-"""How the embedded map turns keys and values into bytes and back. Never pickle, unless the user
-passes a serializer that does."""
+"""Converts keys and values of embedded maps to bytes and back. None of these serializers uses
+pickle."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from imap_wal.errors import NotSerializable, not_text
 
 
 class Serializer(Protocol):
-    """Two pairs of functions. `dump_key` must give the same bytes for the same key, always: they
-    are its identity."""
+    """Converts keys and values to bytes and back. `dump_key` must always return the same bytes for
+    the same key, because the bytes identify the key. A `dump` function should raise
+    `NotSerializable` for what it cannot convert."""
 
     name: str
-    """Written beside keys and values as their class, for people who read the log."""
+    """Stored with keys and values as their class. A map is read only with a serializer of the same
+    name."""
 
     def dump_key(self, key: Any) -> bytes: ...
     def load_key(self, data: bytes) -> Any: ...
@@ -25,15 +27,16 @@ class Serializer(Protocol):
 
 
 class _Packer(threading.local):
-    """A packer is not for two threads; making one costs more than packing a small value."""
+    """One packer per thread. It is reused, because creating one takes longer than packing a small
+    value."""
 
     def __init__(self) -> None:
         self.pack = msgpack.Packer(use_bin_type=True).pack
 
 
 class MsgpackSerializer:
-    """The default: None, bool, int, float, str, bytes, lists and dicts of these. A key that is a
-    tuple comes back as a tuple, a value as a list."""
+    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. A tuple is
+    read as a tuple in a key, and as a list in a value."""
 
     name = "msgpack"
 
@@ -50,7 +53,7 @@ class MsgpackSerializer:
                 "bytes, or a serializer"
             ) from error
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            self._packer = _Packer()  # a failed pack may leave a half-filled buffer behind
+            self._packer = _Packer()  # after a failure, the buffer may be half filled
             raise NotSerializable(
                 f"cannot write {type(value).__name__} as msgpack: {error}; pass another type "
                 "or a serializer"
@@ -67,7 +70,7 @@ class MsgpackSerializer:
 
 
 class RawSerializer:
-    """Keys and values are bytes already, and stay as they are."""
+    """For keys and values that are bytes; they are stored unchanged."""
 
     name = "raw"
 

@@ -1,12 +1,12 @@
-"""The embedded store: durable maps in one process, on the same ring, committer, segments and
-restore as a cluster's.
+"""The embedded store: durable maps in one process, with the same ring, committer, segments and
+restore as a cluster.
 
-    put ─▶ serialise ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer
-    ─▶ memory ─▶ return open ─▶ lock, recover the tail ─▶ merge all logs, newest first, once ─▶
-    memory
+    put    serialise ─▶ number, encode, publish (one lock: ring order is request order)
+           ─▶ committer ─▶ memory ─▶ return
+    open   lock, recover the tail ─▶ merge all logs, newest first, once ─▶ memory
 
-Memory holds serialised values; `get` gives a fresh object each time, the same that a reopen would
-give.
+Memory contains serialised values. `get` returns a new object each time, equal to what a reopened
+store returns.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal r
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """A snapshot of a store since it was opened."""
+    """Counters of a store since it was opened."""
 
     commits: CommitStatistics
     ring: RingStatistics
@@ -52,8 +52,8 @@ class StoreStatistics:
 
 
 class Store:
-    """An open log and its maps. Made by `imap_wal.open`; a context manager; safe for many
-    threads."""
+    """An open log and its maps, from `imap_wal.open`. It is thread-safe, and a context manager that
+    closes it."""
 
     def __init__(
         self,
@@ -89,10 +89,19 @@ class Store:
         raw: bool = False,
         disable_wal: bool = False,
     ) -> DurableMap:
-        """The durable map of that name: created empty, or as the log has it. `raw=True`: keys and
-        values are bytes. A map is read with the serializer it was written with; asking for another
-        raises InvalidSetting. `disable_wal=True`: a map that lives in memory only and is gone when
-        the store is closed; InvalidSetting where the log holds one of that name."""
+        """The durable map of this name; a new map is empty.
+
+        Args:
+            name: 1 to 1024 bytes of UTF-8.
+            serializer: the one that the map was written with; None: the store's.
+            raw: keys and values are bytes, which are stored unchanged.
+            disable_wal: the map is only in memory, and is lost when the store is closed.
+
+        Raises:
+            InvalidSetting: the name is not valid, the map was written with another serializer, or
+                the map is in the log and `disable_wal` is True, or the reverse.
+            Closed: the store was closed.
+        """
         self.changes.check_open()
         layout.check_map_name(name)
         wanted = RawSerializer() if raw else serializer
@@ -106,13 +115,13 @@ class Store:
         if state.logged is disable_wal:
             now, asked = ("in the log", "without") if state.logged else ("not in the log", "with")
             raise InvalidSetting(
-                f"map {name!r} is {now}; it cannot be had {asked} it as well (`imap-wal "
-                "drop` forgets a map)"
+                f"map {name!r} is {now}; it cannot be opened {asked} it as well (`imap-wal "
+                "drop` deletes a map)"
             )
         if wanted is not None and wanted.name != state.serializer.name:
             if state.values:
                 raise InvalidSetting(
-                    f"map {name!r} holds entries written by serializer "
+                    f"map {name!r} has entries written by serializer "
                     f"{state.serializer.name!r}, not {wanted.name!r}"
                 )
             state.serializer = wanted
@@ -126,20 +135,35 @@ class Store:
         return DurableMap(self.changes, state)
 
     def maps(self) -> list[str]:
-        """Names of all maps that were asked for or are in the log."""
+        """The names of all maps that are in the log or were opened with `map`, sorted. Raises
+        `Closed`."""
         self.changes.check_open()
         return sorted(self._maps)
 
     # ---- the log ----
 
     def sync(self) -> None:
-        """Durability barrier: all that returned before is safe on storage when this returns."""
+        """Durability barrier: when this returns, all earlier changes are synced.
+
+        Raises:
+            NotAppended: the sync failed.
+            Fenced: another process took over the log.
+            Closed: the store was closed.
+        """
         self.changes.check_open()
         self.committer.sync()
 
     def flush_wal(self, sync: bool = True) -> None:
-        """With `manual_wal_flush`: bring all that waits into the log; `sync`: and make it safe,
-        whatever the durability. Raises why it could not."""
+        """With `manual_wal_flush`: write all waiting changes to the log.
+
+        Args:
+            sync: also sync them, with any durability.
+
+        Raises:
+            NotAppended: the storage failed.
+            Fenced: another process took over the log.
+            Closed: the store was closed.
+        """
         if sync:
             self.sync()
             return
@@ -149,9 +173,20 @@ class Store:
             raise self.committer.failure
 
     def archive(self) -> int:
-        """Seal the current segment and turn sealed segments into compressed archives; returns how
-        many entries moved. What a snapshot covers goes when `wal_ttl_seconds` and
-        `wal_size_limit_mb` say so."""
+        """Seal the current segment, turn all sealed segments into compressed archives, and remove
+        covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say.
+
+        Returns:
+            The number of archived entries.
+
+        Raises:
+            NotAppended: the storage failed while the segment was sealed.
+            StorageUnavailable: the storage or the local temporary folder failed.
+            LogError: a sealed segment is damaged.
+            Fenced: another process took over the log.
+            LostRace: other processes changed the log's manifest several times meanwhile.
+            Closed: the store was closed.
+        """
         self.changes.check_open()
         moved = self.writer.archive().records
         self.writer.remove_expired()
@@ -159,6 +194,7 @@ class Store:
 
     @property
     def statistics(self) -> StoreStatistics:
+        """Counters since the store was opened."""
         entries = sum(len(state.values) for state in self._maps.values())
         return StoreStatistics(
             self.committer.statistics,
@@ -169,14 +205,18 @@ class Store:
         )
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal, let go. Safe to call twice, also
-        after an interrupt."""
+        """Commit what waits, write the clean-shutdown frame, seal the segment, release the lock.
+        Safe to call twice, also after an interrupt.
+
+        Raises:
+            StorageUnavailable: the storage failed; the store is closed nevertheless.
+        """
         if self._ended:
             return
         self.changes.closed = True
         try:
             self.writer.stop()
-        finally:  # an interrupted close lets the lock go too; if not, the next call does
+        finally:  # an interrupted close releases the lock too, or the next call does
             try:
                 self.committer.close()
                 self._ended = True
@@ -199,7 +239,7 @@ class Store:
     ) -> None:
         self.close()
 
-    # ---- inside ----
+    # ---- loading ----
 
     def _load(self, cluster: ClusterLog, wal_filter: WalFilter | None) -> None:
         if wal_filter is not None:
@@ -219,7 +259,7 @@ class Store:
             progress.over(view.statistics.records, REWRITE_ADVICE)
             for node, why in view.missing.items():
                 _log.warning(
-                    "the entries that only the log of node %r holds are left out: %s", node, why
+                    "the entries that are only in the log of node %r are left out: %s", node, why
                 )
             for name in view.maps():
                 for rows in view.rows(name):
@@ -240,7 +280,7 @@ class Store:
 
 
 class _Label:
-    """Stands for a serializer whose name is in the log but which nobody passed."""
+    """In place of a serializer that the log names and that was not passed."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,5 +1,5 @@
-"""Reading a map while entries expire and other threads change it: every walk shows the map of one
-moment, key and value from one look."""
+"""Reads a map while entries expire and other threads change it. Every iteration sees the keys and
+values of one moment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from imap_wal.embedded.changes import MapState
 
 
 class Home(Protocol):
-    """What a map asks of its store."""
+    """What a map needs from its store."""
 
     def check_open(self) -> None:
-        """`Closed` if it was closed."""
+        """Raises `Closed` after the store was closed."""
 
     def now_ms(self) -> int:
-        """The store's clock."""
+        """The time of the store's clock, in Unix milliseconds."""
 
 
 class MapReads(Mapping[Any, Any]):
-    """The reading half of a map. Each walk holds a list of keys, and of values where it gives them,
-    of the moment it began: 16 bytes an entry, and the values that were replaced since. `Closed`
-    after the store was closed."""
+    """The read methods of a map. An iteration keeps a list of the keys, and of the values if it
+    yields them, from the moment when it began: 8 or 16 bytes per entry, and the values that were
+    replaced since. All methods raise `Closed` after the store was closed."""
 
     def __init__(self, home: Home, state: MapState) -> None:
         self._home, self._state = home, state
@@ -44,8 +44,8 @@ class MapReads(Mapping[Any, Any]):
         return state.serializer.load(value)
 
     def ttl(self, key: Any) -> float | None:
-        """Seconds that are left of a key's lifetime; None where it has no end. KeyError where there
-        is no such key."""
+        """The remaining lifetime of a key in seconds; None: it does not expire. Raises KeyError if
+        the key does not exist."""
         self._home.check_open()
         now = self._home.now_ms()
         expires = self._state.expiry(self._state.serializer.dump_key(key), now)
@@ -85,7 +85,7 @@ class MapReads(Mapping[Any, Any]):
 
 
 _Place = tuple[int, int]
-"""Which call of a function runs, and which of its instructions."""
+"""A call of a function, and its current instruction."""
 
 
 def _caller(depth: int) -> _Place:
@@ -94,10 +94,10 @@ def _caller(depth: int) -> _Place:
 
 
 class _Copy:
-    """`dict(map)` under way. Python calls `keys()` and then `map[key]` for each key, without
-    anything that connects the calls. But all of them come from one instruction of one call, and use
-    the same key objects in the same order. So they are given the values at the moment of `keys()`:
-    an entry that expires or is deleted during the copy does not make it fail."""
+    """A running `dict(map)`. Python calls `keys()` and then `map[key]` for each key, and nothing
+    connects these calls. But all of them come from one instruction of one call, and use the same
+    key objects in the same order. So they get the values from the moment of `keys()`: an entry that
+    expires or is deleted during the copy does not make it fail."""
 
     __slots__ = ("at", "instruction", "keys", "values")
 
@@ -107,7 +107,7 @@ class _Copy:
 
 
 def _copied(copies: dict[int, _Copy], key: Any) -> bytes | None:
-    """The value for a `dict(map)` under way; None for any other caller."""
+    """The value for a running `dict(map)`; None for any other caller."""
     call, instruction = _caller(3)
     copy = copies.get(call)
     if copy is None:

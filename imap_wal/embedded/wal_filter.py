@@ -1,11 +1,11 @@
-"""A function of the user's that sees every entry while a store is opened, before it counts: keep
-it, skip it, change it, or stop there.
+"""A function of the user that is called with every entry while a store is opened, before the entry
+is applied. It can keep, skip or change the entry, or stop there.
 
-    snapshots ─▶ each node's log in its order (archives, segments) ─▶ wal_filter ─▶ newest of each
-    key ─▶ memory
+    snapshots ─▶ each node's log in its order (archives, segments) ─▶ wal_filter
+              ─▶ newest of each key ─▶ memory
 
-Nothing on storage is changed: the next open sees the same entries again, unless the store was
-    rewritten meanwhile. RocksDB's `WalFilter`, with its four answers.
+The storage is not changed: the next open sees the same entries again, unless the log was rewritten
+meanwhile. This is RocksDB's `WalFilter`, with its four answers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Final, TypeAlias
 from imap_wal.entry import ORDER, DataEntry, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import LogReader
-from imap_wal.read.rivals import Noted
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.newest.table import Table
+from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.scan import read_piece
-from imap_wal.read.table import Table
 from imap_wal.settings import RecoveryPolicy
 
 
 class Verdict(Enum):
-    """What a filter can answer besides an entry and None."""
+    """What a filter can return besides an entry and None."""
 
     STOP = "stop"
 
@@ -36,16 +37,16 @@ class Verdict(Enum):
 STOP: Final = Verdict.STOP
 
 WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
-"""The entry itself keeps it, another DataEntry takes its place (its order stays), None skips it;
-STOP leaves out this entry and all that come after it. The `clear` of a map is one entry, whose key
-is None: it can be kept or skipped."""
+"""Return the entry itself to keep it, another DataEntry to replace it (the order is kept), or None
+to skip it. STOP leaves out this entry and all that follow. The `clear` of a map is one entry, whose
+key is None: it can only be kept or skipped."""
 
 
 def filtered(
     log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy
 ) -> dict[str, dict[bytes, DataEntry]]:
-    """The newest entry of every key that passed, by map and key; tombstones too. In memory: as much
-    as the maps themselves. `InvalidSetting` for an answer that is none."""
+    """The newest entry that passed, by map and key; tombstones too. This takes as much memory as
+    the maps themselves. Raises `InvalidSetting` for an invalid answer."""
     newest: dict[str, Table] = {}
     cleared = Cleared()
     for node, entry in _entries(log, policy):
@@ -56,7 +57,7 @@ def filtered(
             break
         if not isinstance(answer, DataEntry):
             raise InvalidSetting(
-                f"wal_filter answered {answer!r}; it takes the entry, another DataEntry, "
+                f"wal_filter answered {answer!r}; it must return the entry, another DataEntry, "
                 "None or STOP"
             )
         if is_clear(answer) is not is_clear(entry):
@@ -87,7 +88,7 @@ def filtered(
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
     state = log.state()
     state.demand(policy)
-    for piece in log.pieces(state, nodes=(), snapshots=True):
+    for piece in cluster_pieces(state, nodes=(), snapshots=True):
         for changes in read_piece(log.store, piece):
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):

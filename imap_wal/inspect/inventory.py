@@ -77,7 +77,7 @@ class ClusterView:
     """Number of the manifest of claims; 0 if there is none."""
     claims: ClaimManifest = field(default_factory=ClaimManifest)
     forgotten: tuple[NodeView, ...] = ()
-    """Folders of forgotten nodes, without a log (see `imap_wal.agent.forget_node`)."""
+    """Folders of forgotten nodes, without a log (see `imap_wal.agent.membership.forget_node`)."""
     opened: Mapping[str, int] = field(default_factory=dict)
     """Log directory → the newest epoch that was opened."""
     snapshot_files: int = 0

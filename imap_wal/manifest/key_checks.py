@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from imap_wal.encryption import check_value
-from imap_wal.encryption_keys import PLAIN, KeyRing
 from imap_wal.errors import EncryptionError
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.security.encryption import check_value
+from imap_wal.security.encryption_keys import PLAIN, KeyRing
 
 
 def differing(ring: KeyRing, known: Mapping[str, str]) -> list[str]:

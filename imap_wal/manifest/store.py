@@ -38,7 +38,7 @@ FORMAT = 1
 FORMAT_PACKED = 2
 """Format of a manifest with a packed list: see `ArchiveList` and `SnapshotTable`."""
 FORMAT_CLEARS = 3
-"""Archives or snapshots may have rows without a key (`imap_wal.read.clears`)."""
+"""Archives or snapshots may have rows without a key (`imap_wal.read.newest.clears`)."""
 PACKED_FROM = 256
 """A list of this many archives, or of snapshots of this many maps, or more is packed."""
 KEEP = 64

@@ -13,8 +13,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 
-from imap_wal.encryption import archive_key, archive_keys, keys_of
-from imap_wal.encryption_keys import NO_KEYS, PLAIN, Keys
 from imap_wal.entry import (
     DELETED,
     KEY,
@@ -29,6 +27,8 @@ from imap_wal.entry import (
 from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
 from imap_wal.format import Position
 from imap_wal.parquet.contents import open_checked
+from imap_wal.security.encryption import archive_key, archive_keys, keys_of
+from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, Keys
 from storage_backends import AlreadyExists, SegmentStore
 from storage_backends.extras import needs
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imap_wal import layout
-from imap_wal.encryption import keys_of
 from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
@@ -27,6 +26,7 @@ from imap_wal.parquet.file import (
     to_rows,
     validate,
 )
+from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 
 _BATCH_ROWS = 1024

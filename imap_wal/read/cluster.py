@@ -1,7 +1,7 @@
 """All nodes' logs of one cluster, as a restore reads them.
 
-    ClusterLog        plans which files are read (`pieces`) and reads them (`changes`); everything
-                      that reads a log uses it
+    ClusterLog        looks at the logs (`state`) and reads their files (`changes`); everything that
+                      reads a log uses it. `pieces` plans which files are read
     MaterializedView  merges them once into a NewestIndex, then only what was appended since;
                       serves keys and rows
 
@@ -12,20 +12,19 @@ read again and the pass starts again; merging an entry twice changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import KEY, Row
-from imap_wal.errors import MissingNode, ShortLog
+from imap_wal.errors import ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
-from imap_wal.manifest.cluster import ClusterManifest, Snapshot, cluster_manifests
-from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.older import (
-    MISSING_ADVICE,
     current_cluster,
     foreign_wal,
     mark_beyond,
@@ -41,9 +40,10 @@ from imap_wal.read.file_scan import (
     EntryBatch,
     FileScan,
     Metadata,
-    Overtaken,
 )
+from imap_wal.read.pieces import cluster_pieces, node_pieces, segment_piece
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
@@ -52,73 +52,6 @@ ATTEMPTS = 8
 """How often a pass starts again because files were removed during it."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeState:
-    """One node's log when it was read. `segments` are those that are not archived, in order,
-    without gaps. `missing`: why its segments cannot be read here; "" if they can."""
-
-    name: str
-    folder: str
-    manifest: NodeManifest
-    segments: tuple[SegmentFile, ...]
-    missing: str = ""
-
-    @property
-    def last(self) -> tuple[int, int]:
-        """(epoch, number) of the last segment that is not archived; (0, 0) if there is none."""
-        return self.segments[-1].name if self.segments else (0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason."""
-
-    manifest: ClusterManifest
-    nodes: Mapping[str, NodeState]
-    missing: Mapping[str, str]
-    number: int = 0
-    """The number of the cluster's manifest."""
-
-    @property
-    def seen(self) -> Seen:
-        """What a process that acts on this state has seen of the cluster."""
-        return self.manifest.seen(self.number)
-
-    def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
-        """(incarnation, position) of each cluster lifetime: entries of older incarnations after the
-        position are void. A node that a lifetime does not name had no log when it began."""
-        return tuple(
-            (lifetime.incarnation, lifetime.cuts.get(node, START))
-            for lifetime in self.manifest.lifetimes
-        )
-
-    def covered(self, node: str) -> dict[str, Position]:
-        """Map → position up to which a snapshot covers this node's entries. Marks of another log
-        directory do not count."""
-        directory = self.nodes[node].manifest.directory
-        marks = {
-            name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()
-        }
-        return {
-            name: mark.position
-            for name, mark in marks.items()
-            if mark is not None and mark.directory == directory
-        }
-
-    def overtaken(self) -> Overtaken:
-        """Map → partition → pair, for entries above the marks of that map's snapshot."""
-        tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
-        return {name: pairs for name, pairs in tables.items() if pairs}
-
-    def demand(self, policy: RecoveryPolicy) -> None:
-        """`MissingNode` unless no registered node is missing, or the policy allows it."""
-        if self.missing and policy is RecoveryPolicy.FULL:
-            raise MissingNode(
-                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),
-                MISSING_ADVICE,
-            )
 
 
 class ClusterLog:
@@ -279,116 +212,6 @@ class ClusterLog:
                 return found
         return missing.snapshot_file(error.path, self.manifest()) or error
 
-    def pieces(
-        self,
-        state: ClusterState,
-        *,
-        since: Mapping[str, Position] | None = None,
-        until: Mapping[str, Position] | None = None,
-        maps: Collection[str] | None = None,
-        nodes: Collection[str] | None = None,
-        snapshots: bool = True,
-        covered: bool = False,
-    ) -> list[FileScan]:
-        """The files to read, snapshots first, then node by node in log order. `covered=True` also
-        reads what a snapshot covers, if it still exists."""
-        found: list[FileScan] = []
-        if snapshots:
-            for name, snapshot in sorted(state.manifest.snapshots.items()):
-                if maps is None or name in maps:
-                    found += snapshot_pieces(name, snapshot)
-        for node in sorted(state.nodes):
-            if nodes is None or node in nodes:
-                found += self.node_pieces(
-                    state,
-                    node,
-                    since=(since or {}).get(node),
-                    until=None if until is None else until.get(node, START),
-                    maps=maps,
-                    covered=covered,
-                )
-        return found
-
-    def node_pieces(
-        self,
-        state: ClusterState,
-        node: str,
-        *,
-        since: Position | None = None,
-        until: Position | None = None,
-        maps: Collection[str] | None = None,
-        covered: bool = False,
-    ) -> list[FileScan]:
-        """`pieces` of one node."""
-        if until == START:
-            return []
-        log = state.nodes[node]
-        marks = {} if covered else state.covered(node)
-        cuts = state.cuts(node)
-        overtaken = {} if covered else state.overtaken()
-        found: list[FileScan] = []
-        for archive in sorted(
-            log.manifest.archives, key=lambda archive: (archive.first, archive.map)
-        ):
-            below = max(since or START, marks.get(archive.map, START))
-            if (
-                archive.last <= below
-                or (until is not None and archive.first > until)
-                or (maps is not None and archive.map not in maps)
-            ):
-                continue
-            found.append(
-                FileScan(
-                    ARCHIVE,
-                    node,
-                    archive.path,
-                    archive.map,
-                    log.manifest.directory,
-                    first=archive.first,
-                    last=archive.last,
-                    since=since,
-                    until=until,
-                    covered=marks,
-                    cuts=cuts,
-                    bytes=archive.bytes,
-                    records=archive.records,
-                    checksum=archive.checksum,
-                    overtaken=overtaken,
-                )
-            )
-        all_covered = (
-            min((marks.get(name, START) for name in maps), default=END)
-            if maps is not None
-            else START
-        )
-        below = max(since or START, all_covered)
-        for index, segment in enumerate(log.segments):
-            here = (segment.epoch, segment.number)
-            if here < below[:2] or (until is not None and here > until[:2]):
-                continue
-            following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
-            found.append(
-                FileScan(
-                    SEGMENT,
-                    node,
-                    segment.path,
-                    "",
-                    log.manifest.directory,
-                    segment.epoch,
-                    segment.number,
-                    next_path=following,
-                    since=since,
-                    until=until,
-                    covered=marks,
-                    cuts=cuts,
-                    bytes=segment.bytes,
-                    checkpoint=log.manifest.checkpoint,
-                    newest=log.manifest.newest,
-                    overtaken=overtaken,
-                )
-            )
-        return found
-
     def changes(
         self,
         since: Mapping[str, Position] | None = None,
@@ -409,7 +232,7 @@ class ClusterLog:
         state = state or self.state()
         state.demand(policy)
         if snapshots:
-            for piece in self.pieces(state, maps=maps, nodes=(), snapshots=True):
+            for piece in cluster_pieces(state, maps=maps, nodes=(), snapshots=True):
                 try:
                     for changes in read_piece(self.store, piece, maps):
                         if nodes is None or changes.node in nodes:
@@ -422,9 +245,7 @@ class ClusterLog:
                     (since or {}).get(node),
                     None if until is None else until.get(node, START),
                 )
-                pieces = partial(
-                    self.node_pieces, node=node, until=limit, maps=maps, covered=covered
-                )
+                pieces = partial(node_pieces, node=node, until=limit, maps=maps, covered=covered)
                 yield from self._node_changes(
                     state,
                     node,
@@ -506,7 +327,7 @@ class ClusterLog:
         state = ClusterState(manifest, {piece.node: node}, {})
         found = []
         names = (piece.map,) if piece.map else maps
-        for each in self.node_pieces(
+        for each in node_pieces(
             state, piece.node, since=start, until=until, maps=names, covered=True
         ):
             same = each.kind == SEGMENT and (each.epoch, each.number) == here
@@ -544,21 +365,8 @@ class ClusterLog:
                     segment = log.segments[index]
                     if (segment.epoch, segment.number) < end[:2]:
                         break
-                    following = (
-                        log.segments[index + 1].path if index + 1 < len(log.segments) else ""
-                    )
                     since = end if end[:2] == (segment.epoch, segment.number) else None
-                    piece = FileScan(
-                        SEGMENT,
-                        node,
-                        segment.path,
-                        "",
-                        log.manifest.directory,
-                        segment.epoch,
-                        segment.number,
-                        next_path=following,
-                        since=since,
-                    )
+                    piece = segment_piece(log, index, since)
                     last = max(
                         (changes.last for changes in read_piece(self.store, piece, ())),
                         default=START,
@@ -582,19 +390,6 @@ class ClusterLog:
                 if row[KEY] == key
             ]
         return found
-
-
-def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
-    """The part files of a snapshot, with their facts from the manifest."""
-    count = len(snapshot.files)
-    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
-    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
-    return [
-        FileScan(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
-        for path, size, records, checksum in zip(
-            snapshot.files, sizes, rows, checksums, strict=True
-        )
-    ]
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:

@@ -27,7 +27,7 @@ class EntryBatch:
     """A batch of entries of one node, in log order, from position `first` to `last` (including
     entries that do not count; START in a snapshot). `bytes` is their unpacked size in storage.
     `positions` are those of `rows`, on request. `next_offset` is where reading a segment continues.
-    `clears`: some of the rows may be clears, which have no key (`imap_wal.read.clears`)."""
+    `clears`: some of the rows may be clears, which have no key (`imap_wal.read.newest.clears`)."""
 
     node: str
     rows: list[Row]

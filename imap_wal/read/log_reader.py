@@ -30,15 +30,16 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import msgpack
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import with_keys
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.node import LOG, Archive, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, NodeState
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import NodeState
+from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.settings import check_seconds, check_source, location
@@ -89,8 +90,25 @@ class Bound:
 
 class LogReader:
     """Reads one log in order: a log of `imap_wal.log.create`, of embedded maps (cluster "embedded"
-    and its node), or of an agent. Opens nothing until it reads. Thread-safe. `close` closes its
-    connections."""
+    and its node), or of an agent. It takes no lock and opens nothing until it reads. Thread-safe.
+
+    Args:
+        url: a folder or URL.
+        namespace: namespace of the cluster.
+        cluster: cluster of the log.
+        node: name of the log in its cluster.
+        storage: an open storage, instead of the one that `url` names; `close` leaves it open.
+        wal_dir: as for `imap_wal.open`.
+        storage_options: as for `imap_wal.open`.
+        encryption_keys: the source of the keys of an encrypted log, as in `Settings`.
+        clock: for tests.
+        randomness: for tests.
+        bound: limits what is read; `Log` passes it.
+
+    Raises:
+        InvalidSetting: an argument is not valid.
+        StorageUnavailable: the storage cannot be opened.
+    """
 
     def __init__(
         self,
@@ -125,14 +143,32 @@ class LogReader:
         self._appends = self._store.capabilities.durable_append
 
     def oldest(self) -> Position:
-        """The position of the oldest entry from which no entry was removed."""
+        """The oldest position from which no entry was removed.
+
+        Raises:
+            NoSuchLog: there is no log of this name.
+            LogError: a manifest is damaged, or of a newer version.
+            StorageUnavailable: the storage failed.
+        """
         with storage_errors(self.url):
             removed = self._known(self._log.node(self.node).manifest).removed
         return removed.after() if removed > START else START
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
-        """All records from `start` (None: the oldest that is left) to the log's end, in position
-        order. `PositionGone`, `NoSuchLog`, `LogError`, `StorageUnavailable`."""
+        """All records from a position to the log's end, in position order.
+
+        Args:
+            start: the position, or its text; None: the oldest entry that is left.
+
+        Raises:
+            PositionGone: entries from `start` on were removed.
+            NoSuchLog: there is no log of this name.
+            MissingNode: segments of the log are missing here.
+            LogError: a file is damaged, or of a newer version.
+            EncryptionError: the keys do not fit a file.
+            StorageUnavailable: the storage failed.
+            ValueError: `start` is text that is not a position.
+        """
         with storage_errors(self.url):
             yield from self._catch_up(_Place(self._start(start)))
 
@@ -142,10 +178,19 @@ class LogReader:
         poll_s: float = 0.1,
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
-        """`read`, and then new entries, permanently or until `stop` is set: across rotations,
-        archives, and takeovers. Polls every `poll_s` seconds; for a `Log` in this process every
-        commit wakes it. After an error, continue with `tail(position of the last
-        record.after())`."""
+        """As `read`, and then new records as they arrive, across rotations, archives and takeovers.
+        After an error, continue with `tail(position of the last record.after())`.
+
+        Args:
+            start: as for `read`.
+            poll_s: how often new records are looked for, in seconds. The tail of a `Log` in this
+                process is woken by every commit instead.
+            stop: ends the iteration when it is set.
+
+        Raises:
+            InvalidSetting: `poll_s` is not valid.
+            PositionGone: entries from `start` on were removed; and the other errors of `read`.
+        """
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))

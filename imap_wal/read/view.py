@@ -11,12 +11,14 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
 from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
-from imap_wal.read.cluster import ATTEMPTS, ClusterLog, ClusterState, T, from_manifest
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, T, from_manifest
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.partitions import Partitions
-from imap_wal.read.rivals import Noted
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.partitions import Partitions
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.pieces import cluster_pieces, node_pieces
 from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
 from storage_backends import NotFound, StorageError
@@ -47,7 +49,7 @@ class MergeProgress:
 class RestoreStatistics:
     """What a view has merged since it was made. `live` and `tombstones` (including expired entries)
     count keys now, `conflicts` those that several nodes claim with the same order
-    (`imap_wal.read.rivals`)."""
+    (`imap_wal.read.newest.rivals`)."""
 
     records: int
     bytes: int
@@ -326,7 +328,7 @@ class MaterializedView:
                 self._index.remove(name)
                 self._generations.pop(name, None)
             until = {node: cursor.position for node, cursor in self._cursors.items()}
-            pieces += [(piece, False) for piece in self._log.pieces(state, maps=again, until=until)]
+            pieces += [(piece, False) for piece in cluster_pieces(state, maps=again, until=until)]
         logs = {node: log for node, log in state.nodes.items() if nodes is None or node in nodes}
         for node, log in logs.items():
             cursor = self._cursors.get(node)
@@ -334,7 +336,7 @@ class MaterializedView:
                 cursor = self._cursors[node] = _Cursor(log.manifest.directory)
             for item in log.manifest.metadata:
                 self._metadata.setdefault(from_manifest(item))
-            for piece in self._log.node_pieces(
+            for piece in node_pieces(
                 state, node, since=cursor.position if cursor.position > START else None
             ):
                 start = cursor.next_offset if piece.path == cursor.path else 0

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from typing import Any
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.encryption import keys_of
 from imap_wal.entry import ORDER
-from imap_wal.errors import CorruptLog, NotRepairable
+from imap_wal.errors import NotRepairable
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import (
@@ -32,27 +30,26 @@ from imap_wal.manifest.cluster import (
     ClaimManifest,
     ClusterManifest,
     LowWaterMark,
-    Snapshot,
     claim_manifests,
     cluster_manifests,
 )
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
-from imap_wal.manifest.store import C, ManifestLog
 from imap_wal.parquet import salvage
-from imap_wal.parquet.file import checksum
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.repair.manifest import with_made_manifests
+from imap_wal.repair.manifest import encoded, with_made_manifests
 from imap_wal.repair.node import NodeRepair
+from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
+from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import RecoveryPolicy
-from storage_backends import NotFound, SegmentStore, StoredFile
-from storage_backends.memory import MemoryStore, forget
+from storage_backends import SegmentStore
 
 UNFINISHED = "of an imap-wal repair that did not finish"
 """A marker has this in place of the format number, so a reader's error says "manifest format of an
@@ -80,14 +77,9 @@ class ClusterRepair:
     """Entries to leave out, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
-    _snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    _anew: set[str] = field(default_factory=set)
+    _snapshots: SnapshotRepair = field(init=False)
     _seen: Seen = NOTHING_SEEN
     _newer: str = ""
-    _generation: int = 0
-    """The highest generation that has a folder."""
-    _taken_in: list[str] = field(default_factory=list)
-    """Files of snapshots that no manifest names but the copy keeps."""
     _manifest: ClusterManifest | None = None
     _claims: ClaimManifest | None = None
     """None: the newest readable one is copied."""
@@ -110,9 +102,11 @@ class ClusterRepair:
             self.store, self.view, self.wants_node, self.randomness.name()
         )
         self._seen, self._newer = older_manifests.of_cluster(view)
-        unnamed = self._unnamed_snapshots() if self.older else {}
+        self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
+        unnamed = self._snapshots.unnamed() if self.older else {}
         for name in sorted(view.manifest.snapshots.keys() | unnamed):
-            self._plan_snapshot(name, self._adopted(name, unnamed.get(name, [])))
+            snapshot = self._snapshots.adopted(name, unnamed.get(name, []))
+            self._snapshots.decide(name, snapshot)
         for name in view.missing_nodes:
             if self.wants_node(name):
                 what = (
@@ -133,7 +127,7 @@ class ClusterRepair:
             if not self.wants_node(node.name):
                 continue
             lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
-            repair = NodeRepair(
+            plan = NodePlan(
                 self.store,
                 view,
                 node,
@@ -141,9 +135,9 @@ class ClusterRepair:
                 self.clock,
                 self.randomness,
                 self.tell,
-                lost,
                 self.drops,
             )
+            repair = NodeRepair(plan, lost)
             repair.plan(look_at_entries=self.older)
             self._nodes.append(repair)
             self.items += repair.items
@@ -172,8 +166,8 @@ class ClusterRepair:
         markers = [f"{folder}/manifest/{0:010d}.json" for folder in folders]
         for path in markers:
             target.create(path, text)
-        for name, snapshot in self._snapshots.items():
-            self._write_snapshot(target, name, snapshot)
+        for name, snapshot in self._snapshots.planned.items():
+            self._snapshots.write(target, name, snapshot)
         for repair in self._nodes:
             repair.write(target)
         for repair in self._nodes:
@@ -231,7 +225,7 @@ class ClusterRepair:
         folder, number, content = repair.node.folder, repair.node.manifest_number, repair.manifest
         if content is None:
             return self._manifest_file(folder, number)
-        return _made(
+        return encoded(
             lambda store: node_manifests(store, folder, self.clock, self.randomness),
             repair.number,
             content,
@@ -241,7 +235,7 @@ class ClusterRepair:
         view, content = self.view, self._claims
         if content is None:
             return self._manifest_file(f"{view.folder}/claims", view.claims_number)
-        return _made(
+        return encoded(
             lambda store: claim_manifests(store, view.folder, {}, self.clock, self.randomness),
             self._claims_number,
             content,
@@ -251,8 +245,8 @@ class ClusterRepair:
         folder, number = self.view.folder, self.view.manifest_number
         if self._manifest is None:
             return self._manifest_file(folder, number)
-        content = replace(self._manifest, snapshots=self._snapshots)
-        return _made(
+        content = replace(self._manifest, snapshots=self._snapshots.planned)
+        return encoded(
             lambda store: cluster_manifests(store, folder, self.clock, self.randomness),
             self._number,
             content,
@@ -261,131 +255,6 @@ class ClusterRepair:
     def _manifest_file(self, folder: str, number: int) -> tuple[str, bytes]:
         path = f"{folder}/manifest/{number:010d}.json"
         return path, self.store.read(path)
-
-    # ---- snapshots ----
-
-    def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, if that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may have been removed. If no
-        manifest is left, the newest generation may be of an unfinished rewrite: then all files."""
-        newest: dict[str, tuple[int, list[StoredFile]]] = {}
-        for file in self.store.list(f"{self.view.folder}/snapshot"):
-            *_, name, number, part = file.path.split("/")
-            if not number.isdigit() or not part.endswith(".parquet"):
-                continue
-            map_name = salvage.map_of(
-                self.store, file.path, name, self.view.manifest.snapshots, log=None
-            )
-            if not map_name:
-                continue
-            self._generation = max(self._generation, int(number))
-            known = self.view.manifest.snapshots.get(map_name)
-            generation, files = newest.get(
-                map_name, (known.generation if known is not None else 0, [])
-            )
-            if not self.view.manifest_number:
-                newest[map_name] = max(generation, int(number)), [*files, file]
-            elif int(number) >= generation and file.path not in (
-                known.files if known is not None else ()
-            ):
-                newest[map_name] = (
-                    int(number),
-                    [*(files if int(number) == generation else []), file],
-                )
-        return {name: files for name, (_, files) in newest.items() if files}
-
-    def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files added. Its marks stay as they are: the log above them is
-        read, and the newest change of each key wins."""
-        known = self.view.manifest.snapshots.get(name)
-        if known is None:
-            known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())
-        if not unnamed:
-            return known
-        there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot")}
-        # A missing file was replaced by the newer ones.
-        old = [(path, checksum) for path, checksum in _files(known) if path in there]
-        files = [*old, *((file.path, 0) for file in unnamed)]
-        self._taken_in += [file.path for file in unnamed]
-        return replace(
-            known,
-            generation=max(int(file.path.split("/")[-2]) for file in unnamed),
-            files=tuple(path for path, _ in files),
-            checksums=tuple(checksum for _, checksum in files),
-            bytes=known.bytes + sum(file.size for file in unnamed),
-            sizes=(),
-            rows=(),
-        )
-
-    def _plan_snapshot(self, name: str, snapshot: Snapshot) -> None:
-        files: list[str] = []
-        checksums: list[int] = []
-        records = tombstones = 0
-        damaged = False
-        for path, wanted in _files(snapshot):
-            self.tell(path)
-            try:
-                size = self.store.size(path)
-                with self.store.open_input(path) as file:
-                    whole = wanted != 0 and checksum(file) == wanted
-            except NotFound:
-                whole, size = False, 0
-            kept = salvage.survey_file(self.store, path, log=None)
-            records, tombstones = records + kept.records, tombstones + kept.tombstones
-            if whole or (not wanted and not kept.what):
-                files.append(path)
-                checksums.append(wanted)
-                self.items.append(
-                    Item(
-                        path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)
-                    )
-                )
-                continue
-            damaged = True
-            lost = Extent(records=kept.lost) if kept.lost != 0 else None
-            what = kept.what or "its bytes do not match the checksum that the manifest has of them"
-            if not kept.records:
-                self.items.append(
-                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)
-                )
-                continue
-            files.append(path)
-            checksums.append(wanted)
-            self._anew.add(path)
-            self.items.append(
-                Item(
-                    path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
-                )
-            )
-        if damaged:
-            live = records - tombstones
-            snapshot = replace(
-                snapshot,
-                files=tuple(files),
-                checksums=tuple(checksums),
-                live=live,
-                tombstones=tombstones,
-                sizes=(),
-                rows=(),
-            )
-        self._snapshots[name] = snapshot
-
-    def _write_snapshot(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
-        checksums: list[int] = []
-        size = snapshot.bytes
-        for path, known in _files(snapshot):
-            self.tell(path)
-            if path in self._anew:
-                written = salvage.rewrite_file(self.store, path, target, path, log=None)
-                size += written.bytes - self.store.size(path)
-                checksums.append(written.checksum)
-            else:
-                salvage.copy_file(self.store, path, target)
-                checksums.append(known)
-        if self._anew & set(snapshot.files):
-            self._snapshots[name] = replace(
-                snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=()
-            )
 
     # ---- the cluster's manifest ----
 
@@ -403,7 +272,7 @@ class ClusterRepair:
                     for node, mark in snapshot.marks.items()
                 },
             )
-            for name, snapshot in self._snapshots.items()
+            for name, snapshot in self._snapshots.planned.items()
         }
         lifetimes = tuple(
             replace(
@@ -431,16 +300,18 @@ class ClusterRepair:
                 view.begun,
                 self._incarnation(),
             ),
-            generation=max(manifest.generation + lost, self._seen.generation, self._generation),
+            generation=max(
+                manifest.generation + lost, self._seen.generation, self._snapshots.generation
+            ),
             keys=key_checks.with_active(keys_of(self.store).ring, manifest.keys),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
         name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
-        self._snapshots = snapshots
+        self._snapshots.planned = snapshots
         if not view.manifest_number:
             self._note_unknown_logs(fitting.nodes.values())
         self._plan_claims(fitting.incarnation)
-        if fitting == manifest and not self._anew:
+        if fitting == manifest and not self._snapshots.anew:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
         self._manifest = fitting
@@ -560,92 +431,20 @@ class ClusterRepair:
         """If the manifest is older: the highest of all readable entries."""
         found = [repair.highest.incarnation for repair in self._nodes]
         if self.older:
-            paths = [path for snapshot in self._snapshots.values() for path in snapshot.files]
+            snapshots = self._snapshots.planned.values()
+            paths = [path for snapshot in snapshots for path in snapshot.files]
             rows = (row for path in paths for row in salvage.rows_of(self.store, path, log=None))
             found.append(max((row[ORDER][0] for row in rows), default=0))
         return max(found, default=0)
 
     def _forgotten(self) -> str:
         adopted = (
-            f"; {len(self._taken_in)} files of snapshots that it does not name were taken in"
-            if self._taken_in
+            f"; {len(self._snapshots.taken_in)} files of snapshots that it does not name were "
+            "taken in"
+            if self._snapshots.taken_in
             else ""
         )
         return (
             ": later drops, cuts and cluster starts are forgotten, and what a later rewrite "
             f"made final may be back{adopted}"
         )
-
-
-def tolerant_survey(
-    store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
-) -> tuple[list[ClusterView], dict[str, int]]:
-    """Like `survey`, but uses an older manifest if the newest is damaged. Also returns how many
-    newer ones of each folder cannot be read."""
-    without = _Without(store)
-    while True:
-        try:
-            views = survey(without, namespaces, clusters)
-            for view in views:  # the packed part of a manifest is parsed at its first use
-                for manifest in (
-                    view.manifest.snapshots,
-                    *(node.manifest.archives for node in view.nodes),
-                ):
-                    len(manifest)
-            break
-        except CorruptLog as error:
-            without.hidden.add(error.file)
-    lost: dict[str, int] = {}
-    for view in views:
-        claims = f"{view.folder}/claims", view.claims_number
-        for folder, number in (
-            (view.folder, view.manifest_number),
-            claims,
-            *((node.folder, node.manifest_number) for node in view.nodes),
-        ):
-            hidden = [
-                int(path.rpartition("/")[2][:-5])
-                for path in without.hidden
-                if path.startswith(f"{folder}/manifest/")
-            ]
-            if hidden:
-                lost[f"{folder}/manifest"] = max(hidden) - number
-    return views, lost
-
-
-def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """Each file with its checksum in the manifest, 0 if it has none."""
-    return [
-        (str(path), int(known))
-        for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)
-    ]
-
-
-class _Without:
-    """A store without some files."""
-
-    def __init__(self, store: SegmentStore) -> None:
-        self._store = store
-        self.hidden: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-    def list(self, folder: str) -> list[StoredFile]:
-        return [file for file in self._store.list(folder) if file.path not in self.hidden]
-
-
-def _made(
-    log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C
-) -> tuple[str, bytes]:
-    """Path and bytes of manifest `number` with this content."""
-    name = f"imap-wal-repair-{SystemRandomness().name()}"
-    scratch = MemoryStore(name)
-    try:
-        manifests = log(scratch)
-        manifests.publish(number - 1, content)
-        path = manifests.next_path(number - 1)
-        return path, scratch.read(path)
-    finally:
-        scratch.close()
-        forget(name)

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from imap_wal import format, layout
+from imap_wal.clock import SystemRandomness
 from imap_wal.entry import KEY_CLASS, RAW, rows
 from imap_wal.errors import LogError, NotRepairable
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.node import LOG, NodeManifest
+from imap_wal.manifest.store import C, ManifestLog
 from imap_wal.parquet import salvage
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.write.object_segment import holds_nothing
 from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
 
 BRING_BACK = "bring a manifest back from a copy"
 
@@ -65,7 +68,7 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
 
 def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
     """Without the empty segments at the start that are of another log than the last one: a storage
-    that cannot append keeps those of a forgotten log (`imap_wal.agent.forget_node`)."""
+    that cannot append keeps those of a forgotten log (`imap_wal.agent.membership.forget_node`)."""
     segments = node.wal.segments
     last = _log(store, segments[-1]) if segments else ""
     former = set()
@@ -152,3 +155,19 @@ def _classes(store: SegmentStore, node: NodeView) -> Iterator[str]:
     for file in node.files:
         if layout.parse_archive_path(file.path) is not None:
             yield from (row[KEY_CLASS] for row in salvage.rows_of(store, file.path, log=""))
+
+
+def encoded(
+    log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C
+) -> tuple[str, bytes]:
+    """Path and bytes of manifest `number` with this content."""
+    name = f"imap-wal-repair-{SystemRandomness().name()}"
+    scratch = MemoryStore(name)
+    try:
+        manifests = log(scratch)
+        manifests.publish(number - 1, content)
+        path = manifests.next_path(number - 1)
+        return path, scratch.read(path)
+    finally:
+        scratch.close()
+        forget(name)

@@ -1,1 +1,1 @@
-"""How a log gets smaller by itself: archives, removal of old files, and what decides it."""
+"""Makes a log smaller automatically: archives, and the removal of covered files."""

@@ -1,5 +1,5 @@
-"""A node's log with all that writes and keeps it: ring, committer, background maintenance,
-archives, removal of what has expired. The embedded store, `imap_wal.log` and the agent each have
+"""A node's log with all that writes and maintains it: ring, committer, background maintenance,
+archives, removal of covered files. The embedded store, `imap_wal.log` and the agent each have
 one."""
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
 
 
 class LogWriter:
-    """Safe for many threads. `logs`: all logs of the cluster, for what snapshots cover.
-    `before_ack`: see `Committer`. `archiver`: the process that writes the archives; None: this one
-    does."""
+    """Thread-safe. `logs`: all logs of the cluster, to find what snapshots cover. `before_ack`: see
+    `Committer`. `archiver`: writes the archives in another process; None: in this process."""
 
     def __init__(
         self,
@@ -48,23 +47,24 @@ class LogWriter:
         archive: Callable[[], object] | None = None,
         remove_expired: Callable[[], object] | None = None,
     ) -> None:
-        """Begin the maintenance in the background. The arguments are called in place of the methods
-        of the same name, which they call."""
+        """Start the background maintenance. It calls the arguments instead of the methods of the
+        same name; they must call these methods."""
         self.maintenance.start(
             self.committer, archive or self.archive, remove_expired or self.remove_expired
         )
 
     def archive(self) -> Archived:
-        """Seal the current segment, and turn what is sealed into archives. `StorageUnavailable`,
-        and the errors of `Committer.rotate` and `archive_sealed`; nothing is lost then."""
-        from imap_wal.retention import archive  # see above
+        """Seal the current segment, and turn all sealed segments into archives. Raises
+        `StorageUnavailable`, and the errors of `Committer.rotate` and `archive_sealed`; nothing is
+        lost then."""
+        from imap_wal.retention import archive, archive_writer  # see above
 
         log, written = self.log, self.maintenance.written(self.log)
         self.committer.rotate()
-        write = archive.write_archives if self._archiver is None else self._archiver.write
+        write = archive_writer.write_archives if self._archiver is None else self._archiver.write
         with (
             self._archiving,
-            storage_errors(f"archiving {log}; nothing is lost, its segments stay"),
+            storage_errors(f"archiving {log}; nothing is lost, its segments are kept"),
         ):
             store = self.maintenance.until_stop(log.store)
             done = archive.archive_sealed(
@@ -80,16 +80,14 @@ class LogWriter:
         return done
 
     def remove_expired(self) -> Removal:
-        """Remove files that a snapshot covers, as `wal_ttl_seconds` and `wal_size_limit_mb` say.
-        `StorageUnavailable`: what is left of them is removed the next time."""
+        """Remove covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say. Raises
+        `StorageUnavailable`; the remaining files are removed the next time."""
         from imap_wal.retention.policy import remove_expired  # as above
 
         log, logs = self.log, self._logs
         with (
             self._archiving,
-            storage_errors(
-                f"removing covered files of {log}; what is left of them goes the next time"
-            ),
+            storage_errors(f"removing covered files of {log}; the rest is removed the next time"),
         ):
             logs = ClusterLog(
                 self.maintenance.until_stop(logs.store),
@@ -101,9 +99,9 @@ class LogWriter:
             return remove_expired(logs, log.identity.node, log.settings, log.unsealed)
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
-        """Remove whole archives and sealed segments that have nothing above `upto`, and return the
-        position of the last entry that was ever removed. Only what a snapshot covers is removed,
-        unless `uncovered`."""
+        """Remove whole archives and sealed segments without an entry above `upto`. Returns the
+        position of the last entry that was ever removed. Only covered files are removed, unless
+        `uncovered`."""
         from imap_wal.retention.removal import plan_removal, remove  # as above
 
         log = self.log
@@ -124,7 +122,7 @@ class LogWriter:
             return log.manifests.read()[1].removed
 
     def stop(self) -> None:
-        """End the maintenance, and an archive run that is under way."""
+        """End the maintenance, and a running archive run."""
         if self._archiver is not None:
             self._archiver.stop()
         self.maintenance.stop()

@@ -12,9 +12,9 @@ from storage_backends import SegmentStore
 
 
 def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -> Archived:
-    """Turn all segments of a node's log into archives. `WriterLocked` if another process writes it;
-    the errors of `open_node_log` and `archive_sealed`."""
-    # Opening the log cuts a torn tail and shuts others out while the segments are removed.
+    """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process
+    writes it, and the errors of `open_node_log` and `archive_sealed`."""
+    # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
     log = open_node_log(
         LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),
         what="imap-wal archive",

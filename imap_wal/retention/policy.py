@@ -1,13 +1,12 @@
-"""How long files stay that a snapshot covers: `wal_ttl_seconds` and `wal_size_limit_mb`, with
-RocksDB's rules.
+"""How long covered files are kept: `wal_ttl_seconds` and `wal_size_limit_mb`, with RocksDB's rules.
 
-    both 0      nothing is removed but by `imap-wal prune`
-    ttl only    a covered file goes when it is older
-    size only   the oldest covered files go until the rest takes no more
-    both        first those that are too old, then the oldest until the rest takes no more
+    both 0      only `imap-wal prune` removes files
+    ttl only    covered files that are older are removed
+    size only   the oldest covered files are removed until the rest fits
+    both        first the files that are too old, then the oldest until the rest fits
 
-What no snapshot covers is never removed, whatever its age or size. When the node's owner looks,
-`imap_wal.write.maintenance` says.
+What no snapshot covers is never removed, whatever its age or size. `imap_wal.write.maintenance`
+decides when this is checked.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from collections.abc import Iterable, Mapping
 
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import node_manifests
-from imap_wal.read.cluster import ClusterLog, ClusterState, NodeState
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.retention.removal import Removal, plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
 from imap_wal.settings import Settings
@@ -26,7 +26,7 @@ MB = 1024 * 1024
 
 
 def expired(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb: int) -> set[str]:
-    """Paths of the covered files that go."""
+    """Paths of the covered files to remove."""
     gone: set[str] = set()
     kept = 0
     for file in sorted(files, key=lambda file: (file.modified_ms, file.path), reverse=True):
@@ -40,7 +40,7 @@ def expired(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb:
 def only_expired(
     log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int, size_limit_mb: int
 ) -> Removal:
-    """Of what is covered, what goes by age and size."""
+    """The part of `removal` that is to be removed by age and size."""
     files = {
         file.path: file
         for part in ("archive", "wal")
@@ -53,7 +53,7 @@ def only_expired(
     gone = expired(
         (files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb
     )
-    # A segment stays if one before it stays.
+    # A segment is kept if an earlier one is kept.
     count = next(
         (index for index, segment in enumerate(removal.segments) if segment.path not in gone),
         len(removal.segments),
@@ -66,10 +66,10 @@ def only_expired(
 
 
 def remove_expired(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
-    """For a node's owner: remove what is covered and has expired, and
-    snapshot files that no reader needs any more. `writing`: number of the first segment that is not
-    sealed. `CorruptLog` names a file of a snapshot that is not whole: nothing that it covers is
-    removed."""
+    """For the writer of a node's log: remove covered files by age and size, and snapshot files that
+    no reader needs any more. `writing`: number of the first segment that is not sealed. Raises
+    `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is removed
+    then."""
     if not settings.wal_ttl_seconds and not settings.wal_size_limit_mb:
         return Removal()
     state = log.state()
@@ -108,8 +108,9 @@ def _first_that_stays(
     settings: Settings,
     writing: int,
 ) -> int:
-    """Number of the first segment that need not be read to know that it stays: only reading tells
-    what a segment holds, and this is asked again and again."""
+    """Number of the first segment that is certainly kept. It avoids reading that segment and the
+    later ones: what a segment contains is found only by reading it, and this is called
+    repeatedly."""
     last = max(covered.values())
     sealed = {
         segment.path: segment.number
@@ -129,5 +130,5 @@ def _first_that_stays(
     ]
     gone = expired(files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     if settings.wal_size_limit_mb and gone:
-        return writing  # what takes how much is told by what is covered
+        return writing  # the sizes of all covered segments matter
     return min((number for path, number in sealed.items() if path not in gone), default=writing)

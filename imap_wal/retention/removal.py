@@ -1,8 +1,8 @@
-"""Taking files out of a node's log: whole archives and sealed segments, oldest first.
+"""Removes files from a node's log: whole archives and sealed segments, oldest first.
 
-The manifest first, then the files: who reads meanwhile finds a file gone, reads the manifest again,
-and finds that its place was removed. A crash in between leaves files that no manifest names; the
-owner's next archive run, or the next removal, deletes them.
+The manifest is changed first, then the files are deleted. A reader that finds a file missing reads
+the manifest again, and sees that the entries were removed. A crash in between leaves files that no
+manifest names; the writer's next archive run, or the next removal, deletes them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.cluster import NodeState
 from imap_wal.read.file_scan import END, SEGMENT, FileScan
-from imap_wal.retention.archive import Summary, carried, delete_segments, summarize
+from imap_wal.read.state import NodeState
+from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Which files go. `summaries` are those of `segments`, in the same order."""
+    """The files to remove. `summaries`: of `segments`, in the same order."""
 
     archives: tuple[Archive, ...] = ()
     segments: tuple[FileScan, ...] = ()
@@ -31,13 +31,13 @@ class Removal:
 
     @property
     def maps(self) -> set[str]:
-        """The maps whose entries go."""
+        """The maps whose entries are removed."""
         found = {archive.map for archive in self.archives}
         return found.union(*(summary.maps for summary in self.summaries))
 
     @property
     def bytes(self) -> int:
-        """What they take on storage."""
+        """The size of the files, in bytes."""
         return sum(archive.bytes for archive in self.archives) + sum(
             segment.bytes for segment in self.segments
         )
@@ -52,10 +52,10 @@ def plan_removal(
     writing: int = 2**62,
     linked: bool = True,
 ) -> Removal:
-    """The files of which every entry is at or below `upto` and, unless `covered` is None, at or
-    below its map's position there. `writing`: number of the first segment that is not sealed.
-    Without `linked`, nothing behind a symbolic link: it would only leave the manifest, and stay on
-    storage."""
+    """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
+    their map's position in `covered`. `writing`: number of the first segment that is not sealed.
+    Without `linked`, no files reached through a symbolic link: they would be removed from the
+    manifest, but not deleted."""
     archives, stay = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
         set[str](),
@@ -94,7 +94,7 @@ def plan_removal(
         try:
             summary = summarize(store, piece)
         except NotFound:
-            break  # its owner archived it this moment
+            break  # its writer has just archived it
         if not all(goes(name, last) for name, last in summary.maps.items()):
             break
         segments.append(piece)
@@ -110,9 +110,8 @@ def plan_removal(
 def plan_covered(
     store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int
 ) -> Removal:
-    """The files of which every entry is at or below its map's position in `covered`, and that can
-    be
-    deleted: none behind a link."""
+    """The files whose entries are all at or below their map's position in `covered`, and that can
+    be deleted: none that is reached through a link."""
     return plan_removal(
         store,
         node,
@@ -129,10 +128,10 @@ def without(
     segments: Sequence[FileScan],
     summaries: Sequence[Summary],
 ) -> NodeManifest:
-    """The manifest after these files went, with what must outlive them."""
+    """The manifest without these files, with what must be kept of the segments."""
     gone = {archive.path for archive in archives}
-    # The last *entry* that goes, not the last frame: who has read it has read everything, and may
-    # read on.
+    # The position of the last entry, not of the last frame: a reader that has read this entry may
+    # continue.
     lasts = [archive.last for archive in archives] + [
         place for summary in summaries for place in summary.maps.values()
     ]
@@ -153,17 +152,17 @@ def remove(
     removal: Removal,
     justified: Seen = NOTHING_SEEN,
 ) -> set[str]:
-    """Do it, and return the paths that are gone. `justified`: the manifest of the cluster whose
-    snapshots cover what is removed; an older one is not to be read beside this node from then on.
-    `LostRace` when another log directory is there by now."""
+    """Remove the files. Returns the deleted paths. `justified`: the cluster's manifest whose
+    snapshots cover what is removed; afterwards an older one must not be used with this node. Raises
+    `LostRace` if there is another log under this node's name meanwhile."""
     if not removal.archives and not removal.segments:
         return set()
 
     def change(manifest: NodeManifest) -> NodeManifest:
         if manifest.directory != node.manifest.directory:
             raise LostRace(
-                f"another log directory appeared under node {node.name!r}; look again what "
-                "may be removed"
+                f"there is another log under node {node.name!r} now; check again what may be "
+                "removed"
             )
         left = without(manifest, removal.archives, removal.segments, removal.summaries)
         return replace(left, cluster=left.cluster.up_to(justified))

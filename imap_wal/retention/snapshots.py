@@ -1,18 +1,18 @@
-"""Snapshot files: whether those that a manifest names are whole, and which ones may be deleted.
+"""Checks that the snapshot files of a manifest are complete, and deletes those that are not needed.
 
 A snapshot replaces the log below its marks. So before anything that it covers is removed, its files
 are read and compared with the manifest (`demand_whole`).
 
-Which snapshot files may be deleted (`remove_former`), judged by one manifest:
+Which snapshot files are deleted (`remove_former`), by one manifest:
 
-    named by it                                            kept
-    of a generation at or below that of its map's snapshot deleted: replaced, or never named
-    of a generation below `orphan_floor`                   deleted: its rewrite cannot publish it
-    anything else                                          kept: a rewrite may be under way
+    the manifest names it                               kept
+    generation at or below that of the map's snapshot   deleted: replaced, or never named
+    generation below `orphan_floor`                     deleted: its rewrite cannot publish it
+    anything else                                       kept: a rewrite may be running
 
 A rewrite that died leaves files above the floor. Their age is only a hint that it is dead. So the
 floor is first raised above their generation, by compare-and-swap. A rewrite that was only slow
-finds that floor in its own compare-and-swap, and publishes nothing.
+finds the new floor in its own compare-and-swap, and publishes nothing.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from imap_wal.storage_clock import storage_now
 from storage_backends import NotFound, StoredFile
 
 ORPHAN_MS = 24 * 3_600_000
-"""Unpublished files of a rewrite are taken for those of a dead one when the newest of them is older
-by the storage's clock. If that is too early, the rewrite loses its work, but no data is lost."""
+"""A rewrite is treated as dead if the newest of its unpublished files is older than this, by the
+storage's clock. If that is wrong, the rewrite loses its work, but no data is lost."""
 
 _whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
-"""Map → generation and files of its snapshot that were read through this ClusterLog and found
-whole. They never change, so only their presence and size are looked at again."""
+"""Map → generation and files of its snapshot that were read through this ClusterLog and found to be
+complete. They never change, so only their existence and size are checked again."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
-    """`CorruptLog` names a file of these maps' snapshots that is missing or has changed. Where a
-    snapshot was replaced since `manifest` was read, the newer one counts: it covers as much."""
+    """Raises `CorruptLog` if a file of these maps' snapshots is missing or has changed. If a
+    snapshot was replaced after `manifest` was read, the newer one is checked: it covers at least as
+    much."""
     seen = _whole.setdefault(log, {})
     for name in sorted(set(maps)):
         snapshot = manifest.snapshots.get(name)
@@ -65,7 +66,8 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
 
 
 def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
-    """The first file that is not there, "" where all are whole. `known`: their bytes were read."""
+    """The first missing file; "" if there is none. `known`: the content of the files was checked
+    before."""
     for path, size, checksum in files_of(snapshot):
         try:
             check_contents(log.store, path, 0 if known else checksum, size)
@@ -75,7 +77,7 @@ def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
 
 
 def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
-    """Path, size and checksum of each file; 0 where the manifest does not say."""
+    """Path, size and checksum of each file; 0: the manifest does not say."""
     for path, size, checksum in zip_longest(
         snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0
     ):
@@ -85,9 +87,9 @@ def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
 def remove_former(
     log: ClusterLog, *, dry_run: bool = False, check: bool = True
 ) -> tuple[StoredFile, ...]:
-    """Delete the snapshot files that are not needed, and return those that are gone. Any number of
-    processes may do so at the same time. A dry run without `check` does not read the snapshots that
-    stay."""
+    """Delete the snapshot files that are not needed. Returns the deleted files. Any number of
+    processes may do this at the same time. A dry run without `check` does not read the remaining
+    snapshots. Raises `CorruptLog` if one of these is damaged."""
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
@@ -96,8 +98,8 @@ def remove_former(
         raised = 1 + max(dead)
 
         def change(now: ClusterManifest) -> ClusterManifest:
-            # The floor is never above the generation of the next rewrite: a file may have any
-            # number in its name.
+            # The floor must not be above the generation of the next rewrite, so the generation is
+            # raised too: a file may have any number in its name.
             floor, generation = max(now.orphan_floor, raised), max(now.generation, raised - 1)
             return replace(now, orphan_floor=floor, generation=generation)
 
@@ -132,13 +134,13 @@ def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
 def _dead(
     log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool
 ) -> set[int]:
-    """Generations above the floor that no manifest names and that have had no new file for long."""
+    """Generations above the floor that no manifest names and without a new file for `ORPHAN_MS`."""
     named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
     newest: dict[int, int] = {}
     for file in files:
         generation = _place(file.path)[1]
         if file.path not in named and not _goes(file, manifest) and generation:
-            # A storage without modification times: nothing is taken for dead.
+            # On a storage without modification times, no rewrite is treated as dead.
             modified_ms = file.modified_ms or 2**62
             newest[generation] = max(newest.get(generation, 0), modified_ms)
     if not newest or min(newest.values()) == 2**62:

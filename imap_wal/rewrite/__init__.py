@@ -1,2 +1,1 @@
-"""Rewriting a log into snapshots: the plan, the engine of one machine, publishing, pruning,
-dropping a map."""
+"""Rewrites a log into snapshots: plan, local engine, publication; and pruning and dropping maps."""

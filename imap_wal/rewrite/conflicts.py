@@ -1,12 +1,12 @@
-"""Conflicts of order: two nodes hold a change of one key with the same (incarnation, partition
-version), and nothing newer (`imap_wal.read.rivals`). This comes from the two halves of a split
-network, or from a copied node directory.
+"""Conflicts: two nodes have a change of one key with the same pair (incarnation, partition
+version), and there is nothing newer (`imap_wal.read.newest.rivals`). The cause is a split
+network, or a copied node directory.
 
-    find      which partitions have a pair that two nodes claim ─▶ of those, the keys in conflict
-    decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge asks about each row
-    aside     the claims that lost, kept as Parquet beside the log
+    find      partitions with a pair that two nodes claim ─▶ the keys in conflict in them
+    decide    `Resolution`: which claim wins ─▶ `Decisions`, which a merge applies to each row
+    aside     the losing claims, kept as Parquet beside the log
 
-Until an operator decides, every reader takes the same claim, and a rewrite keeps all claims.
+Until an operator decides, every reader uses the same claim, and a rewrite keeps all claims.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from pathlib import Path
 from typing import Self
 
 from imap_wal import layout
-from imap_wal.encryption_keys import Keys
 from imap_wal.entry import DELETED, KEY, MAP, ORDER, PARTITION, TIMESTAMP_MS, Row
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import Pair
 from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import Claim, Conflict
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.read.pieces import cluster_pieces
 from imap_wal.read.scan import read_piece
+from imap_wal.read.state import ClusterState
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends import NotFound
 
@@ -41,15 +43,15 @@ SHOWN_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which claim wins: that of `node` where it has one; else, unless `alone`, the one with the
-    latest timestamp. The same claims always have the same winner."""
+    """Which claim wins: that of `node`, if it has one; otherwise, unless `alone`, the one with the
+    latest timestamp. The result depends only on the claims."""
 
     node: str = ""
     alone: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Resolution:
-        """`newest` or `node=NAME`. `InvalidSetting`."""
+        """The resolution from `newest` or `node=NAME`. Raises `InvalidSetting`."""
         kind, _, node = text.partition("=")
         if text == NEWEST:
             return cls()
@@ -58,7 +60,7 @@ class Resolution:
         raise InvalidSetting(f"--resolve is {text!r}; it takes newest or node=NAME")
 
     def winner(self, claims: Sequence[Claim]) -> Claim | None:
-        """None if this resolution does not decide it."""
+        """The claim that wins; None: this resolution does not decide."""
         if self.alone and all(node != self.node for _, node in claims):
             return None
 
@@ -76,7 +78,7 @@ class Decisions:
     winners: Mapping[tuple[str, bytes], tuple[Pair, str]] = field(default_factory=dict)
 
     def counting(self, node: str, rows: list[Row]) -> list[Row]:
-        """The rows of a node without claims that lost."""
+        """The rows of a node without losing claims."""
         if not self.winners:
             return rows
         winner = self.winners.get
@@ -101,8 +103,9 @@ def find(
     settings: Settings | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Conflict]:
-    """All conflicts, map by map in key order. Reads the log once, and once more when two nodes
-    claim a partition's version. `check` is called for every batch, and may raise."""
+    """All conflicts, map by map in key order. Reads the log once, and a second time only if two
+    nodes claim the same version of a partition. `check` is called for every batch, and may
+    raise."""
     settings = settings or Settings()
     state = state or log.state()
     if len(writers(state.manifest)) < 2:
@@ -132,8 +135,8 @@ def found(
     check: Callable[[], None] = lambda: None,
     resolution: Resolution | None = None,
 ) -> list[str]:
-    """The conflicts for people, with files and positions: the first `SHOWN_MAX`, and how many more.
-    Without those that `resolution` decides."""
+    """The conflicts as text, with files and positions: the first `SHOWN_MAX`, and the number of
+    further ones. Omits those that `resolution` decides."""
     conflicts: list[Conflict] = []
     more = 0
     for conflict in find(log, maps=maps, check=check):
@@ -152,8 +155,8 @@ def found(
     }
     places: dict[tuple[str, str, bytes], str] = {}
     maps = {each.map for each in conflicts}
-    for piece in log.pieces(log.state(), maps=maps):
-        with suppress(NotFound):  # archived meanwhile: its place is not said
+    for piece in cluster_pieces(log.state(), maps=maps):
+        with suppress(NotFound):  # archived meanwhile: the text has no position
             for changes in read_piece(log.store, piece, maps, positions=True):
                 check()
                 for index, row in enumerate(changes.rows):
@@ -169,7 +172,7 @@ def found(
 def decide(
     conflicts: Iterable[Conflict], resolution: Resolution, aside: Aside | None = None
 ) -> Decisions:
-    """Decide each, and put the claims that lost aside."""
+    """Decide each conflict, and put the losing claims aside."""
     winners: dict[tuple[str, bytes], tuple[Pair, str]] = {}
     for conflict in conflicts:
         winner = resolution.winner(conflict.claims)
@@ -183,18 +186,18 @@ def decide(
 
 
 class Aside:
-    """Claims that lost, as one Parquet file a map: `{cluster}/set-aside/{map}/…`, in the columns of
-    a snapshot. A context manager; `publish` shows the files."""
+    """Losing claims, in one Parquet file per map, `{cluster}/set-aside/{map}/…`, with the columns
+    of a snapshot. A context manager; `publish` stores the files."""
 
     def __init__(self, encryption: Keys, scratch: Path | None = None) -> None:
-        """`encryption`: the keys that the files are written with."""
+        """`encryption`: the keys for the files. `scratch`: local folder for temporary files."""
         self._encryption = encryption
         self._folder = tempfile.TemporaryDirectory(
             prefix="imap-wal-aside-", dir=scratch, ignore_cleanup_errors=True
         )
         self._files: dict[str, ParquetFile] = {}
         self.keys: Counter[str] = Counter()
-        """Map → keys that were decided."""
+        """Map → number of decided keys."""
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +216,7 @@ class Aside:
         self.keys[name] += 1
 
     def publish(self, log: ClusterLog, generation: int) -> dict[str, str]:
-        """Map → path of its file."""
+        """Store the files. Returns map → path of its file."""
         paths = {}
         for name, file in self._files.items():
             token = log.randomness.name()
@@ -225,12 +228,12 @@ class Aside:
 
 
 def folder(cluster_folder: str) -> str:
-    """Where claims that lost are kept."""
+    """The folder of the losing claims."""
     return f"{cluster_folder}/set-aside"
 
 
 def writers(manifest: ClusterManifest) -> set[str]:
-    """Nodes whose entries may be here; also of those that were forgotten, in snapshots."""
+    """Nodes whose entries may exist, including forgotten nodes with entries in snapshots."""
     return manifest.nodes.keys() | {
         node for snapshot in manifest.snapshots.values() for node in snapshot.marks
     }
@@ -255,7 +258,7 @@ def _claimed_twice(
     until: Mapping[str, Position],
     check: Callable[[], None],
 ) -> set[int]:
-    """Partitions of which two nodes claim the same pair."""
+    """Partitions with a pair that two nodes claim."""
     owners: dict[tuple[int, int, int], str] = {}
     found: set[int] = set()
     for changes in _changes(log, maps, state, until, check):

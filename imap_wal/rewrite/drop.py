@@ -1,4 +1,4 @@
-"""Drops a map: an empty snapshot."""
+"""Drops a map, by publishing an empty snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from imap_wal.manifest.cluster import (
     PartitionVersions,
     Snapshot,
 )
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pieces import cluster_pieces
+from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
 from imap_wal.rewrite.publish import with_table
 from imap_wal.rewrite.report import DropReport
@@ -26,8 +28,9 @@ from storage_backends import NotFound
 def drop_map(
     log: ClusterLog, name: str, *, policy: RecoveryPolicy = RecoveryPolicy.FULL
 ) -> DropReport:
-    """Drop a map: all entries that the logs hold of it now. Later changes count, unless their owner
-    had been replaced before. `prune` frees the space."""
+    """Drop all current entries of a map. Later changes count, unless their member had lost the
+    partition before. `prune` frees the space. Raises `MissingNode` if a log is missing, unless
+    `policy` is `partial`."""
     for attempt in range(ATTEMPTS):
         before = log.manifest()
         ends = log.ends()
@@ -36,7 +39,7 @@ def drop_map(
         try:
             table = _versions_of(log, state, name, ends, before)
             break
-        except NotFound:  # a prune after another rewrite has deleted a file
+        except NotFound:  # a prune has deleted a file
             if attempt == ATTEMPTS - 1:
                 raise
     generation = 0
@@ -82,12 +85,12 @@ def _versions_of(
     ends: Mapping[str, Position],
     before: ClusterManifest,
 ) -> PartitionVersions:
-    """The partition versions that apply above `ends`. `before` was read before `ends`. A damaged or
-    missing file is skipped: it may be the reason why the map is dropped."""
+    """The partition versions that apply above `ends`. `before`: the manifest that was read before
+    `ends`. A damaged file is skipped, because it may be the reason for the drop."""
     if state.missing or not is_of_members(state.manifest):
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}
-    for piece in log.pieces(state, until=ends, maps=(name,)):
+    for piece in cluster_pieces(state, until=ends, maps=(name,)):
         with suppress(LogError):
             for changes in log.read_on(piece, (name,)):
                 raise_versions(pairs, changes.rows)

@@ -1,8 +1,7 @@
-"""The rewrite engine of one machine: one pass over the logs into a bounded NewestIndex, then sorted
-part files.
+"""The local rewrite engine: one pass over the logs into a NewestIndex with bounded memory, then
+sorted part files.
 
-Logs first, snapshots after: of a map that nobody touched since its snapshot, the snapshot is not
-even read.
+The logs are read before the snapshots: so the snapshot of an unchanged map need not be read.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption import keys_of
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
 from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
-from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import Claim, Conflict, Noted
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Claim, Conflict, Noted
+from imap_wal.read.newest.table import in_pages
+from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.read.scan import read_piece
-from imap_wal.read.table import in_pages
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import (
     DROP,
@@ -34,18 +33,19 @@ from imap_wal.rewrite.plan import (
     worth_reading,
 )
 from imap_wal.rewrite.publish import latest_expiry
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 
 NO_CONFLICTS: Mapping[bytes, Conflict] = {}
 PART_ROWS_MAX = 1_000_000
 PART_BYTES_MAX = 256 * 1024 * 1024
-"""A part file ends at this many rows or bytes of keys and values."""
+"""A part file ends at this many rows, or bytes in memory."""
 
 
 class LocalEngine:
-    """See the module. Memory: `settings.restore_memory_bytes` for the index and some 100 MB beside
-    it; the rest goes to `settings.scratch`."""
+    """See the module. Memory: `settings.restore_memory_bytes` for the index, and about 100 MB more;
+    the rest goes to `settings.scratch`."""
 
     name = "local"
 
@@ -61,17 +61,17 @@ class LocalEngine:
         index = NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
         try:
             return self._run(job, log, index)
-        except OSError as error:  # of this machine: those of the store are StorageErrors
+        except OSError as error:  # from this machine: the store raises StorageErrors
             room = self._settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(
-                f"rewriting needs room for Parquet files in {room}: {error}; nothing was published"
+                f"rewriting needs space for Parquet files in {room}: {error}; nothing was published"
             ) from error
         finally:
             index.close()
 
     def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
         tally, counting = Tally(job), job.decisions.counting
-        pieces = log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
+        pieces = cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(piece.bytes for piece in pieces), 0, 0
         for count, piece in enumerate(pieces):
             for changes in log.read_on(piece, job.maps):
@@ -124,9 +124,10 @@ class LocalEngine:
 
 
 class PartWriter:
-    """Writes the rows of one map that are kept, in key order, as part files. In a dry run it only
-    measures their size. `partition`: the range of keys. Every file has a name of its own, so
-    another attempt at the same work cannot replace it. No file is replaced or deleted here."""
+    """Writes the rows of one map that are kept as part files, in key order. In a dry run it only
+    measures their size. `partition`: the number of the key range. Every file has a unique name, so
+    that another attempt at the same work cannot replace it. No file is replaced or deleted
+    here."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class PartWriter:
         self._parts: list[Part] = []
 
     def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
-        """The newest clears, before all rows."""
+        """Add the newest clears. Must be called before `add`."""
         if claims:
             self.add([row for row, _ in claims], [node for _, node in claims], late)
 
@@ -163,8 +164,8 @@ class PartWriter:
         late: set[Subject],
         conflicts: Mapping[bytes, Conflict] = NO_CONFLICTS,
     ) -> None:
-        """The newest rows of the next keys, and who wrote them. Of keys in `conflicts`, all claims
-        are kept."""
+        """Add the newest rows of the next keys, and the nodes that wrote them. For keys in
+        `conflicts`, all claims are kept."""
         decide = self._job.rule.decide
         claims = list(zip(rows, nodes, strict=True))
         dead = [row[DELETED] or row[EXPIRES_AT_MS] for row in rows]
@@ -186,7 +187,7 @@ class PartWriter:
             ]
             self._conflicts += len(conflicts)
         losers = {id(row) for each in conflicts.values() for row, _ in each.claims[1:]}
-        # By bytes, whatever the caller holds: a column of a batch ends at 2 GiB.
+        # Split by bytes: a column of a batch must be smaller than 2 GiB.
         for page in in_pages(
             claims,
             [len(row[KEY] or b"") + len(row[VALUE] or b"") for row, _ in claims],
@@ -220,7 +221,7 @@ class PartWriter:
             self._finish()
 
     def close(self) -> tuple[Part, ...]:
-        """Publish the last part; returns all."""
+        """Store the last part. Returns all parts."""
         self._finish()
         return tuple(self._parts)
 

@@ -1,27 +1,27 @@
-"""What a rewrite is, whoever does the work: which entries, which of them stay, and how the result
-is published. The engines (`local`, `spark`) only merge.
+"""Plans a rewrite for any engine: which entries are read, which of them are kept, and what the
+result covers. The engines (`local`, `spark`) only merge.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
     engine    everything up to `until`, newest first: per map the delete set and the data set
               ─▶ part files of a new generation
     publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks;
-              `LostRace` when another rewrite, a drop, a new lifetime or a new node came first
+              `LostRace` if another rewrite, a drop, a new lifetime or a new node came first
 
-When may a tombstone be dropped? It must still hide every older change of its key that this snapshot
-does not cover. It is dropped when there can be none:
-  - The logs of all registered nodes were read, up to ends that were read (`until`) after the
-    tombstone was there (`settled`, read first).
-  - What is appended later and is older has a lower (incarnation, partition version), or comes from
-    the same node and session and is refused as a resend. The snapshot carries the highest pair of
-    each partition up to `settled`, and readers void what is lower above its marks
-    (`PartitionVersions`).
-  - Embedded stores have no such pairs: there, no node but the tombstone's own may be open.
-Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.clears`) counts as
-a tombstone here; what it hides is dropped, whether the clear is kept or not. Expired entries follow
-the same rule, some minutes after they expired: the clock of this machine may differ from the
-storage's by so much.
+When may a tombstone be dropped? It must hide every older change of its key that this snapshot does
+not cover. It is dropped if there can be no such change:
+  - The logs of all registered nodes were read up to their ends (`until`), and the ends were read
+    after the tombstone was appended (it is at or below `settled`, which is read first).
+  - An older change that is appended later has a lower (incarnation, partition version), or comes
+    from the same node and session and is refused because it was sent before. The snapshot has the
+    highest pair of each partition up to `settled`; above the snapshot's marks, readers treat
+    entries with a lower pair as void (`PartitionVersions`).
+  - Embedded stores have no such pairs: there, only the tombstone's own node may be open.
+Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.newest.clears`)
+counts as a tombstone here; the entries that it hides are dropped in any case. Expired entries
+follow the same rule, some minutes after they expired, because the clock of this machine may differ
+from the storage's by this time.
 
-Keys that several nodes claim (`imap_wal.read.rivals`) keep all their claims in the snapshot,
+For keys that several nodes claim (`imap_wal.read.newest.rivals`), the snapshot keeps all claims,
 tombstones and expired ones too, until `resolve` decides or something newer is written.
 """
 
@@ -39,8 +39,9 @@ from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
-from imap_wal.read.cluster import ClusterLog, ClusterState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
+from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
@@ -56,8 +57,9 @@ Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TombstonePolicy:
-    """Which newest rows a snapshot holds. `open_nodes`: of embedded stores, those that may append
-    more; empty in a cluster of members."""
+    """Which newest rows a snapshot keeps. `now_ms`: Unix time for expiry. `complete`: all logs were
+    read. `open_nodes`: nodes of embedded stores that may append more; empty in a cluster of
+    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds."""
 
     now_ms: int
     complete: bool
@@ -65,12 +67,12 @@ class TombstonePolicy:
     skew_ms_max: int = SKEW_MS_MAX
 
     def expired(self, expires_at_ms: int) -> bool:
-        """Whether it has expired by every clock that differs by no more than is allowed."""
+        """Whether an entry has expired by every clock within `skew_ms_max`."""
         return 0 < expires_at_ms <= self.now_ms - self.skew_ms_max
 
     def decide(self, row: Row, node: str, late: bool) -> str:
-        """LIVE, KEEP (a tombstone that must stay) or DROP. `late`: it was appended after the logs
-        were looked at the first time."""
+        """LIVE, KEEP (a tombstone that must be kept) or DROP. `late`: it was appended after
+        `settled` was read."""
         if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
             return LIVE
         return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP
@@ -78,8 +80,8 @@ class TombstonePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
-    """All an engine needs to know; it can be sent to another process. `generations` is empty for a
-    dry run."""
+    """All that an engine needs; it can be sent to another process. `generation`: 0 for a dry
+    run."""
 
     url: str
     namespace: str
@@ -94,13 +96,13 @@ class RewritePlan:
     dry_run: bool
     as_of_ms: int | None = None
     versions: PartitionVersions | None = None
-    """What was known of partitions before the first look; the pairs that are read up to it are
-    added. None: this rewrite may not add any."""
+    """The partition versions that were known before `settled` was read; the pairs that are read up
+    to `settled` are added. None: this rewrite must not add any."""
     decisions: Decisions = UNDECIDED
-    """Which of two nodes' claims counts, of keys in conflict."""
+    """For keys in conflict: which node's claim counts."""
 
     def part_path(self, name: str, partition: int, number: int, token: str) -> str:
-        """`token` makes the name one that no other attempt at the same work uses."""
+        """The path of a new part file; `token` makes it unique among all attempts."""
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition:05d}-{number:05d}-{token}.parquet"
 
@@ -110,8 +112,8 @@ class RewritePlan:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One file of a new snapshot: file `number` of the range of keys `partition`. `last_expiry_ms`
-    as in `Snapshot`."""
+    """One file of a new snapshot: file `number` of the key range `partition`. `last_expiry_ms`: as
+    in `Snapshot`."""
 
     path: str
     live: int
@@ -122,10 +124,10 @@ class Part:
     number: int = 0
     last_expiry_ms: int = 0
     conflicts: int = 0
-    """Keys that several nodes claim, without a decision: the claims that lost are kept too, and
-    count as tombstones."""
+    """Undecided keys that several nodes claim: the losing claims are kept too, and count as
+    tombstones."""
     clears: bool = False
-    """There are clears in it; they count as tombstones."""
+    """It contains clears; they count as tombstones."""
 
     @property
     def rows(self) -> int:
@@ -134,9 +136,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """One map as an engine left it, its parts in key order. `read_bytes` counts what was read of
-    segments. No `parts` and `unchanged`: nothing new was in the logs, and the former snapshot has
-    nothing to be rid of (`worth_reading`)."""
+    """An engine's result for one map, with its parts in key order. `read_bytes`: bytes that were
+    read from segments. `unchanged`, without `parts`: the logs have nothing new, and the former
+    snapshot has nothing to drop (`worth_reading`)."""
 
     map: str
     records: int
@@ -147,15 +149,16 @@ class Merged:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an engine found and wrote. `pairs`: partition → highest pair of entries at or below
-    `settled`, for a job with `versions`."""
+    """The result of an engine. `pairs`: partition → highest pair of entries at or below `settled`,
+    for a plan with `versions`."""
 
     maps: tuple[Merged, ...]
     pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
 
 
 class Engine(Protocol):
-    """Merges what a job names and writes part files (of a dry run: measures and discards them)."""
+    """Merges the entries of a plan and writes part files; in a dry run, it measures and discards
+    them."""
 
     name: str
 
@@ -163,8 +166,8 @@ class Engine(Protocol):
 
 
 def worth_reading(job: RewritePlan, snapshot: Snapshot, store: SegmentStore) -> bool:
-    """Whether a snapshot to which nothing was added may get smaller, or is not encrypted with the
-    key that writes now."""
+    """Whether a snapshot without new entries may become smaller, or is not encrypted with the
+    active key."""
     if snapshot.tombstones > 0 or job.rule.expired(snapshot.last_expiry_ms):
         return True
     return any(written_otherwise(store, path) for path in snapshot.files)
@@ -179,8 +182,8 @@ class Totals:
 
 
 class Tally:
-    """Counts what goes into a merge, remembers tombstones that came after the first look at the
-    logs, and the highest pair of each partition before it."""
+    """Counts the entries of a merge. It also records the tombstones above `settled`, and the
+    highest pair of each partition at or below it."""
 
     def __init__(self, job: RewritePlan) -> None:
         self._settled, self._pairs_wanted = job.settled, job.versions is not None
@@ -189,7 +192,7 @@ class Tally:
         self.pairs: dict[int, tuple[int, int]] = {}
 
     def add(self, changes: EntryBatch, *, count_bytes: bool, settled: bool = False) -> None:
-        """A batch; `settled` when it is of a snapshot."""
+        """Add a batch. `settled`: it comes from a snapshot."""
         rows = changes.rows
         counts = Counter(map(itemgetter(0), rows))
         for name, count in counts.items():
@@ -198,8 +201,8 @@ class Tally:
             if count_bytes:
                 totals.bytes += changes.bytes * count // len(rows)
         if settled:
-            # A tombstone that an earlier rewrite kept may be dropped now, and is no longer in a
-            # log.
+            # A tombstone that an earlier rewrite kept may be dropped now, and no log has its pair
+            # any more.
             self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])
         elif changes.last > self._settled.get(changes.node, START):
             self.late.update(subject(row) for row in rows if row[DELETED] or row[EXPIRES_AT_MS])
@@ -207,7 +210,7 @@ class Tally:
             self._learn(rows)
 
     def _learn(self, rows: Iterable[Row]) -> None:
-        """Record the pairs of rows that existed before the first look."""
+        """Record the pairs of rows at or below `settled`."""
         if self._pairs_wanted:
             raise_versions(self.pairs, rows)
 
@@ -229,9 +232,11 @@ def prepare(
     dry_run: bool = False,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> RewritePlan:
-    """Look at the logs twice and fix what a rewrite covers. `as_of_ms`: only what was written until
-    then; what is newer stays in the log as it is. `MissingNode`, `LogError`; `InvalidSetting` for a
-    time that an earlier rewrite has made untellable."""
+    """Read the ends of the logs twice, and decide what a rewrite covers. `as_of_ms` (Unix time in
+    milliseconds): only entries written until then; newer ones remain in the log unchanged.
+
+    Raises `MissingNode`, `LogError`, `LostRace`, and `InvalidSetting` for a time before an earlier
+    rewrite, because the state of the map at that time is no longer known."""
     before, settled, until, state = _look_twice(log)
     state.demand(policy)
     until = {node: until.get(node, START) for node in state.nodes}
@@ -242,8 +247,7 @@ def prepare(
         until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
         settled = until
         now_ms = as_of_ms
-        # The cuts were not made at one moment, and what was known of partitions is newer than they
-        # are.
+        # These ends are not from one moment, and the known partition versions are newer than they.
         complete = False
     members = is_of_members(state.manifest)
     generation = 0
@@ -278,19 +282,19 @@ def prepare(
 def _look_twice(
     log: ClusterLog,
 ) -> tuple[ClusterManifest, dict[str, Position], dict[str, Position], ClusterState]:
-    """The manifest, the ends of all logs, the ends again, the state. No snapshot is published in
-    between: so its tables were true before the first look, and its marks are not above the
-    second."""
+    """The manifest, the ends of all logs, the ends again, and the state. No snapshot was published
+    in between: so the manifest's tables were valid before the first ends, and its marks are not
+    above the second ones. Raises `LostRace`."""
     for _ in range(ATTEMPTS):
         before = log.manifest()
         settled = log.ends()
         until = log.ends(settled)
-        state = log.state()  # after the ends: its listings have all files up to them
+        state = log.state()  # after the ends, so that its listings have all files up to them
         if state.manifest.snapshots == before.snapshots:
             return before, settled, until, state
     raise LostRace(
-        f"other rewrites were published {ATTEMPTS} times while this one looked at the logs; "
-        "run it again when they are done"
+        f"other rewrites were published {ATTEMPTS} times while this one read the ends of the "
+        "logs; run it again when they are done"
     )
 
 
@@ -307,19 +311,19 @@ def known_versions(manifest: ClusterManifest) -> PartitionVersions:
 
 
 def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | None = None) -> None:
-    """`InvalidSetting` when a snapshot has replaced changes that are needed to tell how a map stood
-    at `as_of_ms`."""
+    """Raises `InvalidSetting` if a snapshot has replaced changes that are needed to know the state
+    of a map at `as_of_ms`."""
     for name, snapshot in state.manifest.snapshots.items():
         if (maps is None or name in maps) and snapshot.until_ms > as_of_ms:
             raise InvalidSetting(
-                f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): how it "
-                f"stood at {as_of_ms} is no longer known"
+                f"map {name!r} was rewritten as of {snapshot.until_ms} (Unix ms): its state at "
+                f"{as_of_ms} is no longer known"
             )
 
 
 def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) -> Position:
-    """The position before the first entry of a node that is newer than `as_of_ms`; entries of one
-    commit stay together."""
+    """The position before the first entry of a node that is newer than `as_of_ms`. Entries of one
+    commit are not separated."""
     newer: Position | None = None
     for changes in log.changes(
         nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state

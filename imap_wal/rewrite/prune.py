@@ -1,10 +1,10 @@
-"""Removing what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a
-running service and beside readers.
+"""Removes what snapshots cover: archives, sealed segments, former snapshots. Writers and readers
+may run at the same time.
 
-The snapshot is read first (`imap_wal.retention.snapshots`). Then the manifest, then the files: a
-reader that finds a file missing reads the manifests again, and finds its entries in the snapshot. A
-crash in between leaves files that no manifest names; the owner's next archive run, or the next
-prune, deletes them.
+First the snapshot is read (`imap_wal.retention.snapshots`), then the manifest is changed, then the
+files are deleted. A reader that finds a file missing reads the manifests again, and finds the
+entries in the snapshot. A crash in between leaves files that no manifest names; the writer's next
+archive run, or the next prune, deletes them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from itertools import pairwise
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import node_manifests
-from imap_wal.read.cluster import ClusterLog, NodeState
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
+from imap_wal.read.state import NodeState
 from imap_wal.retention.policy import only_expired
 from imap_wal.retention.removal import plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
@@ -33,12 +34,14 @@ def prune(
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> PruneReport:
-    """Remove what every reader finds in a snapshot; with `ttl_s` or `size_limit_mb` only what
-    outlived them (`imap_wal.retention.policy`). A node whose log is missing, or is on another disk,
-    is left alone (`skipped` says why), and so is what is behind a symbolic link. `CorruptLog` names
-    a file of a snapshot that is not whole: nothing that it covers is removed; without `check`, a
-    dry run does not read these files. With `ttl_s`, `InvalidSetting` when this machine's clock
-    differs from the storage's by more than `skew_ms_max`."""
+    """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
+    these limits (`imap_wal.retention.policy`). A node whose log is missing or on another disk is
+    skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a dry
+    run also reads the files of the snapshots.
+
+    Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
+    removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
+    storage's by more than `skew_ms_max`."""
     if ttl_s and not dry_run:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()
@@ -47,7 +50,7 @@ def prune(
     total = 0
     for node in state.nodes.values():
         covered = state.covered(node.name)
-        # The newest segment may be being written, and stays.
+        # The newest segment is kept: it may be in use by the writer.
         removal = plan_covered(
             log.store, node, covered, writing=node.segments[-1].number if node.segments else 0
         )
@@ -86,8 +89,8 @@ def prune(
 
 
 def _drop_lifetimes(log: ClusterLog) -> None:
-    """Take out of the cluster's manifest those lifetimes of Hazelcast clusters that no entry is
-    judged by any more: of each node, everything up to the next lifetime's cut was removed."""
+    """Remove lifetimes of Hazelcast clusters from the cluster's manifest that no entry depends on
+    any more: on each node, everything up to the next lifetime's cutoff was removed."""
     state = log.state()
     lifetimes = state.manifest.lifetimes
     if state.missing or len(lifetimes) < 2:
@@ -112,7 +115,7 @@ def _drop_lifetimes(log: ClusterLog) -> None:
 
 
 def _oldest(node: NodeState) -> Position:
-    """Where the oldest entry may be that is left of a node's log."""
+    """A position at or before the oldest remaining entry of a node's log."""
     firsts = [archive.first for archive in node.manifest.archives]
     firsts += [Position(each.epoch, each.number, 0, 0) for each in node.segments[:1]]
     return min(firsts, default=END)

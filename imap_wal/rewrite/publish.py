@@ -1,4 +1,5 @@
-"""Publishes the snapshot that a rewrite made, after checking that nothing overtook it."""
+"""Publishes the snapshots of a rewrite, after checking that no conflicting change was published
+meanwhile."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ from storage_backends import NotFound, StorageError
 
 
 def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
-    """Read every new file once more: all are there, with the bytes and the rows they were written
-    with. `CorruptLog`, `ShortLog`; `LostRace` when a prune has given this rewrite up."""
+    """Read every new file again, to check that it exists with the bytes and rows that were written.
+    Raises `CorruptLog`, `ShortLog`, and `LostRace` if a prune treated this rewrite as dead or
+    another rewrite was faster."""
     for item in result.maps:
         for part in item.parts:
             try:
@@ -37,23 +39,23 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
                 manifest = log.manifest()
                 demand_floor(manifest, job)
                 demand_former(manifest, job, [item.map])
-                what = "this new file of the snapshot is missing before it was published"
+                what = "this new file of the snapshot disappeared before it was published"
                 raise ShortLog(
                     part.path, 0, what, "nothing was published; run the rewrite again"
                 ) from error
 
 
 def demand_floor(manifest: ClusterManifest, job: RewritePlan) -> None:
-    """`LostRace` when files of this generation may be deleted by now."""
+    """Raises `LostRace` if files of this generation may have been deleted."""
     if job.generation < manifest.orphan_floor:
         raise LostRace(
-            f"a prune took this rewrite (generation {job.generation}) for dead, and may have "
+            f"a prune treated this rewrite (generation {job.generation}) as dead, and may have "
             "deleted its files; nothing was published, run it again"
         )
 
 
 def demand_former(manifest: ClusterManifest, job: RewritePlan, maps: Iterable[str]) -> None:
-    """`LostRace` when a map has another snapshot by now than when this rewrite began."""
+    """Raises `LostRace` if a map has another snapshot than when this rewrite began."""
     for name in maps:
         if manifest.snapshots.get(name) != job.state.manifest.snapshots.get(name):
             raise LostRace(
@@ -63,7 +65,7 @@ def demand_former(manifest: ClusterManifest, job: RewritePlan, maps: Iterable[st
 
 
 def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifest:
-    """Show the new snapshots, all or none. `LostRace`."""
+    """Publish the new snapshots, all or none. Raises `LostRace`."""
     before = job.state.manifest
     made = {item.map: _snapshot(log, job, item) for item in result.maps}
     table = job.versions.raised(result.pairs) if job.versions is not None else NO_VERSIONS
@@ -77,7 +79,7 @@ def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifes
             for name, each in made.items()
         }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
-            return manifest  # ours is there already: only the answer was lost
+            return manifest  # already published: only the answer was lost
         demand_floor(manifest, job)
         if any(
             each not in before.lifetimes for each in manifest.lifetimes
@@ -98,7 +100,7 @@ def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifes
 def with_table(
     manifest: ClusterManifest, generation: int, table: PartitionVersions
 ) -> tuple[int, dict[int, PartitionVersions]]:
-    """The number of a table (0 if it is empty), and all tables; equal ones are kept once."""
+    """The number of a table (0 if it is empty), and all tables. Equal tables are stored once."""
     versions = dict(manifest.versions)
     if not table.pairs:
         return 0, versions
@@ -109,8 +111,8 @@ def with_table(
 
 
 def discard(log: ClusterLog, job: RewritePlan) -> None:
-    """Delete what a rewrite wrote that was certainly not published; what cannot be deleted now,
-    prune takes as orphans."""
+    """Delete the files of a rewrite that was certainly not published. A later prune deletes those
+    that cannot be deleted now."""
     if job.generation:
         with suppress(StorageError):
             named = {
@@ -125,8 +127,8 @@ def discard(log: ClusterLog, job: RewritePlan) -> None:
 
 
 def marks(job: RewritePlan, name: str) -> dict[str, LowWaterMark]:
-    """What the new snapshot of a map covers: of a node that was not read, what the former one
-    covered."""
+    """What the new snapshot of a map covers. For a node that was not read: what the former snapshot
+    covers."""
     former = job.state.manifest.snapshots.get(name)
     found = dict(former.marks) if former is not None else {}
     for node, position in job.until.items():
@@ -160,7 +162,7 @@ def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
 
 
 def latest_expiry(expiries: Iterable[int]) -> int:
-    """When the last of them is over; 0: one never is, or there is none."""
+    """The latest expiry; 0: one of them never expires, or there is none."""
     found = list(expiries)
     return max(found) if found and all(found) else 0
 

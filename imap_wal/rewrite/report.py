@@ -1,5 +1,5 @@
-"""What a rewrite, a prune and a drop did: plain values, for tables and JSON alike. Bytes are on
-storage unless a name says otherwise."""
+"""The reports of rewrite, prune and drop: plain values, for tables and JSON. Bytes are sizes on
+storage, unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from imap_wal.format import Position
 
 @dataclass(frozen=True, slots=True)
 class MapRewrite:
-    """One map of a rewrite. `records_read` from logs and the former snapshot; `dropped` of them
-    were superseded, deleted for good or expired. `bytes_before`: what the map takes in segments,
-    archives and the former snapshot. `unchanged`: nothing was written since the former snapshot."""
+    """One map of a rewrite. `records_read`: from logs and the former snapshot; `dropped` of them
+    were replaced by newer ones, permanently deleted or expired. `bytes_before`: the size of the map
+    in segments, archives and the former snapshot. `unchanged`: nothing was written since the former
+    snapshot."""
 
     map: str
     records_read: int
@@ -27,11 +28,11 @@ class MapRewrite:
     files: tuple[str, ...] = ()
     unchanged: bool = False
     conflicts: int = 0
-    """Keys that two nodes claimed, and that were decided."""
+    """Keys in conflict that were decided."""
     undecided: int = 0
-    """Keys that two nodes claim, and that were not decided: all claims are kept."""
+    """Keys in conflict that were not decided: all claims are kept."""
     set_aside: str = ""
-    """The file that holds the claims that lost."""
+    """The file with the losing claims."""
 
     @property
     def dropped(self) -> int:
@@ -39,15 +40,16 @@ class MapRewrite:
 
     @property
     def saved_bytes(self) -> int:
-        """What `prune` can give back afterwards."""
+        """The space that `prune` can free afterwards."""
         return self.bytes_before - self.bytes_after
 
 
 @dataclass(frozen=True, slots=True)
 class RewriteReport:
-    """A rewrite of one cluster, published or (`dry_run`) only tried. `covered` is the low-water
-    mark of each node. `clock_skew_ms`: by how much this machine's clock is ahead of the storage's;
-    None where it was not looked, or the storage does not tell."""
+    """A rewrite of one cluster; with `dry_run`, not published. `covered`: the low-water mark of
+    each node. `missing`: node → why its log was not read. `clock_skew_ms`: how far this machine's
+    clock is ahead of the storage's; None: not measured, or the storage has no modification
+    times."""
 
     namespace: str
     cluster: str
@@ -68,8 +70,8 @@ class RewriteReport:
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was removed, or (`dry_run`) would be. `segments`, `archives`, `snapshot_files` are
-    paths."""
+    """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
+    paths. `skipped`: node → why it was skipped."""
 
     namespace: str
     cluster: str
@@ -83,8 +85,8 @@ class PruneReport:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """A map that was forgotten. `records` and `bytes` of its former snapshot; its entries in logs
-    go with the next prune."""
+    """A map that was dropped. `covered`: node → the position up to which its entries were dropped;
+    the next prune removes them from the logs."""
 
     map: str
     generation: int
@@ -92,7 +94,7 @@ class DropReport:
 
 
 def memory_max_bytes() -> int:
-    """The most memory this process ever had resident."""
+    """The largest resident memory of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )

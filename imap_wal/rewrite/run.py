@@ -1,11 +1,10 @@
-"""Runs a rewrite: plan, merge by an engine, publish; again if the log changed meanwhile."""
+"""Runs a rewrite: plan, merge by an engine, publish; repeated if the log changed meanwhile."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from imap_wal.encryption import keys_of
 from imap_wal.errors import InvalidSetting, LostRace, ShortLog
 from imap_wal.manifest import key_checks
 from imap_wal.read.cluster import ClusterLog
@@ -14,6 +13,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
+from imap_wal.security.encryption import keys_of
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -30,10 +30,13 @@ def rewrite(
     skew_ms_max: int = SKEW_MS_MAX,
     resolve: Resolution | None = None,
 ) -> RewriteReport:
-    """Prepare, merge, publish. A running service may write at the same time. `LostRace`:
-    nothing was published, run it again. `InvalidSetting` when this machine's clock differs from the
-    storage's by more than `skew_ms_max`. `resolve` decides conflicts of order; without it, the new
-    snapshot keeps all claims."""
+    """Prepare, merge, publish. Writers and readers may run at the same time. `resolve` decides
+    conflicts; without it, the new snapshots keep all claims. `maps`: None: all maps. `as_of_ms`: as
+    for `prepare`.
+
+    Raises `LostRace` if another process published first; nothing was published then, run it again.
+    Raises `InvalidSetting` if this machine's clock differs from the storage's by more than
+    `skew_ms_max`, and the errors of `prepare` and `confirm`."""
     start = log.clock.monotonic()
     skew_ms = (
         None
@@ -60,8 +63,8 @@ def rewrite(
         except LostRace:
             discard(log, job)
             raise
-        # After any other error nobody knows whether the manifest names the new files: they stay. If
-        # it does not, prune takes them as orphans one day.
+        # After any other error it is not known whether the manifest names the new files, so they
+        # are kept. If it does not, a later prune deletes them.
     return RewriteReport(
         namespace=job.namespace,
         cluster=job.cluster,
@@ -82,7 +85,7 @@ def rewrite(
 def _merge(
     log: ClusterLog, engine: Engine, plan: Callable[[], RewritePlan], resolve: Resolution | None
 ) -> tuple[RewritePlan, _Aside, Result]:
-    """Plan, decide, merge; again if files went while they were read."""
+    """Plan, decide, merge; repeated if files were removed while they were read."""
     for attempt in range(ATTEMPTS):
         job, aside = plan(), _Aside({}, {})
         try:
@@ -99,8 +102,8 @@ def _merge(
                 if isinstance(lost, ShortLog):
                     raise lost from error
                 raise LostRace(
-                    f"files of this log went while they were read, {ATTEMPTS} times in a row "
-                    f"({error}); run it again"
+                    f"files of this log were removed while they were read, {ATTEMPTS} times in a "
+                    f"row ({error}); run it again"
                 ) from error
         except BaseException:
             discard(log, job)
@@ -119,14 +122,15 @@ def _of_map(job: RewritePlan, item: Merged, aside: _Aside) -> MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """By map: how many keys were decided, and the file of the claims that lost."""
+    """Map → number of decided keys, and map → file of the losing claims."""
 
     keys: Mapping[str, int]
     paths: Mapping[str, str]
 
 
 def _decide(log: ClusterLog, job: RewritePlan, resolve: Resolution) -> tuple[RewritePlan, _Aside]:
-    """Find the conflicts and decide them; of a dry run, nothing is written."""
+    """Find and decide the conflicts. A dry run writes nothing. Raises `InvalidSetting` for an
+    unknown node."""
     nodes = conflicts.writers(job.state.manifest)
     if resolve.node and resolve.node not in nodes:
         known = ", ".join(sorted(nodes))

@@ -12,9 +12,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from imap_wal import format, layout
-from imap_wal.encryption import SegmentCipher, cipher_of, keys_of
 from imap_wal.errors import Forged, UnsupportedVersion
 from imap_wal.format import Frame, NoFrame, SegmentHeader
+from imap_wal.security.encryption import SegmentCipher, cipher_of, keys_of
 from imap_wal.segment.frame_search import FrameSearch
 from storage_backends import SegmentStore
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import google_crc32c
 
 from imap_wal import entry, format
-from imap_wal.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
 from imap_wal.errors import EncryptionError, Forged, LogError, UnsupportedVersion
 from imap_wal.format import (
     FRAME_HEADER,
@@ -27,6 +26,7 @@ from imap_wal.format import (
     Position,
     SegmentHeader,
 )
+from imap_wal.security.encryption import SegmentCipher, cipher_of, cipher_that_opens, keys_of
 from imap_wal.segment.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from imap_wal import format
 from imap_wal.clock import Randomness, SystemRandomness
-from imap_wal.encryption import keys_of, sealed
-from imap_wal.encryption_keys import KeyRing
 from imap_wal.format import SegmentHeader
+from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.security.encryption_keys import KeyRing
 from storage_backends import SegmentStore
 
 

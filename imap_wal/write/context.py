@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.encryption import keys_of
-from imap_wal.encryption_keys import KeyRing
 from imap_wal.layout import Identity
+from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 

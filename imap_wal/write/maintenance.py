@@ -10,9 +10,9 @@ from contextlib import suppress
 from math import inf
 
 from imap_wal.clock import Clock
-from imap_wal.encryption import keys_of, sealed
 from imap_wal.errors import Closed, Fenced, ImapWalError, LostRace
 from imap_wal.format import SegmentHeader
+from imap_wal.security.encryption import keys_of, sealed
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Durability, Settings
 from imap_wal.worker import Turn, Worker

@@ -23,8 +23,6 @@ from typing import NamedTuple
 import msgpack
 
 from imap_wal import format, layout
-from imap_wal.encryption import keys_of, sealed
-from imap_wal.encryption_keys import KeyRing
 from imap_wal.errors import (
     EncryptionError,
     Fenced,
@@ -38,6 +36,8 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.segment.writer import SegmentWriter
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import ObjectSegment

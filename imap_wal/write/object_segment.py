@@ -8,11 +8,11 @@ from contextlib import suppress
 
 from imap_wal import format, layout
 from imap_wal.clock import Randomness
-from imap_wal.encryption import sealed
-from imap_wal.encryption_keys import KeyRing
 from imap_wal.errors import Fenced, LogError, StorageUnavailable
 from imap_wal.format import SegmentHeader
 from imap_wal.manifest.node import NodeManifest
+from imap_wal.security.encryption import sealed
+from imap_wal.security.encryption_keys import KeyRing
 from imap_wal.segment.listing import sorted_out
 from imap_wal.write.context import LogContext
 from storage_backends import AlreadyExists, NotFound, SegmentStore

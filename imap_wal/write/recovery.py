@@ -33,11 +33,11 @@ from typing import NamedTuple, cast
 import msgpack
 
 from imap_wal import entry, format, layout
-from imap_wal.encryption import sealed
 from imap_wal.errors import CorruptLog, Forged, LogError
 from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
+from imap_wal.security.encryption import sealed
 from imap_wal.segment.listing import wal_folder
 from imap_wal.segment.reader import SegmentReader, held
 from imap_wal.segment.verdict import (

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from imap_wal.agent.keys import read_token, token_hash
-from imap_wal.agent.operator_claim import ClaimReport, set_tokens, take_log
+from imap_wal.agent.access.keys import read_token, token_hash
+from imap_wal.agent.membership.operator_claim import ClaimReport, set_tokens, take_log
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit

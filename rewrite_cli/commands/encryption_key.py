@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.encryption import archive_keys
-from imap_wal.encryption_keys import KEY_BYTES, KeyRing, Keys
+from imap_wal.security.encryption import archive_keys
+from imap_wal.security.encryption_keys import KEY_BYTES, KeyRing, Keys
 from rewrite_cli.console import output as out
 
 

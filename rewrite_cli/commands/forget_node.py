@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import click
 
-from imap_wal.agent.forget_node import ForgetReport, forget_node
+from imap_wal.agent.membership.forget_node import ForgetReport, forget_node
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from imap_wal.agent import keys
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
@@ -45,7 +45,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
     Example:
       imap-wal keys new agent-1 member-1 --folder /etc/imap-wal
     """
-    from imap_wal.agent.gate import new_pair
+    from imap_wal.agent.transport.gate import new_pair
 
     for name in names:
         keys.checked_name(name, "NAME")

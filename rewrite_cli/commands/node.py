@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.credentials import Credentials
+from imap_wal.security.credentials import Credentials
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Url
 from rewrite_cli.console.times import Duration

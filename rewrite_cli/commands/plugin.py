@@ -80,7 +80,7 @@ def config(
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
       imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file /etc/imap-wal/member-1.key --agent-key agent-1.pub
     """  # noqa: E501
-    from imap_wal.agent.access import is_loopback
+    from imap_wal.agent.access.admission import is_loopback
 
     if bool(key_file) != bool(agent_key):
         raise click.UsageError(

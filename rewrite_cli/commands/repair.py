@@ -10,16 +10,17 @@ from typing import NamedTuple
 
 import click
 
-from imap_wal.encryption import open_store
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
+from imap_wal.repair.survey import tolerant_survey
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
+from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
 from rewrite_cli.console.selection import Scope, Url, refuse_nested, scope_options

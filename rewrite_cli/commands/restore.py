@@ -10,11 +10,11 @@ import click
 import msgpack
 
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.encryption import open_store
 from imap_wal.entry import KEY, ORDER, VALUE, pack
 from imap_wal.format import ENTRIES, METADATA
 from imap_wal.layout import Identity
 from imap_wal.schemas import sound_schemas
+from imap_wal.security.encryption import open_store
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine

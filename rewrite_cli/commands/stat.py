@@ -12,8 +12,8 @@ from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out

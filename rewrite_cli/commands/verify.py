@@ -9,8 +9,7 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
-from imap_wal.inspect.inventory import ClusterView
-from imap_wal.inspect.verify import (
+from imap_wal.inspect.finding import (
     CLEAN,
     CORRUPT,
     TORN,
@@ -19,13 +18,12 @@ from imap_wal.inspect.verify import (
     Finding,
     OutOfTime,
     Unit,
-    check,
     damaged,
-    foreign_files,
-    plan,
 )
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.verify import check, foreign_files, plan
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import ADVICE
+from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from imap_wal.agent.keys import KeyPair, key_bytes, read_public, read_secret
+from imap_wal.agent.access.keys import KeyPair, key_bytes, read_public, read_secret
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import Clock
-from imap_wal.encryption import open_store
 from imap_wal.inspect.inventory import survey
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.security.encryption import open_store
 from imap_wal.segment.reader import SegmentReader
 from rewrite_cli.console.selection import Scope
 from rewrite_cli.demo import flights

@@ -15,8 +15,8 @@ from imap_wal.entry import TIMESTAMP_MS, Row
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import Noted
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.view import MaterializedView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed

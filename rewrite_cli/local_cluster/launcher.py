@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from imap_wal.agent.keys import KeyPair
+from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import Clock
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
@@ -274,7 +274,7 @@ def ask_stat(
 ) -> dict[str, Any] | None:
     """An agent's statistics; None if it does not answer. `NotAllowed` if it refuses the connection.
     `key`, `agent_key`: as for `Client`."""
-    from imap_wal.agent.transport import Client
+    from imap_wal.agent.transport.client import Client
 
     client = Client(endpoint, timeout_ms, key, agent_key)
     try:

@@ -10,13 +10,14 @@ import pytest
 import imap_wal
 import imap_wal.log
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import SALVAGE
+from imap_wal.repair.survey import tolerant_survey
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -50,7 +51,7 @@ class Dying:
         return call
 
 
-def test_a_new_log_whose_first_two_opens_died_is_opened_by_the_third(tmp_path: Path) -> None:
+def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
     """On objects, the second one created an empty segment that shuts the first one out. It was
     taken for a segment of another log, which is refused."""
     store = LocalObjects(str(tmp_path))
@@ -74,7 +75,7 @@ def test_a_new_log_whose_first_two_opens_died_is_opened_by_the_third(tmp_path: P
 
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
-    """What map "m" holds in a repaired copy."""
+    """The contents of map "m" in a repaired copy."""
     views, lost = tolerant_survey(store, (), ())
     copy = LocalObjects(str(target))
     for view in views:
@@ -86,11 +87,9 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
-def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_earlier_epoch(
-    tmp_path: Path, gone: str
-) -> None:
-    """Those archives were left out as if segments still had their entries, because an object of
-    an earlier epoch was there."""
+def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str) -> None:
+    """An object of an earlier epoch stays to shut its writer out. It made the archives look as if
+    segments still had their entries, so they were left out."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n1") as first:
         first.map("m").update({"a": 1, "b": 2})
@@ -112,9 +111,7 @@ def test_a_repair_of_objects_reads_archives_after_the_object_that_stays_of_an_ea
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6}
 
 
-def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_left(
-    tmp_path: Path,
-) -> None:
+def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> None:
     """The empty object that shuts out the writer of a forgotten log stays. The repair was refused:
     the segments were of two logs."""
     store = LocalObjects(str(tmp_path / "log"))
@@ -130,10 +127,8 @@ def test_a_repair_of_objects_without_manifests_leaves_out_what_a_forgotten_log_l
     assert repaired(store, tmp_path / "copy") == {"a": 1, "b": 2, "c": 3}
 
 
-def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(
-    tmp_path: Path,
-) -> None:
-    """The open itself created the object that was missing, to shut the old writer out, and only
+def test_a_node_put_back_before_a_snapshot_is_refused(tmp_path: Path) -> None:
+    """On objects, the open itself created the missing object, to shut the old writer out, and only
     then looked whether the log reaches as far as the snapshot."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n1") as first:
@@ -157,11 +152,9 @@ def test_a_node_of_objects_that_was_put_back_to_before_a_snapshot_is_refused(
             embedded(store, "n1", takeover=True)
 
 
-def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one(
-    memory: MemoryStore,
-) -> None:
-    """It took the new log over and marked it as forgotten: it could not be opened again, and its
-    acknowledged entries were as good as lost."""
+def test_a_slow_forget_node_leaves_a_new_log_alone(memory: MemoryStore) -> None:
+    """It took over the log that had replaced the forgotten one, and marked it as forgotten: the log
+    could not be opened again, and its acknowledged entries could not be read."""
     with embedded(memory, "n2", shared=True) as other, embedded(memory, "n1", shared=True) as old:
         other.map("m")["a"] = old.map("m")["gone"] = 1
     new: list[Store] = []
@@ -181,10 +174,9 @@ def test_a_slow_forget_node_leaves_the_log_alone_that_replaced_the_forgotten_one
         assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 3}
 
 
-def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(
-    memory: MemoryStore,
-) -> None:
-    """It was about to shut that node's writer out, and opened a new log under its name."""
+def test_an_open_does_not_recreate_a_forgotten_node(memory: MemoryStore) -> None:
+    """The node was forgotten meanwhile. The open was about to shut its writer out, and began a new
+    log under its name."""
     with embedded(memory, "n2", shared=True) as other:
         other.map("m")["a"] = 1
     embedded(memory, "n1", shared=True)  # its process died
@@ -196,7 +188,7 @@ def test_an_open_does_not_begin_a_log_for_a_node_that_is_forgotten_meanwhile(
     assert log_of(memory).nodes() == ["n2"]
 
 
-def test_a_log_of_records_is_not_opened_as_one_of_maps(memory: MemoryStore, tmp_path: Path) -> None:
+def test_a_log_of_records_cannot_be_opened_for_maps(memory: MemoryStore, tmp_path: Path) -> None:
     """Its writer was shut out, and entries of maps were written after its records."""
     with imap_wal.log.create("memory://", storage=memory, preallocate=False) as log:
         log.append("m", (b"key", b"a record"))

@@ -14,10 +14,9 @@ from storage_backends.memory import MemoryStore
 from tests.support import node_log, overwrite, row, segments
 
 
-def test_a_view_that_merged_what_an_open_then_cut_off_merges_the_log_as_it_is(
-    memory: MemoryStore,
-) -> None:
-    """It asked again and again for the frame that was cut off, and called the log corrupt."""
+def test_a_view_drops_what_an_open_cut_off(memory: MemoryStore) -> None:
+    """The view had merged a frame that an open then cut off. It requested the frame again and
+    again, and called the log corrupt."""
     log = node_log(memory)
     log.write(format.ENTRIES, 1, [row("safe", "1", 1)])
     log.sync()

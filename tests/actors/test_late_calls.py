@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from imap_wal import format
-from imap_wal.agent.claims import VoidIncarnation
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.claims import VoidIncarnation
+from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.agent.membership.sessions import Session, SessionRegistry
 from imap_wal.agent.requests import About
-from imap_wal.agent.sessions import Session, SessionRegistry
 from imap_wal.clock import SystemRandomness
 from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, ImapWalError, InvalidSetting, OutcomeUnknown
@@ -36,10 +36,8 @@ def acknowledged(store: Store, key: str, value: Any) -> bool:
     return True
 
 
-def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_replaced_writer_back(
-    memory: MemoryStore,
-) -> None:
-    """Two opened at one moment and were about to use the same epoch. The later of both made the
+def test_a_late_open_does_not_restore_a_deleted_permit(memory: MemoryStore) -> None:
+    """Two opens began at one moment and were about to use the same epoch. The later one made the
     permit of that epoch again, after a third had deleted it and shut its writer out."""
     with embedded(memory) as first:
         first.map("m")["a"] = 1
@@ -65,9 +63,7 @@ def test_an_open_that_lost_its_race_long_ago_does_not_bring_the_permit_of_a_repl
         assert dict(again.map("m")) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_a_point_in_time_takeover_of_objects_leaves_what_shuts_the_old_writer_out(
-    tmp_path: Path,
-) -> None:
+def test_a_point_in_time_takeover_keeps_the_old_writer_out(tmp_path: Path) -> None:
     """It emptied the object under which the old writer would create its next commit: a copy with
     another name, and the name was free again."""
     store = LocalObjects(str(tmp_path))
@@ -88,7 +84,7 @@ def test_a_point_in_time_takeover_of_objects_leaves_what_shuts_the_old_writer_ou
         assert dict(again.map("m")) == found == {"k0": 0, "k1": 1}
 
 
-def test_a_session_whose_number_the_manifest_lost_is_not_given_again(memory: MemoryStore) -> None:
+def test_a_session_number_is_not_given_twice(memory: MemoryStore) -> None:
     """The node's manifest was put back from a copy of the same epoch. A plug-in then got the number
     of another one's session, and its first requests counted as in the log already."""
     log = node_log(memory)
@@ -133,11 +129,9 @@ def hello(sessions: SessionRegistry, cluster: str) -> Session:
     return sessions.hello(b"connection", About(cluster, f"plug-in of {cluster}", "write"))[0]
 
 
-def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_shows_it(
-    memory: MemoryStore,
-) -> None:
-    """Permits were found by a listing. One that came too late left the former cluster's, which then
-    acknowledged above the cut."""
+def test_a_claim_deletes_a_permit_that_no_listing_shows(memory: MemoryStore) -> None:
+    """Permits were found by a listing. One that came too late left the former cluster's permit, and
+    that cluster then acknowledged above the cut."""
     stale: Any = YoungFilesNotListed(memory)
     here, there = sessions(memory, "n1"), sessions(stale, "n2")
     first = hello(here, "A")
@@ -147,11 +141,10 @@ def test_a_claim_takes_the_permit_of_the_cluster_before_it_though_no_listing_sho
     assert isinstance(batch.error, OutcomeUnknown)
 
 
-def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_first(
-    memory: MemoryStore,
-) -> None:
-    """`prune` drops a lifetime that the following one makes needless. And after a lifetime began,
-    no earlier one does: its cuts would take away what counts by the later one."""
+def test_lifetimes_are_in_the_order_of_incarnations(memory: MemoryStore) -> None:
+    """This holds whichever claim publishes first. `prune` drops a lifetime that the next one makes
+    needless. And after a lifetime began, no earlier one does: its cuts would take away what counts
+    by the later one."""
     paused = Interrupted(memory)
     slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
     paused.when, paused.meanwhile = (
@@ -165,10 +158,9 @@ def test_lifetimes_are_in_the_order_of_their_incarnations_whoever_publishes_firs
     assert [lifetime.cluster_id for lifetime in lifetimes] == ["B", "C"]
 
 
-def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledges(
-    memory: MemoryStore,
-) -> None:
-    """The first had written nothing, so no file told of its epoch; the second got the same."""
+def test_of_two_opens_with_one_epoch_one_acknowledges(memory: MemoryStore) -> None:
+    """A manifest was put back. The first open had written nothing, so no file showed its epoch, and
+    the second one got the same."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     copy = {file.path: memory.read(file.path) for file in memory.list(f"{NODE}/manifest")}
@@ -188,9 +180,8 @@ def test_of_two_opens_of_one_epoch_after_a_manifest_was_put_back_one_acknowledge
         assert dict(again.map("m")) == {"a": 1, "b": 1}
 
 
-def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(
-    tmp_path: Path,
-) -> None:
+def test_the_writer_of_a_forgotten_node_acknowledges_nothing(tmp_path: Path) -> None:
+    """The log is on objects; `forget-node` removed the node while its writer was open."""
     store = LocalObjects(str(tmp_path))
     gone = embedded(store, "n1", shared=True)
     with embedded(store, "n2", shared=True):
@@ -199,10 +190,9 @@ def test_the_writer_of_a_forgotten_node_on_objects_acknowledges_nothing_more(
     assert not acknowledged(gone, "lost", 1)
 
 
-def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(
-    memory: MemoryStore,
-) -> None:
-    """It wrote on above the cut of that cluster, and a restart took all of that for void."""
+def test_the_first_cluster_shuts_an_open_store_out(memory: MemoryStore) -> None:
+    """The embedded store wrote on above the cut of that cluster, and a restart took all of that for
+    void."""
     store = embedded(memory, node="program", cluster="members")
     store.map("m")["before"] = 1
     hello(sessions(memory, "n1"), "A")
@@ -213,10 +203,9 @@ def test_the_first_cluster_of_members_shuts_out_an_embedded_store_that_is_open(
     assert sum(len(changes.rows) for changes in log.changes()) == 1
 
 
-def test_a_claim_comes_after_the_incarnation_of_an_embedded_store_that_was_opened_meanwhile(
-    memory: MemoryStore,
-) -> None:
-    """The store had the higher incarnation: its changes won over later ones of the members."""
+def test_a_claim_comes_after_an_open_stores_incarnation(memory: MemoryStore) -> None:
+    """The embedded store was opened meanwhile and had the higher incarnation: its changes won over
+    later ones of the members."""
     opened: list[Store] = []
     paused = Interrupted(memory)
     members = sessions(paused, "n1")

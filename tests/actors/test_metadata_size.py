@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from imap_wal.agent.membership.sessions import SessionRegistry
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import SessionRegistry
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
@@ -34,9 +34,7 @@ def about(cluster_id: str, plugin: str) -> About:
     return About(cluster_id, plugin, "write")
 
 
-def test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node(
-    memory: MemoryStore,
-) -> None:
+def test_an_acknowledgement_reads_no_manifest(memory: MemoryStore) -> None:
     """With many maps and nodes the cluster's manifest takes megabytes, and it was read once a
     second."""
     clock, store = FakeClock(), Counted(memory.url.removeprefix("memory://"))
@@ -66,7 +64,7 @@ def test_lifetimes_whose_entries_were_removed_are_dropped(memory: MemoryStore) -
 
 
 def test_views_whose_entries_were_removed_are_dropped(memory: MemoryStore) -> None:
-    """They are lifetimes with one cluster id. What is kept of the sessions before is bounded
+    """They are lifetimes with one cluster id. What is kept of the sessions before them is bounded
     too."""
     clock = FakeClock()
     who = replace(about("c-1", "p-1"), member_uuid="m-1")

@@ -19,7 +19,7 @@ from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent, run
-from imap_wal.agent.transport import Client
+from imap_wal.agent.transport.client import Client
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 
@@ -38,7 +38,7 @@ def config(
 ) -> AgentConfig:
     """An agent of node `node`; its socket is in `folder`, its log too unless `url` says otherwise.
     One cluster follows another without waiting, unless `lifetime_timeout_s` says otherwise; then
-    the default `start_policy` holds."""
+    the default `start_policy` applies."""
     return AgentConfig.from_mapping(
         {
             "url": url or f"file://{folder}/log",
@@ -57,7 +57,7 @@ _names_of: dict[str, str] = {}
 
 
 def identity(name: str) -> str:
-    """The UUID that stands for the name of a cluster, a member or a plug-in in these tests."""
+    """The UUID that replaces the name of a cluster, a member or a plug-in in these tests."""
     if not name or len(name) > 64 or re.fullmatch(UUID, name):
         return name
     found = str(uuids.uuid5(uuids.NAMESPACE_OID, name))

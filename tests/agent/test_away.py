@@ -1,5 +1,5 @@
-"""A storage that is away for a while: the agent answers with the reason, goes on trying, and comes
-back by itself."""
+"""A storage that is away for a while: the agent answers with the reason, continues to try, and
+recovers by itself."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ def refused(answer: list[Any], *codes: str) -> None:
     )
 
 
-def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
-    tmp_path: Path, away: AwayStore
-) -> None:
+def test_an_agent_recovers_when_its_storage_is_back(tmp_path: Path, away: AwayStore) -> None:
+    """Until then it refuses requests with the reason, and `stat` shows it."""
     settings = config(tmp_path, url=away.url, archive_interval_s=3600)
     with serving(settings) as agent, plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
@@ -81,9 +80,9 @@ def test_an_agent_whose_storage_was_away_refuses_with_the_reason_and_comes_back(
         assert {"a", "life0", "life1", "life2"} <= set(member.keys())
 
 
-def test_a_storage_that_does_not_answer_while_the_log_is_opened_again_keeps_nobody_waiting(
-    tmp_path: Path, away: AwayStore
-) -> None:
+def test_requests_do_not_wait_for_a_hanging_reopen(tmp_path: Path, away: AwayStore) -> None:
+    """The storage does not answer while the log is opened again: the agent still answers at
+    once."""
     settings = config(tmp_path, url=away.url)
     waiting, answer = threading.Event(), threading.Event()
 
@@ -109,9 +108,10 @@ def test_a_storage_that_does_not_answer_while_the_log_is_opened_again_keeps_nobo
         assert member.put(d="4")[0] == "ack"
 
 
-def test_a_stop_while_the_storage_is_away_says_so_and_leaves_nothing_open(
+def test_a_stop_while_the_storage_is_away_releases_everything(
     tmp_path: Path, away: AwayStore
 ) -> None:
+    """The error says so, and the log can be opened when the storage is back."""
     settings = config(tmp_path, url=away.url)
     with (
         pytest.raises(StorageUnavailable, match="what was acknowledged is in it"),
@@ -167,9 +167,10 @@ class OneCallFails(AwayStore):
         return super().there(path)
 
 
-def test_whichever_call_fails_while_the_log_is_opened_again_a_later_attempt_succeeds(
+def test_a_reopen_succeeds_after_a_failure_of_any_call(
     tmp_path: Path, inner: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each storage call of opening the log again fails once; a later attempt succeeds."""
     store = OneCallFails(inner)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: store)
     monkeypatch.setattr(mender, "REOPEN_S", 0.01)

@@ -1,10 +1,7 @@
-"""Requests that are not as the protocol draws them: answered, nothing appended, and the agent goes
-on."""
+"""Requests that do not follow the protocol: each is answered, and nothing is appended."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -13,10 +10,8 @@ import msgpack
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.errors import InvalidSetting
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -61,7 +56,8 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header", HEADERS, ids=repr)
-def test_a_header_that_is_none_is_answered(settings: AgentConfig, header: bytes) -> None:
+def test_a_malformed_header_is_answered(settings: AgentConfig, header: bytes) -> None:
+    """The agent answers with an error and continues."""
     with serving(settings), plugin(settings) as member:
         assert raw(member, header, b"")[:3] == ["error", 0, "bad-request"]
         assert member.put(a="1")[:2] == ["error", "not-ready"]  # it may have been an append
@@ -199,9 +195,10 @@ def bad_entries(member: Plugin) -> list[tuple[str, bytes, int]]:
     ]
 
 
-def test_a_payload_that_is_not_what_was_announced_is_answered_and_not_a_byte_of_it_is_appended(
+def test_a_malformed_payload_is_refused_as_a_whole(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Payloads that differ from their header are answered, and no byte of them is appended."""
     watched = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: watched)
     settings = config(tmp_path, url=memory.url)
@@ -240,10 +237,11 @@ NUMBERS = ["timestamp_ms", "expires_at_ms", "partition", "partition_version", "r
         ("partition_version", -1),
     ],
 )
-def test_a_number_that_an_archive_does_not_take_is_refused_by_its_name(
+def test_a_number_beyond_an_archives_range_is_refused(
     settings: AgentConfig, field: str, value: int
 ) -> None:
-    """It was acknowledged, and no segment was archived any more."""
+    """The error names the field. Such an append was acknowledged, and then no segment could be
+    archived."""
     with serving(settings), plugin(settings) as member:
         first = value if field == "request" else 1
         row = entry("a", "1", member.order(first, value if field == "partition_version" else 1))
@@ -280,9 +278,10 @@ def test_a_tombstone_with_an_expiry_is_refused(settings: AgentConfig, key: str) 
         assert member.values() == {"b": "1"}
 
 
-def test_random_bytes_of_a_broken_client_never_end_the_agent_or_enter_the_log(
+def test_random_bytes_neither_end_the_agent_nor_enter_the_log(
     settings: AgentConfig, seed: int
 ) -> None:
+    """Changed payloads and random frames, as a broken client sends them."""
     chance = Random(seed)
     with serving(settings), plugin(settings) as member:
         good = member.payload(1, {"a": "1", "b": "2"})
@@ -322,9 +321,8 @@ def test_a_value_above_the_limit_is_too_large(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m" * 1025, "🙂" * 257])
-def test_a_map_name_that_is_too_long_is_refused_in_appends_and_listings(
-    settings: AgentConfig, name: str
-) -> None:
+def test_a_map_name_that_is_too_long_is_refused(settings: AgentConfig, name: str) -> None:
+    """Appends and listings refuse it, with the limit."""
     with serving(settings), plugin(settings) as member:
         payload = msgpack.packb(entry("a", "1", member.order(1))) + msgpack.packb(
             entry("b", "2", member.order(2), name=name)
@@ -355,106 +353,8 @@ def test_text_that_is_no_utf8_is_refused_with_its_place(settings: AgentConfig, f
         assert member.values() == {"a": "1"}
 
 
-def test_a_value_of_64_megabytes_travels_and_comes_back(settings: AgentConfig) -> None:
+def test_a_value_of_64_megabytes_is_read_back(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         value = "x" * (64 * 1024 * 1024)
         assert member.put(big=value)[0] == "ack"
         assert member.load("big") == {"big": (value, 0)}
-
-
-# ---- configuration -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("toml", "says"),
-    [
-        ("", "url is missing"),
-        ("url = 'file:///x'\nendpont = 'tcp://h:1'", "unknown setting endpont"),
-        ("url = 'file:///x'\n[log]\nsegment_size = 1", r"unknown setting log\.segment_size"),
-        ("url = 'file:///x'\nendpoint = 'udp://h:1'", "endpoint is 'udp://h:1'"),
-        (
-            "url = 'file:///x'\n[log]\ndurability = 'maybe'",
-            "durability is 'maybe'; it takes one of always",
-        ),
-        ("url = 'file:///x'\n[log]\nring_slots = 3", "ring_slots is 3"),
-        ("url = ", "not TOML"),
-    ],
-)
-def test_a_wrong_configuration_names_file_and_key(tmp_path: Path, toml: str, says: str) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text(toml)
-    with pytest.raises(InvalidSetting, match=says) as raised:
-        AgentConfig.from_toml(file)
-    assert str(file) in str(raised.value)
-
-
-def test_a_configuration_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match=r"missing\.toml: No such file"):
-        AgentConfig.from_toml(tmp_path / "missing.toml")
-
-
-@pytest.mark.parametrize(
-    "toml",
-    [
-        "url = 7",
-        "url = 'file:///x'\nnode = 5",
-        "url = 'file:///x'\n[log]\nsegment_bytes = 'big'",
-        "url = 'file:///x'\nlog = 5",
-        "url = 'file:///x'\nendpoint = 1",
-    ],
-)
-def test_a_setting_of_the_wrong_type_is_a_wrong_setting_and_not_a_traceback(
-    tmp_path: Path, toml: str
-) -> None:
-    file = tmp_path / "agent.toml"
-    file.write_text(toml)
-    with pytest.raises(InvalidSetting):
-        AgentConfig.from_toml(file)
-
-
-def test_an_endpoint_that_is_taken_is_named_and_the_log_is_let_go(tmp_path: Path) -> None:
-    first = config(tmp_path, "n1", url="memory://endpoint-taken")
-    with serving(
-        AgentConfig.from_mapping(
-            {"url": first.url, "node": "n1", "endpoint": "tcp://127.0.0.1:17701"}
-        )
-    ):
-        for _ in range(2):
-            with pytest.raises(InvalidSetting, match=r"tcp://127\.0\.0\.1:17701"):
-                Agent(
-                    AgentConfig.from_mapping(
-                        {"url": first.url, "node": "n2", "endpoint": "tcp://127.0.0.1:17701"}
-                    )
-                )
-
-
-def test_the_command_refuses_a_wrong_configuration_with_exit_code_2_and_a_locked_log_with_4(
-    tmp_path: Path,
-) -> None:
-    imap_wal = [sys.executable, "-m", "rewrite_cli.cli"]
-    wrong = tmp_path / "wrong.toml"
-    wrong.write_text("url = 'file:///x'\nnod = 'x'")
-    run = subprocess.run(
-        [*imap_wal, "agent", "--config", str(wrong)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 2, run.stderr
-    assert "unknown setting nod" in run.stderr
-    held = config(tmp_path)
-    right = tmp_path / "right.toml"
-    right.write_text(
-        f"url = '{held.url}'\ncluster = 'c'\nnode = 'n1'\nendpoint = 'ipc://{tmp_path}/other.sock'"
-    )
-    with serving(held):
-        run = subprocess.run(
-            [*imap_wal, "agent", "--config", str(right)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert run.returncode == 4, run.stderr
-    assert "imap-wal agent at" in run.stderr

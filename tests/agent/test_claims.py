@@ -31,10 +31,11 @@ def test_only_the_newest_claim_has_a_permit(tmp_path: Path) -> None:
                 assert permits(settings.url) == [f"default/c/claims/{number:08d}.claim"]
 
 
-def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_nothing_for_the_old_cluster(  # noqa: E501
+def test_a_stale_listing_does_not_hide_a_claim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS, where a client may cache for a minute that a file is absent."""
+    """Nothing more is acknowledged for the old cluster, although its agent does not see the next
+    claim yet. NFS clients may cache for a minute that a file is absent."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one) as agent, serving(two), plugin(one) as old:
         assert old.put(a="1")[0] == "ack"
@@ -52,7 +53,8 @@ def test_an_agent_whose_listings_do_not_show_the_next_claim_yet_acknowledges_not
         assert "this log was claimed after incarnation" in str(answer)
 
 
-def test_a_copy_of_a_log_without_the_permit_gets_a_new_claim(tmp_path: Path) -> None:
+def test_a_log_copied_without_its_permit_is_claimed_anew(tmp_path: Path) -> None:
+    """A copy that lacks the empty file of the permit can be used."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"

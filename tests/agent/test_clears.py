@@ -10,7 +10,7 @@ import pytest
 
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
-from imap_wal.read.partitions import partition_id
+from imap_wal.read.newest.partitions import partition_id
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -64,9 +64,8 @@ def clear(
     return [header[0], *header[2:]]
 
 
-def test_a_clear_deletes_a_partition_in_listings_and_loads_and_after_a_restart(
-    settings: AgentConfig,
-) -> None:
+def test_a_clear_deletes_all_keys_of_its_partitions(settings: AgentConfig) -> None:
+    """Listings and loads do not return them, also after a restart; a later put counts."""
     cleared = {0, 7, 100}
     left = {key for key in KEYS if partition_of(key) not in cleared}
     with serving(settings), plugin(settings) as member:
@@ -125,10 +124,8 @@ def test_a_clear_of_no_partition_is_refused(settings: AgentConfig, wrong: dict[s
 
 
 @pytest.mark.parametrize("count", [1, COUNT - 1, COUNT + 1])
-def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(
-    settings: AgentConfig, count: int
-) -> None:
-    """With 1, it deleted the whole map."""
+def test_a_clear_for_another_partition_count_is_refused(settings: AgentConfig, count: int) -> None:
+    """The count must be that of the member's hello. With 1, a clear deleted the whole map."""
     with serving(settings), plugin(settings) as member:
         member.put(a="1")
         answer = clear(member, 2, 0, count=count)
@@ -144,9 +141,10 @@ def test_a_clear_with_another_number_of_partitions_than_the_members_is_refused(
 
 
 @pytest.mark.parametrize("given", [None, 0])
-def test_a_clear_is_refused_if_the_hello_gave_no_number_of_partitions(
+def test_a_clear_needs_a_partition_count_in_the_hello(
     settings: AgentConfig, given: int | None
 ) -> None:
+    """Without it, or with 0, a clear is refused."""
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(partition_count=given)
         member.put(a="1")

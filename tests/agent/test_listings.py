@@ -12,8 +12,8 @@ import pytest
 from hazelcast.hash import hash_to_index
 from hazelcast.serialization.data import Data
 
-from imap_wal.agent import listings
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import Snapshot
@@ -56,9 +56,8 @@ def refused(answer: tuple[list[Any], list[str]]) -> None:
     assert "begin again" in header[2]
 
 
-def test_a_page_asked_again_on_another_connection_is_the_same_page(
-    agent: Agent, member: Plugin
-) -> None:
+def test_a_page_is_the_same_when_it_is_repeated(agent: Agent, member: Plugin) -> None:
+    """Its answer was lost with the connection, and the page is requested again on another one."""
     first, keys = page(member, None)
     second, more = page(member, first[1])
     with plugin(agent.config, uuid="reader") as again:  # the answer was lost with its connection
@@ -90,18 +89,16 @@ def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> No
         refused(page(member, first[1]))
 
 
-def test_an_index_that_was_built_anew_ends_a_listing_with_an_error(
-    agent: Agent, member: Plugin
-) -> None:
+def test_a_listing_ends_when_its_index_is_rebuilt(agent: Agent, member: Plugin) -> None:
+    """The next page is refused with `listing-gone`, not taken for the last one."""
     first, _ = page(member, None)
     agent._reads._view._begin_anew()
     refused(page(member, first[1]))
     assert member.keys() == KEYS
 
 
-def test_a_map_that_was_dropped_in_the_middle_of_a_listing_ends_it_with_an_error(
-    agent: Agent, member: Plugin
-) -> None:
+def test_a_listing_ends_when_its_map_is_dropped(agent: Agent, member: Plugin) -> None:
+    """The next page is refused with `listing-gone`, not taken for the last one."""
     first, _ = page(member, None)
     log = agent._all_logs
     marks = {"n1": _mark(agent)}
@@ -120,9 +117,10 @@ def _mark(agent: Agent) -> Any:
     return LowWaterMark(agent._node_log.directory, agent._node_log.end)
 
 
-def test_a_page_that_failed_is_not_the_end_when_it_is_asked_for_again(
+def test_a_page_that_failed_is_not_the_last_one(
     agent: Agent, member: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A repeated request for it is refused, so the listing begins again."""
     first, _ = page(member, None)
     listing = agent._reads._listings._listings[first[1][0]]
     monkeypatch.setattr(listing, "_batches", _failing())
@@ -137,7 +135,8 @@ def _failing() -> Iterator[list[bytes]]:
     yield
 
 
-def test_a_cursor_that_is_none_of_ours_is_a_bad_request(member: Plugin) -> None:
+def test_a_malformed_cursor_is_a_bad_request(member: Plugin) -> None:
+    """Cursors of other types or shapes."""
     for cursor in (1, "x", [1, "x"], [], {}):
         header, _ = member.client.ask("keys", "orders", cursor, 10)
         assert header[2] == "bad-request"
@@ -186,7 +185,8 @@ def listed(member: Plugin, wanted: list[int], limit: int = 10) -> list[bytes]:
             return found
 
 
-def test_a_listing_of_some_partitions_has_their_keys_and_no_others(settings: AgentConfig) -> None:
+def test_a_listing_has_only_keys_of_its_partitions(settings: AgentConfig) -> None:
+    """It has all of them."""
     keys = [hazelcast_key(number) for number in range(500)]
     with serving(settings), plugin(settings) as member:
         put_keys(member, keys)
@@ -197,9 +197,8 @@ def test_a_listing_of_some_partitions_has_their_keys_and_no_others(settings: Age
             )
 
 
-def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(
-    settings: AgentConfig,
-) -> None:
+def test_a_listing_cannot_change_its_partitions(settings: AgentConfig) -> None:
+    """A page for other partitions, or for none, is refused; the listing itself continues."""
     with serving(settings), plugin(settings) as member:
         put_keys(member, [hazelcast_key(number) for number in range(500)])
         everything = list(range(271))
@@ -209,10 +208,11 @@ def test_a_page_of_other_partitions_than_the_listing_began_with_is_refused(
         assert member.client.ask("list", "orders", header[2], 10, everything)[0][0] == "list"
 
 
-def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(
+def test_a_page_beyond_the_answer_size_ends_with_keys(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 5)
+    """Only the first values are in the answer; for the others it has their keys."""
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 5)
     keys = [hazelcast_key(number) for number in range(20)]
     with serving(settings), plugin(settings) as member:
         put_keys(member, keys)
@@ -224,7 +224,8 @@ def test_a_page_with_more_bytes_than_an_answer_may_have_ends_with_keys(
         assert sorted([key for key, _, _ in stream[:1]] + stream[1:]) == sorted(keys)
 
 
-def test_partitions_that_there_are_not_are_a_bad_request(member: Plugin) -> None:
+def test_impossible_partitions_are_a_bad_request(member: Plugin) -> None:
+    """Numbers out of range, and other types."""
     for wanted in ([271], [-1], ["x"], [True], 7, "x"):
         header, _ = member.client.ask("list", "orders", None, 10, wanted)
         assert header[2] == "bad-request", wanted
@@ -241,9 +242,8 @@ def test_an_invalid_partition_count_is_refused_in_the_hello(
 
 
 @pytest.mark.parametrize("count", [None, 0])
-def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(
-    settings: AgentConfig, count: Any
-) -> None:
+def test_a_listing_of_partitions_needs_their_count(settings: AgentConfig, count: Any) -> None:
+    """The hello did not say how many partitions there are, so the request is refused."""
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(partition_count=count)
         header, _ = member.client.ask("list", "orders", None, 10, [0])
@@ -252,7 +252,7 @@ def test_partitions_are_refused_where_the_hello_did_not_say_how_many_there_are(
 
 
 class Pages:
-    """A view of so many keys, in batches as they come."""
+    """A view of so many keys, in batches of these sizes."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.version = sizes, 0
@@ -269,9 +269,8 @@ class Pages:
 
 @pytest.mark.parametrize("sizes", [[], [1], [10], [3, 10, 10], [10, 10], [1, 1, 1, 9]])
 @pytest.mark.parametrize("limit", [1, 3, 10, 1000])
-def test_whatever_batches_the_index_gives_a_listing_has_every_key_once(
-    sizes: list[int], limit: int
-) -> None:
+def test_a_listing_has_every_key_once(sizes: list[int], limit: int) -> None:
+    """For all sizes of the index's batches and of pages."""
     found = listings.Listings(Pages(sizes), SeededRandomness(1))  # type: ignore[arg-type]
     cursor, keys = None, []
     while True:

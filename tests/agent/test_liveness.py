@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent.liveness import Watch, signs
+from imap_wal.agent.membership.liveness import Watch, signs
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -32,9 +32,8 @@ def leave(member: Plugin, store: SegmentStore) -> None:
     eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
 
 
-def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(
-    tmp_path: Path,
-) -> None:
+def test_a_new_cluster_waits_while_the_former_lives(tmp_path: Path) -> None:
+    """Its error names the former cluster and the node that is alive."""
     one, two = (
         config(tmp_path, "n1", lifetime_timeout_s=LONG_S),
         config(tmp_path, "n2", lifetime_timeout_s=LONG_S),
@@ -63,7 +62,8 @@ def test_a_new_cluster_waits_while_the_former_one_is_alive_and_says_for_whom(
         assert asked(lone)[0] == "welcome", "after a clean stop there is no wait"
 
 
-def test_a_cluster_that_was_voided_waits_too_until_the_newer_one_is_over(tmp_path: Path) -> None:
+def test_a_voided_cluster_waits_while_the_newer_lives(tmp_path: Path) -> None:
+    """A cluster that comes back does not claim the log from a cluster that is alive."""
     one = config(tmp_path, "n1", lifetime_timeout_s=LONG_S)
     store = open_store(one.url)
     with serving(one), plugin(one) as first:
@@ -91,9 +91,8 @@ def test_a_view_and_another_member_of_the_cluster_never_wait(tmp_path: Path) -> 
             assert first.client.ask("view", about)[0][0] == "view"
 
 
-def test_a_sign_is_renewed_while_members_are_heard_and_goes_when_they_are_not(
-    tmp_path: Path,
-) -> None:
+def test_a_sign_lasts_while_members_are_heard(tmp_path: Path) -> None:
+    """It is renewed while they send beats, and removed when they do not."""
     settings = config(tmp_path, lifetime_timeout_s=0.3)
     store = open_store(settings.url)
     with serving(settings), plugin(settings) as member:
@@ -108,7 +107,8 @@ def test_a_sign_is_renewed_while_members_are_heard_and_goes_when_they_are_not(
         eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
 
 
-def test_a_member_of_an_older_incarnation_is_no_sign_of_life(tmp_path: Path) -> None:
+def test_members_of_an_older_incarnation_give_no_sign(tmp_path: Path) -> None:
+    """Their beats are refused and do not renew it."""
     settings = config(tmp_path, lifetime_timeout_s=LONG_S)
     store = open_store(settings.url)
     with serving(settings) as agent, plugin(settings) as old:
@@ -140,8 +140,9 @@ def test_a_stop_and_the_next_open_remove_the_sign(tmp_path: Path) -> None:
         assert signs(store, FOLDER) == [other], "one that a kill left; that of another node stays"
 
 
-def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path) -> None:
-    """A cluster that was killed with its agents, and starts again, waits only for what is left."""
+def test_an_agent_without_members_watches_signs_in_advance(tmp_path: Path) -> None:
+    """A cluster that was killed with its agents, and starts again, waits only for the rest of the
+    time."""
     settings = config(tmp_path, lifetime_timeout_s=0.3)
     store = open_store(settings.url)
     with serving(settings), plugin(settings):
@@ -158,7 +159,8 @@ def test_an_agent_that_hears_no_member_watches_before_it_is_asked(tmp_path: Path
     assert signs(store, FOLDER) == [], "what was waited for is removed"
 
 
-def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: MemoryStore) -> None:
+def test_a_sign_expires_by_observation_and_not_by_age(memory: MemoryStore) -> None:
+    """It counts until it was seen unchanged for the whole time."""
     clock = FakeClock()
     watch = Watch(memory, FOLDER, 6, clock)
     assert watch.alive() == "", "no sign, no wait"
@@ -183,7 +185,7 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
 def test_a_sign_that_only_an_old_listing_shows_was_renewed(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS."""
+    """A listing may be old, as on NFS; a sign that is gone was renewed under another name."""
     clock = FakeClock()
     watch = Watch(memory, FOLDER, 6, clock)
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
@@ -195,7 +197,8 @@ def test_a_sign_that_only_an_old_listing_shows_was_renewed(
         clock.advance(10)
 
 
-def test_without_a_time_nothing_is_waited_for(memory: MemoryStore) -> None:
+def test_without_a_timeout_no_cluster_waits(memory: MemoryStore) -> None:
+    """`lifetime_timeout_s` is 0."""
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")
     assert Watch(memory, FOLDER, 0, FakeClock()).alive() == ""
 

@@ -49,9 +49,8 @@ def test_two_listings_at_once_do_not_disturb_each_other(settings: AgentConfig) -
         assert found == 50
 
 
-def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_its_end(
-    settings: AgentConfig,
-) -> None:
+def test_a_forgotten_listing_is_refused_and_not_at_its_end(settings: AgentConfig) -> None:
+    """The error says to begin again."""
     with serving(settings), plugin(settings) as member:
         member.put(**{f"k{number}": "v" for number in range(50)})
         oldest = member.client.ask("keys", "orders", None, 1)[0][2]
@@ -63,9 +62,8 @@ def test_a_listing_that_the_agent_forgot_is_to_be_begun_again_and_not_taken_for_
         assert len(member.keys()) == 50
 
 
-def test_load_gives_the_newest_of_all_nodes_and_leaves_out_what_is_absent_deleted_or_expired(
-    tmp_path: Path,
-) -> None:
+def test_a_load_has_the_newest_values_of_all_nodes(tmp_path: Path) -> None:
+    """Keys that are absent, deleted or expired are not in the answer."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as first, plugin(two, uuid="plugin-2") as second:
         first.put(moved="old", stays="1", deleted="1")
@@ -140,10 +138,11 @@ def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentC
                 agent._archive()
 
 
-def test_schemas_that_do_not_fit_into_an_answer_come_in_several(
+def test_many_schemas_come_in_several_answers(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 100)
+    """Each answer says where the next one begins."""
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 100)
     types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
     with serving(settings), plugin(settings) as member:
         payload = b"".join(
@@ -166,7 +165,8 @@ def test_schemas_that_do_not_fit_into_an_answer_come_in_several(
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 26, 1 << 15], ids=["in memory", "on scratch"])
-def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -> None:
+def test_maps_that_have_entries_are_named(memory_bytes: int, tmp_path: Path) -> None:
+    """Tombstones count, and a wrong name does not prevent the answer for the others."""
     settings = config(tmp_path, restore_memory_bytes=memory_bytes)
     names = ["orders", "nothing", "later"]
     with serving(settings), plugin(settings) as member:
@@ -189,13 +189,15 @@ def test_which_maps_the_log_has_anything_of(memory_bytes: int, tmp_path: Path) -
 def test_a_read_error_stays_until_a_read_succeeds(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
             patch.setattr(agent._reads._view, "catch_up", lambda: 1 // 0)
             assert member.client.ask("keys", "orders", None, 10)[0][0] == "error"
-        time.sleep(0.3)  # it has looked many times whether there is something to merge
+        looks, refresh = [], agent._reads._refresh
+        monkeypatch.setattr(agent._reads, "_refresh", lambda: (looks.append(1), refresh())[1])
+        eventually(lambda: len(looks) > 5, "it looks whether there is something to merge")
         assert agent._reads.worker.state.error
         assert member.keys() == ["a"]
         eventually(lambda: not agent._reads.worker.state.error, "a read has succeeded")
@@ -204,8 +206,8 @@ def test_a_read_error_stays_until_a_read_succeeds(
 def test_much_that_was_appended_is_merged_without_a_request(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_BYTES", 10_000)
-    monkeypatch.setattr("imap_wal.agent.reads.FRESH_LOOK_S", 0.01)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_BYTES", 10_000)
+    monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         view = agent._reads._view
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
@@ -222,7 +224,7 @@ def test_much_that_was_appended_is_merged_without_a_request(
         assert member.load("k7")["k7"] == ("w" * 100, 0)
 
 
-def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
+def test_a_long_read_does_not_delay_a_write(settings: AgentConfig) -> None:
     with (
         serving(settings) as agent,
         plugin(settings) as writer,
@@ -236,10 +238,11 @@ def test_a_long_read_does_not_hold_up_a_write(settings: AgentConfig) -> None:
         listing.join()
 
 
-def test_an_answer_ends_before_the_value_that_would_take_it_past_its_size(
+def test_an_answer_ends_before_its_size_limit(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.agent.reads.ANSWER_BYTES", 1000)
+    """A load of many large values is answered in parts."""
+    monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 1000)
     with serving(settings), plugin(settings) as member:
         keys = [f"k{number}" for number in range(10)]
         member.put(**dict.fromkeys(keys, "x" * 400))
@@ -274,9 +277,8 @@ def test_reads_that_waited_together_share_one_look_at_the_storage(
         assert len(looks) == 2
 
 
-def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(
-    tmp_path: Path, memory: MemoryStore
-) -> None:
+def test_a_read_that_finds_damage_names_the_file(tmp_path: Path, memory: MemoryStore) -> None:
+    """Writes continue."""
     settings = config(tmp_path, url=memory.url, segment_bytes=600)
     with serving(settings), plugin(settings) as member:
         for number in range(20):
@@ -291,9 +293,10 @@ def test_damage_found_by_a_read_is_told_with_file_and_place_and_writes_go_on(
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_storage_that_fails_under_a_read_is_told_and_the_next_read_works(
+def test_a_read_that_fails_names_the_storage_error(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next read works."""
     faulty = FaultyStore(memory)
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: faulty)
     settings = config(tmp_path, url=memory.url)
@@ -306,9 +309,10 @@ def test_a_storage_that_fails_under_a_read_is_told_and_the_next_read_works(
         assert member.values() == {"a": "1"}
 
 
-def test_a_bug_in_a_read_is_answered_and_does_not_end_all_reads(
+def test_an_unexpected_error_in_a_read_is_answered(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The next read works."""
     with serving(settings) as agent, plugin(settings) as member:
         member.put(a="1")
         with monkeypatch.context() as patch:
@@ -352,7 +356,8 @@ def test_statistics_say_what_the_agent_does(settings: AgentConfig) -> None:
         assert stat["position"] > "00000001.00000001."
 
 
-def test_an_agent_opens_its_log_again_where_it_left_off(settings: AgentConfig) -> None:
+def test_a_restarted_agent_continues_its_log(settings: AgentConfig) -> None:
+    """Each start has a new epoch, the same session and the next request."""
     for life in range(3):
         with serving(settings) as agent, plugin(settings) as member:
             assert (agent.statistics()["epoch"], member.session, member.request) == (

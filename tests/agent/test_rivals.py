@@ -45,9 +45,10 @@ def write(url: str, node: str, values: dict[str, str | None]) -> None:
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
-def test_one_map_with_conflicts_among_sixty_is_listed_and_loaded_as_the_others(
+def test_conflicts_in_one_map_leave_other_maps_alone(
     tmp_path: Path, memory_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One map of sixty has conflicts; all of them are listed and loaded."""
     settings = config(tmp_path, restore_memory_bytes=memory_bytes)
     write(settings.url, "n1", {"a": "1", "b": None, "c": "1", "d": "1"})
     write(settings.url, "n2", {"a": "2", "b": "2", "c": None})

@@ -18,7 +18,8 @@ def test_a_beat_is_answered(tmp_path: Path) -> None:
         assert member.client.ask("beat") == (["beat", 2], b"")
 
 
-def test_a_beat_before_hello_is_refused_and_shuts_nothing(tmp_path: Path) -> None:
+def test_a_beat_before_hello_is_refused(tmp_path: Path) -> None:
+    """The connection stays usable."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
         for kind in ("beat", "bye"):
@@ -27,10 +28,10 @@ def test_a_beat_before_hello_is_refused_and_shuts_nothing(tmp_path: Path) -> Non
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(
+def test_a_beat_is_answered_while_a_read_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a restore reads all logs, or an archive is made."""
+    """A restore that reads all logs, or an archive run, may take long."""
     settings = config(tmp_path)
     reached, go_on = threading.Event(), threading.Event()
 
@@ -51,9 +52,8 @@ def test_a_beat_is_answered_while_another_thread_waits_for_the_storage(
         assert reader.client.answer(asked)[0][0] == "keys"
 
 
-def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_beat_does_not_wait_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beat comes together with an append, and is answered before it is synced."""
     settings = config(tmp_path)
     order: list[str] = []
     with (
@@ -68,7 +68,7 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
             "send",
             lambda to, header, *rest: (order.append(header[0]), send(to, header, *rest))[1],
         )
-        handle = agent._handle
+        handle = agent._handler.handle
 
         def together(message: object, pending: object) -> None:
             """The append, and before its commit a beat of another connection."""
@@ -79,12 +79,13 @@ def test_a_beat_does_not_wait_for_the_commit_of_what_came_with_it(
                 handle(beat, pending)  # type: ignore[arg-type]
                 assert beat.request == Beat(number)
 
-        monkeypatch.setattr(agent, "_handle", together)
+        monkeypatch.setattr(agent._handler, "handle", together)
         assert member.put(a="1")[0] == "ack"
     assert order[:3] == ["beat", "sync", "ack"]
 
 
-def test_after_bye_all_connections_of_the_plug_in_must_say_hello_again(tmp_path: Path) -> None:
+def test_after_bye_a_plug_in_must_say_hello_again(tmp_path: Path) -> None:
+    """This applies to all of its connections; those of other plug-ins continue."""
     settings = config(tmp_path)
     with (
         serving(settings),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent import server
+from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.liveness import Watch
+from imap_wal.agent.membership.liveness import Watch
 from imap_wal.errors import InvalidSetting
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
@@ -38,7 +38,8 @@ def test_a_log_of_one_node_waits_for_no_node(tmp_path: Path) -> None:
         assert member.values() == {"n1": "1"}
 
 
-def test_wait_all_names_the_node_that_is_missing_and_ends_when_it_comes(tmp_path: Path) -> None:
+def test_wait_all_names_the_missing_node(tmp_path: Path) -> None:
+    """The wait ends when the node's member says hello."""
     former_cluster(tmp_path, "n1", "n2", "n3")
     one, two, three = settings_of(tmp_path, "n1", "n2", "n3")
     with (
@@ -69,7 +70,8 @@ def test_wait_all_names_the_node_that_is_missing_and_ends_when_it_comes(tmp_path
             assert member.values() == {"n1": "1", "n2": "1", "n3": "1"}
 
 
-def test_a_node_whose_member_is_in_another_cluster_does_not_count(tmp_path: Path) -> None:
+def test_a_node_of_another_cluster_does_not_count(tmp_path: Path) -> None:
+    """Each of two clusters waits for the other's node until their members are one cluster."""
     former_cluster(tmp_path, "n1", "n2", "n3")
     one, two, three = settings_of(tmp_path, "n1", "n2", "n3")
     with ExitStack() as stack:
@@ -101,9 +103,8 @@ def test_a_node_whose_member_is_in_another_cluster_does_not_count(tmp_path: Path
         assert other.asked()[0] == "welcome"
 
 
-def test_a_cluster_that_writes_counts_as_alive_also_where_agents_give_no_signs(
-    tmp_path: Path,
-) -> None:
+def test_a_cluster_that_writes_counts_as_alive(tmp_path: Path) -> None:
+    """Its agents give no signs (`lifetime_timeout_s` is 0), but their logs grow."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with (
         serving(one),
@@ -138,9 +139,8 @@ def test_partial_waits_for_no_node(tmp_path: Path) -> None:
         assert member.asked()[0] == "welcome"
 
 
-def test_after_the_time_out_the_error_says_what_to_do_and_the_wait_continues(
-    tmp_path: Path,
-) -> None:
+def test_after_the_timeout_the_error_says_what_to_do(tmp_path: Path) -> None:
+    """The wait continues."""
     former_cluster(tmp_path, "n1", "n2")
     one, two = settings_of(tmp_path, "n1", "n2", start_timeout_s=0)
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
@@ -160,7 +160,8 @@ def test_after_the_time_out_the_error_says_what_to_do_and_the_wait_continues(
             eventually(lambda: member.asked()[0] == "welcome", "it came late")
 
 
-def test_a_node_that_no_member_has_used_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_node_without_members_is_not_waited_for(tmp_path: Path) -> None:
+    """No member has ever used its agent."""
     one, two = settings_of(tmp_path, "n1", "n2")
     with serving(two):
         pass  # started once, perhaps by mistake
@@ -169,7 +170,8 @@ def test_a_node_that_no_member_has_used_is_not_waited_for(tmp_path: Path) -> Non
         assert member.asked()[0] == "welcome"
 
 
-def test_a_view_and_a_cluster_that_returns_wait_for_no_node(tmp_path: Path) -> None:
+def test_views_and_returning_clusters_wait_for_no_node(tmp_path: Path) -> None:
+    """Only the first hello of a new cluster waits."""
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1", start_policy="partial")
     with serving(one), plugin(one, cluster_id="cluster-2", uuid="lone") as lone:
@@ -186,7 +188,8 @@ def test_a_view_and_a_cluster_that_returns_wait_for_no_node(tmp_path: Path) -> N
         assert member.client.ask("view", about)[0][0] == "view"
 
 
-def test_an_agent_with_members_gives_one_sign_and_one_without_another(tmp_path: Path) -> None:
+def test_agents_with_and_without_members_give_different_signs(tmp_path: Path) -> None:
+    """One says that a cluster is alive, the other that a node is ready."""
     (one,) = settings_of(tmp_path, "n1")
     store = open_store(one.url)
 
@@ -237,10 +240,10 @@ def test_a_storage_that_does_not_answer_delays_only_the_hello(
         eventually(lambda: "node 'n2'" in member.asked()[2], "it answers again")
 
 
-def test_a_look_that_takes_longer_than_a_hello_counts_for_the_next_one(
+def test_a_slow_look_counts_for_the_next_hello(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a slow object store with many nodes."""
+    """On a slow object store with many nodes, a look at the signs takes longer than a hello may."""
     former_cluster(tmp_path, "n1", "n2")
     one, two = (config(tmp_path, node, lifetime_timeout_s=600) for node in ("n1", "n2"))
     gate = threading.Semaphore(0)
@@ -305,8 +308,9 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
     assert looking == {"imap-wal-alive"}
 
 
-def test_the_wait_for_a_look_is_shorter_than_a_plug_ins_connect_timeout() -> None:
-    assert server.LOOK_S < 2.0
+def test_a_look_takes_less_than_the_connect_timeout() -> None:
+    """The agent answers before the plug-in gives up the connection."""
+    assert handler.LOOK_S < 2.0
 
 
 # ---- what counts as present ----
@@ -334,7 +338,8 @@ def test_a_sign_that_a_killed_agent_left_does_not_count(memory: MemoryStore) -> 
     assert seen(watch, "n2") == "", "this one is new"
 
 
-def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: MemoryStore) -> None:
+def test_a_sign_expires_by_observation_and_not_by_age(memory: MemoryStore) -> None:
+    """It counts until it was seen unchanged for the whole time."""
     watch, clock = watching(memory)
     assert "no sign of its agent" in seen(watch, "n2")
     memory.create(layout.present_path(FOLDER, "n2", 1, 1), b"cluster-2")
@@ -356,7 +361,7 @@ def test_a_sign_counts_until_it_was_seen_unchanged_for_the_whole_time(memory: Me
 def test_a_sign_that_only_an_old_listing_shows_was_renewed(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on NFS."""
+    """A listing may be old, as on NFS; a sign that is gone was renewed under another name."""
     watch, clock = watching(memory)
     path = layout.present_path(FOLDER, "n2", 1, 1)
     memory.create(path, b"")

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from imap_wal import worker
-from imap_wal.agent import reads, server
+from imap_wal.agent import handler
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import Outbox
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.agent.reads import reads
+from imap_wal.agent.transport.router import Outbox
+from imap_wal.read.newest.index import NewestIndex
 from imap_wal.worker import Worker
 from imap_wal.write import maintenance
 from storage_backends.faults import Killed
@@ -59,9 +60,11 @@ def healthy(member: Plugin) -> None:
     eventually(lambda: member.stat()["healthy"], "the agent is healthy again")
 
 
-def test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room(
+def test_reads_are_answered_while_the_scratch_disk_is_full(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`stat` shows the error, each read gets one, writes continue, and reads succeed when there is
+    room."""
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
         patch.setattr(reads, "AGAIN_S", 3600.0)
@@ -79,9 +82,10 @@ def test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_u
             healthy(member)
 
 
-def test_a_restore_at_start_that_failed_is_tried_again_by_itself(
+def test_a_failed_restore_at_start_is_retried(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It needs no request."""
     monkeypatch.setattr(reads, "AGAIN_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
@@ -91,9 +95,10 @@ def test_a_restore_at_start_that_failed_is_tried_again_by_itself(
             healthy(member)
 
 
-def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(
+def test_a_read_after_a_failed_merge_has_every_key(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The merge failed after half of its rows."""
     add = NewestIndex.add
 
     def half(index: NewestIndex, node: str, rows: Any, *arguments: Any, **named: Any) -> None:
@@ -115,9 +120,10 @@ def test_after_an_error_in_the_middle_of_a_merge_the_next_read_has_every_key(
         healthy(member)
 
 
-def test_an_answer_that_cannot_be_sent_is_followed_by_an_error_and_the_next_read_is_answered(
+def test_a_read_whose_answer_fails_gets_an_error(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The answer cannot be sent; the error and the next read are answered."""
     send = Outbox.send
     fails = [True]
 
@@ -134,9 +140,10 @@ def test_an_answer_that_cannot_be_sent_is_followed_by_an_error_and_the_next_read
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(
+def test_a_dead_read_thread_is_reported(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`stat` is unhealthy, each read gets an error, and writes continue."""
     with serving(settings) as agent, plugin(settings, timeout_ms=10_000) as member:
         assert member.keys() == KEYS
 
@@ -151,9 +158,8 @@ def test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told(
         assert member.put(a="1")[0] == "ack", "writes continue"
 
 
-def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_keeper_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keeper continues."""
     monkeypatch.setattr(worker, "PAUSE_S", 0.01)
     settings = config(tmp_path, durability="interval", sync_interval_ms=20)
     with serving(settings) as agent, plugin(settings) as member:
@@ -165,9 +171,10 @@ def test_a_keeper_that_meets_an_error_is_shown_and_goes_on(
         eventually(lambda: agent._committer.statistics.syncs > 0, "the keeper syncs")
 
 
-def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_again(
+def test_an_unexpected_error_of_an_archive_run_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The archive run is repeated and succeeds."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.01)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.01)
     from imap_wal.retention import archive
@@ -184,12 +191,13 @@ def test_an_archive_that_meets_an_error_that_is_none_of_ours_is_shown_and_tried_
             eventually(lambda: list(tmp_path.rglob("*.parquet")), "an archive")
 
 
-def test_an_error_in_a_request_is_its_answer_and_the_agent_goes_on(
+def test_an_unexpected_error_in_a_request_is_its_answer(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The agent continues."""
     with serving(settings), plugin(settings) as member:
         with monkeypatch.context() as patch:
-            patch.setattr(server, "_check_entries", full)
+            patch.setattr(handler, "check_entries", full)
             answer = member.put(a="1")
             assert answer[:2] == ["error", "not-ready"] and "No space left" in answer[2]
             member.request = 0
@@ -206,9 +214,8 @@ def run(turn: Callable[[Worker], bool]) -> Worker:
     return made
 
 
-def test_the_error_of_a_turn_stays_until_a_turn_has_done_its_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_error_stays_until_a_turn_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that had nothing to do proves nothing."""
     monkeypatch.setattr(worker, "PAUSE_S", 0.001)
     steps: list[Any] = [full, False, True]
     reached, go = threading.Semaphore(0), threading.Semaphore(0)
@@ -237,7 +244,7 @@ def test_the_error_of_a_turn_stays_until_a_turn_has_done_its_work(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_that_is_dead_says_so() -> None:
+def test_a_dead_worker_reports_its_error() -> None:
     def turn(_: Worker) -> bool:
         raise Killed("planned")
 

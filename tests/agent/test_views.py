@@ -3,67 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from imap_wal.agent import claims as claims_module
-from imap_wal.agent import former, server
-from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.membership import claims as claims_module
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import ClaimManifest, claim_manifests, cluster_manifests
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.view import MaterializedView
-from imap_wal.settings import Settings
 from storage_backends import open_store
-from tests.agent.harness import Plugin, config, identity, named, plugin, serving
-from tests.support import FakeClock, eventually
-
-
-@contextmanager
-def member(settings: AgentConfig, name: str, view: int = 0, cluster: str = "X") -> Iterator[Plugin]:
-    """A member that has said hello; its UUID is its name."""
-    with plugin(
-        settings, greet=False, cluster_id=cluster, uuid=f"plugin of {name}", member=name
-    ) as found:
-        found.hello(view=view)
-        yield found
-
-
-@contextmanager
-def stranger(settings: AgentConfig, name: str, uuid: str = "") -> Iterator[Plugin]:
-    """A member that has not said hello yet."""
-    with plugin(
-        settings, greet=False, cluster_id="X", uuid=uuid or f"plugin of {name}", member=name
-    ) as found:
-        yield found
-
-
-def view(
-    asking: Plugin, members: str, lost: str = "", changes: dict[str, Any] | None = None
-) -> list[Any]:
-    """The answer's header without its number."""
-    about = {
-        "cluster_id": asking.cluster_id,
-        "member_uuid": asking.member,
-        "members": list(members),
-        "lost": list(lost),
-    }
-    header, _ = asking.client.ask("view", {**about, **(changes or {})})
-    return [header[0], *header[2:]]
-
-
-def greet(asking: Plugin, view: int = 0) -> list[Any]:
-    """Say hello again; the answer's header without its number."""
-    header, _ = asking.client.ask("hello", asking.about(view=view))
-    if header[0] == "welcome":
-        asking.session, asking.incarnation = header[2]["session"], header[2]["incarnation"]
-        asking.request = header[2]["last_request"]
-    return [header[0], *header[2:]]
+from tests.agent.harness import config, named, serving
+from tests.kit.halves import Halves, greet, member, restored, stranger, view
+from tests.support import FakeClock
 
 
 def claims(url: str) -> ClaimManifest:
@@ -78,43 +32,8 @@ def claims(url: str) -> ClaimManifest:
     )
 
 
-def restored(url: str) -> dict[str, str]:
-    store = open_store(url)
-    with closing(MaterializedView(ClusterLog(store, "default", "c"), Settings())) as found:
-        found.catch_up()
-        return {
-            row[1].decode(): (row[3] or b"").decode()
-            for rows in found.rows("orders")
-            for row in rows
-        }
-
-
-class Halves:
-    """Members a, b and c of one cluster, each with an agent of its own; all have written."""
-
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
-        self.settings = {name: config(folder, f"n-{name}") for name in "abc"}
-        self.url = self.settings["a"].url
-        self.agents = {
-            name: stack.enter_context(serving(each)) for name, each in self.settings.items()
-        }
-        self.a, self.b, self.c = (
-            stack.enter_context(member(each, name)) for name, each in self.settings.items()
-        )
-        for each in (self.a, self.b, self.c):
-            assert each.put(**{f"of {each.member}": "1"})[0] == "ack"
-
-
-@pytest.fixture
-def halves(tmp_path: Path) -> Iterator[Halves]:
-    with ExitStack() as stack:
-        yield Halves(stack, tmp_path)
-
-
-# ---- of two halves one wins ----------------------------------------------------------------------
-
-
-def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: Halves) -> None:
+def test_survivors_get_the_next_view(halves: Halves) -> None:
+    """They continue to write; the lost member is refused."""
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     for each in (halves.a, halves.b):
         assert greet(each)[0] == "welcome"
@@ -136,10 +55,8 @@ def test_the_survivors_get_the_next_view_and_the_lost_member_is_refused(halves: 
     }
 
 
-def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is_void(
-    halves: Halves,
-) -> None:
-    """Its agent sees the claim between sync and acknowledgement, though the cluster id is the
+def test_a_lost_members_appends_after_the_claim_are_void(halves: Halves) -> None:
+    """Its agent sees the claim between sync and acknowledgement, although the cluster id is the
     same."""
     assert view(halves.a, "ab", "c")[0] == "view"
     answer = halves.c.put(late="lost")
@@ -150,7 +67,8 @@ def test_what_the_lost_member_appends_after_the_claim_is_not_acknowledged_and_is
     assert halves.c.put(late="lost")[:2] == ["error", "void-incarnation"]
 
 
-def test_the_second_of_two_halves_is_refused_also_for_a_view_of_its_own(halves: Halves) -> None:
+def test_the_second_half_gets_no_view_of_its_own(halves: Halves) -> None:
+    """Of two halves, the first one that claims a view excludes the other."""
     assert view(halves.a, "a", "bc") == ["view", 2, ["a"]]
     for each in (halves.b, halves.c):
         refused = view(each, "bc", "a")
@@ -176,7 +94,8 @@ def test_two_claimers_of_one_half_get_the_same_view(halves: Halves) -> None:
     )
 
 
-def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: Halves) -> None:
+def test_a_lost_view_answer_is_repeated(halves: Halves) -> None:
+    """The repeated request gets the newest view, and claims nothing."""
     assert view(halves.a, "ab", "c") == ["view", 2, ["a", "b"]]
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
@@ -185,7 +104,8 @@ def test_an_answer_that_was_lost_is_given_again_also_after_a_later_view(halves: 
     )
 
 
-def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves) -> None:
+def test_a_member_that_joins_a_view_is_in_its_list(halves: Halves) -> None:
+    """It joins by the view's number, and a later view can exclude it."""
     view(halves.a, "ab", "c")
     with member(halves.settings["c"], "d", view=2) as joined:
         assert joined.put(joined="1")[0] == "ack"
@@ -197,10 +117,8 @@ def test_a_member_that_joins_a_view_by_its_number_is_in_its_list(halves: Halves)
     assert restored(halves.url)["joined"] == "1"
 
 
-def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_number(
-    halves: Halves,
-) -> None:
-    """Else it would write beside those who hold it for fenced."""
+def test_a_member_lost_before_its_hello_cannot_join(halves: Halves) -> None:
+    """Otherwise it would write beside members that take it for fenced."""
     view(halves.a, "ab", "c")
     assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]], (
         "nothing of it is there to be fenced"
@@ -209,7 +127,8 @@ def test_a_member_that_was_lost_before_its_first_hello_is_not_let_in_by_the_numb
         assert greet(late, view=2)[:2] == ["error", "void-incarnation"]
 
 
-def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves) -> None:
+def test_a_member_with_another_view_cannot_join(halves: Halves) -> None:
+    """Only the number of the newest view counts."""
     view(halves.a, "ab", "c")
     with stranger(halves.settings["c"], "d") as late:
         for known in (0, 1, 3):
@@ -217,10 +136,10 @@ def test_a_member_with_an_unknown_or_an_older_view_is_not_let_in(halves: Halves)
         assert greet(late, view=2)[0] == "welcome"
 
 
-def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello(
+def test_a_claim_without_its_lifetime_is_completed(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The claimer's process ended in between."""
+    """The claimer's process ended before it published the lifetime; the next hello does that."""
     begin = claims_module.begin
 
     def ends(cluster: ClusterLog, newest: ClaimManifest) -> bool:
@@ -236,10 +155,10 @@ def test_a_claim_whose_lifetime_was_not_published_is_completed_by_the_next_hello
     assert restored(halves.url) == {"of a": "1", "of b": "1", "of c": "1", "still": "1"}
 
 
-def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(
+def test_an_agent_frozen_during_a_claim_acknowledges_nothing(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops between write and acknowledgement, and all of the claim happens meanwhile."""
+    """It stops between write and acknowledgement, and the whole claim happens meanwhile."""
     log = halves.agents["c"]._node_log
     sync, meanwhile = log.sync, []
 
@@ -256,10 +175,10 @@ def test_an_agent_that_was_frozen_over_the_claim_acknowledges_nothing(
     assert restored(halves.url)["late"] == "1", "it was in the log when the cut was pinned"
 
 
-def test_a_lifetime_that_begins_late_does_not_cut_what_counts_by_a_later_one(
+def test_a_late_lifetime_does_not_change_a_later_one(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two claimers, the first of which pins its cuts and then sleeps."""
+    """Of two claimers, the first one pins its cuts and then sleeps."""
     pin, slept = claims_module.pin_cuts, []
 
     def slow(log: ClusterLog) -> Any:
@@ -306,22 +225,23 @@ def test_a_request_for_a_view_with_wrong_fields_claims_nothing(
         assert claims(settings.url).newest == 1
 
 
-def test_a_view_is_not_given_before_hello(tmp_path: Path) -> None:
+def test_a_view_needs_a_hello(tmp_path: Path) -> None:
+    """Before it, the request is answered with `not-ready`."""
     settings = config(tmp_path)
     with serving(settings), stranger(settings, "a") as asking:
         assert view(asking, "a")[:2] == ["error", "not-ready"]
 
 
 @pytest.mark.parametrize("number", [-1, "1", None, 1.5])
-def test_a_hello_with_a_view_that_is_no_number_is_a_bad_request(
-    tmp_path: Path, number: Any
-) -> None:
+def test_a_view_number_has_exactly_its_type(tmp_path: Path, number: Any) -> None:
+    """A hello with another type, or a negative number, is refused."""
     settings = config(tmp_path)
     with serving(settings), stranger(settings, "a") as asking:
         assert asking.client.ask("hello", asking.about(view=number))[0][2] == "bad-request"
 
 
-def test_a_claim_manifest_of_before_has_an_open_list() -> None:
+def test_a_claim_manifest_without_views_admits_every_member() -> None:
+    """Older versions wrote no list of members."""
     assert ClaimManifest.from_json({"claims": {"X": 3}}) == ClaimManifest({"X": 3})
     assert ClaimManifest({"X": 3}, 1).to_json() == {"claims": {"X": 3}, "permits": 1}
     assert ClaimManifest({"X": 3}).admits("anybody", 0)
@@ -329,12 +249,8 @@ def test_a_claim_manifest_of_before_has_an_open_list() -> None:
     assert ClaimManifest.from_json(json.loads(json.dumps(closed.to_json()))) == closed
 
 
-# ---- a cluster that another one followed ---------------------------------------------------------
-
-
-def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by_one(
-    halves: Halves,
-) -> None:
+def test_a_voided_cluster_returns_by_a_rolling_restart(halves: Halves) -> None:
+    """The error says so; members that were not restarted stay out."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         assert lone.put(lone="1")[0] == "ack"
     for each in (halves.a, halves.b, halves.c):
@@ -362,9 +278,10 @@ def test_a_cluster_that_was_voided_comes_back_by_a_restart_of_its_members_one_by
     }
 
 
-def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it(
+def test_a_returning_cluster_yields_to_a_claim_under_way(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another cluster claims the log at the same moment, and gets it."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         lone.put(lone="1")
     pin, others = claims_module.pin_cuts, ExitStack()
@@ -378,147 +295,3 @@ def test_a_cluster_that_comes_back_while_another_one_claims_leaves_the_log_to_it
     with others, stranger(halves.settings["a"], "a2") as restarted:
         assert greet(restarted)[:2] == ["error", "void-incarnation"]
     assert claims(halves.url).cluster_id == "Z"
-
-
-# ---- former: what counts of the session before ---------------------------------------------------
-
-
-def test_a_survivor_learns_which_of_its_requests_count(halves: Halves) -> None:
-    session = halves.b.session
-    view(halves.a, "ab", "c")
-    assert halves.b.put(above="1")[:2] == ["error", "outcome-unknown"], "above the cut"
-    welcome = greet(halves.b)[1]
-    assert welcome["last_request"] == 0 and welcome["session"] != session
-    assert welcome["former"] == [[session, 1]]
-    assert greet(halves.b)[1]["former"] == [[session, 1]], "also when the answer was lost"
-    assert "above" not in restored(halves.url)
-
-
-def test_a_request_below_the_cut_that_was_not_acknowledged_counts(
-    halves: Halves, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    session, sync = halves.b.session, halves.agents["b"]._node_log.sync
-    claimed: list[Any] = []
-
-    def frozen() -> None:
-        sync()
-        if not claimed:
-            claimed.append(view(halves.a, "ab", "c"))
-
-    monkeypatch.setattr(halves.agents["b"]._node_log, "sync", frozen)
-    assert halves.b.put(below="1")[:2] == ["error", "outcome-unknown"]
-    assert claimed[0][0] == "view"
-    assert greet(halves.b)[1]["former"] == [[session, 2]]
-    assert restored(halves.url)["below"] == "1"
-
-
-def one_turn(
-    agent: server.Agent, asking: Plugin, kind: str, *fields: Any, payload: bytes = b""
-) -> list[Any]:
-    """A request to an agent that nothing else serves; the answer's header."""
-    number = asking.client.post(kind, *fields, payload=payload)
-    eventually(lambda: agent._turn(10) or asking.client._socket.poll(0), "it answers")
-    return asking.client.answer(number)[0]
-
-
-@pytest.mark.parametrize("killed", ["before the hello", "after the hello"])
-def test_former_is_the_same_after_the_agent_was_killed(tmp_path: Path, killed: str) -> None:
-    one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
-    agent = server.Agent(one)
-    try:
-        with serving(two), member(two, "a") as a, stranger(one, "b") as b:
-            welcome = one_turn(agent, b, "hello", b.about())[2]
-            b.session, b.incarnation = welcome["session"], welcome["incarnation"]
-            assert (
-                one_turn(agent, b, "append", b.session, 1, 1, payload=b.payload(1, {"below": "1"}))[
-                    0
-                ]
-                == "ack"
-            )
-            assert view(a, "ab", "c")[0] == "view"
-            assert (
-                one_turn(agent, b, "append", b.session, 2, 1, payload=b.payload(2, {"above": "1"}))[
-                    0
-                ]
-                == "error"
-            )
-            if killed == "after the hello":
-                assert one_turn(agent, b, "hello", b.about())[2]["former"] == [[b.session, 1]]
-    finally:
-        agent._reads.close()
-        agent._router.close()
-    # The log was not closed: the next agent takes it over, as after a kill.
-    again = AgentConfig(**{name: getattr(one, name) for name in one.__slots__} | {"takeover": True})
-    with serving(again), stranger(again, "b") as later:
-        assert greet(later)[1]["former"] == [[b.session, 1]]
-        assert later.put(after="1")[0] == "ack"
-    assert restored(one.url) == {"below": "1", "after": "1"}
-
-
-def test_former_is_told_for_each_earlier_view_by_its_own_cut(halves: Halves) -> None:
-    sessions = [halves.b.session]
-    view(halves.a, "ab", "c")
-    halves.b.put(void="1")
-    greet(halves.b)
-    sessions.append(halves.b.session)
-    assert halves.b.put(second="1", third="1")[0] == "ack"
-    assert greet(halves.a)[0] == "welcome"
-    assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]]
-    assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
-    halves.b.put(void="2")
-    first, second = (
-        halves.agents["a"]._sessions._by_plugin[identity("plugin of a"), incarnation].number
-        for incarnation in (1, 2)
-    )
-    assert greet(halves.a)[1]["former"] == [[first, 1], [second, 0]]
-    with member(halves.settings["b"], "e", view=3):
-        known = halves.agents["b"]._node_log.manifests.read()[1].former
-    assert [known[session] for session in sessions] == [1, 2]
-
-
-def test_former_is_left_out_where_files_above_the_cut_are_gone(
-    halves: Halves, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An answer that cannot be proved is not given."""
-    view(halves.a, "ab", "c")
-    assert halves.b.put(void="1")[0] == "error"
-    log = halves.agents["b"]._node_log
-    log.manifests.update(
-        lambda manifest: manifest.__class__.from_json(
-            {**manifest.to_json(), "removed": tuple(log.end)}
-        )
-    )
-    assert greet(halves.b)[1]["former"] == []
-
-
-def test_former_is_read_from_archives_too(halves: Halves) -> None:
-    """The keeper archived what was above the cut before the member said hello."""
-    session = halves.b.session
-    view(halves.a, "ab", "c")
-    assert halves.b.put(void="1")[0] == "error"
-    halves.agents["b"]._archive()
-    assert greet(halves.b)[1]["former"] == [[session, 1]]
-    assert "void" not in restored(halves.url)
-
-
-def test_former_is_not_told_when_another_view_was_claimed_meanwhile(
-    halves: Halves, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its cut may be lower than what was read: an answer must stay true."""
-    view(halves.a, "ab", "c")
-    assert halves.b.put(void="1")[0] == "error"
-    look = former.last_that_count
-    claimed: list[Any] = []
-
-    def meanwhile(*arguments: Any) -> dict[int, int]:
-        found = look(*arguments)
-        if not claimed:
-            claimed.append(view(halves.a, "a", "b"))
-        return found
-
-    assert greet(halves.a)[0] == "welcome"
-    monkeypatch.setattr(former, "last_that_count", meanwhile)
-    refused = greet(halves.b)
-    assert refused[:2] == ["error", "not-ready"]
-    assert "say hello again" in refused[2]
-    assert greet(halves.b)[:2] == ["error", "void-incarnation"]

@@ -16,7 +16,7 @@ from imap_wal.format import Position
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet.file import to_batch, to_positions, to_rows
 from imap_wal.read.view import MaterializedView
-from imap_wal.retention import archive
+from imap_wal.retention import archive_writer
 from imap_wal.retention.archive import archive_sealed
 from storage_backends import SegmentStore, StorageError, Unavailable, open_store
 from storage_backends.memory import MemoryStore
@@ -164,7 +164,7 @@ def test_damaged_sealed_segment_stops_the_archive_run(
 def test_more_maps_than_may_be_open_at_once(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "OPEN_FILES_MAX", 3)
+    monkeypatch.setattr(archive_writer, "OPEN_FILES_MAX", 3)
     log = node(memory)
     for number in range(20):
         append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
@@ -181,10 +181,10 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand maps are archived with one pass over the segments in bounded memory."""
-    monkeypatch.setattr(archive, "SCRATCH_BYTES", 64 * 1024)
+    monkeypatch.setattr(archive_writer, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []
-    read_piece, add = archive.read_piece, archive._Scratch.add
+    read_piece, add = archive_writer.read_piece, archive_writer._Scratch.add
 
     def counted(store: SegmentStore, piece: Any, *rest: Any, **options: Any) -> Any:
         read.append(piece.path)
@@ -194,8 +194,8 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
         add(scratch, *rest)
         held.append(sum(map(len, scratch._waiting.values())))
 
-    monkeypatch.setattr(archive, "read_piece", counted)
-    monkeypatch.setattr(archive._Scratch, "add", measured)
+    monkeypatch.setattr(archive_writer, "read_piece", counted)
+    monkeypatch.setattr(archive_writer._Scratch, "add", measured)
     log = node(memory)
     expected: dict[str, dict[str, str]] = {}
     for commit in range(6):
@@ -214,7 +214,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     assert read == before, "each segment once"
     assert len(done.archives) == 1000
     assert done.records == 6000
-    assert 0 < max(held) < archive.SCRATCH_BYTES
+    assert 0 < max(held) < archive_writer.SCRATCH_BYTES
     assert log.manifests.read()[1].requests == {1: 5999}
     made = view(memory)
     assert {name: values(made, name) for name in made.maps()} == expected

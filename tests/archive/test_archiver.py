@@ -16,7 +16,8 @@ import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import Closed, CorruptLog
 from imap_wal.retention import archiver
-from imap_wal.retention.archive import ArchiveJob, Written, archive_sealed, write_archives
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
 from imap_wal.retention.archiver import ArchiverDied, ArchiverProcess, writer_for
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
@@ -174,7 +175,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 from imap_wal.retention import archiver
-from imap_wal.retention.archive import ArchiveJob
+from imap_wal.retention.archive_writer import ArchiveJob
 from imap_wal.read.file_scan import SEGMENT, FileScan
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})

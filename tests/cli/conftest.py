@@ -83,3 +83,13 @@ def root(url: str) -> Path:
 def newest_segment(root: Path) -> Path:
     """The last segment of n1."""
     return max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Three segments of one node, written by three opens; the folder of the segments."""
+    for value in range(3):
+        with imap_wal.open(f"file://{tmp_path}/log", node="n1", preallocate=False) as store:
+            for key in range(10):
+                store.map("m")[f"k{key}"] = [value, key]
+    return tmp_path / "log/default/embedded/nodes/n1/wal"

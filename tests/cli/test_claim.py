@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from imap_wal import layout
-from imap_wal.agent.liveness import signs
+from imap_wal.agent.membership.liveness import signs
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
 from tests.cli.conftest import Run

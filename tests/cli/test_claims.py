@@ -16,8 +16,8 @@ from imap_wal.manifest.cluster import (
     claim_manifests,
     cluster_manifests,
 )
-from imap_wal.repair.cluster import OF_NO_CLUSTER, ClusterRepair
-from imap_wal.repair.report import SALVAGE
+from imap_wal.repair.cluster import OF_NO_CLUSTER
+from imap_wal.repair.snapshots import SnapshotRepair
 from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving
@@ -134,7 +134,7 @@ def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
     known = Snapshot(1, (old,), {}, 1, 0, 3, 0, checksums=(7,), sizes=(3,), rows=(1,))
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
     (view,) = survey(store)
-    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None)
-    adopted = repair._adopted("m", [StoredFile(new, 4, 0)])
+    repair = SnapshotRepair(store, view, FakeClock(), lambda _: None, [])
+    adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert adopted.files == (old, new)
     assert (adopted.checksums, adopted.sizes, adopted.rows) == ((7, 0), (), ())

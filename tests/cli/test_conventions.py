@@ -274,24 +274,17 @@ def test_ctrl_c_while_modules_are_imported_prints_no_traceback(
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "error: stopped\n")
 
 
-def test_importing_the_command_line_leaves_a_programs_own_handler_alone() -> None:
+@pytest.mark.parametrize(
+    ("before", "handler"),
+    [("mine = lambda *_: None; signal.signal(signal.SIGINT, mine)", "mine"),
+     ("", "signal.default_int_handler")],
+    ids=["a handler of its own", "none"],
+)  # fmt: skip
+def test_importing_the_command_line_leaves_a_programs_own_handler_alone(
+    before: str, handler: str
+) -> None:
     program = (
-        "import signal; mine = lambda *_: None; signal.signal(signal.SIGINT, mine); import "
-        "rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is mine"
+        f"import signal\n{before}\nimport rewrite_cli.cli\n"
+        f"assert signal.getsignal(signal.SIGINT) is {handler}"
     )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground
-        ).returncode
-        == 0
-    )
-    program = (
-        "import signal, rewrite_cli.cli; assert signal.getsignal(signal.SIGINT) is "
-        "signal.default_int_handler"
-    )
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], check=False, timeout=60, preexec_fn=_foreground
-        ).returncode
-        == 0
-    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, preexec_fn=_foreground)

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 import imap_wal
-from imap_wal.encryption import archive_key
+from imap_wal.security.encryption import archive_key
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run

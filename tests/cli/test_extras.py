@@ -35,7 +35,7 @@ GUARDED = {
     "storage_backends/objects.py": "fsspec",
 }
 """Modules that are imported only after, or within, `needs(extra)`."""
-OWN_ERROR = {"imap_wal/encryption.py": "encryption"}
+OWN_ERROR = {"imap_wal/security/encryption.py": "encryption"}
 """Raises an error of its own that names the extra."""
 
 

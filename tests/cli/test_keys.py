@@ -15,9 +15,9 @@ import yaml
 from structlog.testing import capture_logs
 
 import imap_wal
-from imap_wal.agent import keys
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.peers import Peer, Right
 from tests.agent.harness import serving
 from tests.cli.conftest import Run
 from tests.support import eventually

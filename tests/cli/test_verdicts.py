@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from imap_wal import format
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
+from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import survey
-from imap_wal.inspect.verify import Deadline, Finding, check, plan
+from imap_wal.inspect.verify import check, plan
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.repair.survey import tolerant_survey
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore, forget
 from tests.support import contents, copy_files, node_log, overwrite, row, segments

@@ -12,8 +12,9 @@ import pytest
 import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import MissingNode
+from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import survey
-from imap_wal.inspect.verify import Deadline, check, plan
+from imap_wal.inspect.verify import check, plan
 from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
 from tests.cli.conftest import Run

@@ -1,4 +1,4 @@
-"""An agent that kills itself at the worst moment: when a change holds the word `fatal-before`,
+"""An agent that kills itself at the worst moment: when a change contains the word `fatal-before`,
 before it is appended; with `fatal-after`, when it is durable and not yet acknowledged. Run as a
 program, with a configuration file."""
 
@@ -9,23 +9,24 @@ import signal
 import sys
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.server import Agent, Pending, run
-from imap_wal.agent.transport import Message
+from imap_wal.agent.handler import Pending, RequestHandler
+from imap_wal.agent.server import run
+from imap_wal.agent.transport.router import Message
 
-_append, _answer = Agent._append, Agent._answer
+_append, _answer = RequestHandler._append, RequestHandler._answer
 
 
-def append(agent: Agent, message: Message, kind: str, pending: list[Pending]) -> None:
+def append(handler: RequestHandler, message: Message, kind: str, pending: list[Pending]) -> None:
     if b"fatal-before" in message.payload:
         os.kill(os.getpid(), signal.SIGKILL)
-    _append(agent, message, kind, pending)
+    _append(handler, message, kind, pending)
 
 
-def answer(agent: Agent, pending: list[Pending]) -> None:
+def answer(handler: RequestHandler, pending: list[Pending]) -> None:
     if any(b"fatal-after" in piece for each in pending for piece in each.batch.payload):
         os.kill(os.getpid(), signal.SIGKILL)
-    _answer(agent, pending)
+    _answer(handler, pending)
 
 
-Agent._append, Agent._answer = append, answer  # type: ignore[method-assign]
+RequestHandler._append, RequestHandler._answer = append, answer  # type: ignore[method-assign]
 run(AgentConfig.from_toml(sys.argv[1]))

@@ -167,7 +167,7 @@ def later_lifetime(history: History, members: int) -> Iterator[Now]:
 
 
 def _load(scene: Scene, name: str) -> None:
-    with contextlib.suppress(HazelcastError):  # that map's test tells
+    with contextlib.suppress(HazelcastError):  # the test of that map reports it
         scene.map(name).size()
 
 

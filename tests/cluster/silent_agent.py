@@ -8,15 +8,16 @@ import re
 import sys
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.server import Agent, Pending, run
+from imap_wal.agent.handler import Pending, RequestHandler
+from imap_wal.agent.server import run
 from imap_wal.format import CLEARS
 
 _WORD = re.compile(rb"unanswered-\d+")
-_answer = Agent._answer
+_answer = RequestHandler._answer
 _seen: set[bytes] = set()
 
 
-def answer(agent: Agent, pending: list[Pending]) -> None:
+def answer(handler: RequestHandler, pending: list[Pending]) -> None:
     loud = []
     for each in pending:
         words = {
@@ -29,8 +30,8 @@ def answer(agent: Agent, pending: list[Pending]) -> None:
         if words <= _seen:
             loud.append(each)
         _seen.update(words)
-    _answer(agent, loud)
+    _answer(handler, loud)
 
 
-Agent._answer = answer  # type: ignore[method-assign]
+RequestHandler._answer = answer  # type: ignore[method-assign]
 run(AgentConfig.from_toml(sys.argv[1]))

@@ -48,7 +48,7 @@ MB = 1 << 20
 
 @dataclass(repr=False)
 class Bench:
-    """The member, its agents by name, and what its maps held when they were killed."""
+    """The member, its agents by name, and what its maps contained when they were killed."""
 
     agents: dict[str, Agent]
     classpath: str
@@ -201,9 +201,8 @@ def error_of(operation: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_wrong_configuration_is_refused_and_the_error_names_what_is_wrong(
-    bench: Bench, name: str
-) -> None:
+def test_a_wrong_configuration_is_refused(bench: Bench, name: str) -> None:
+    """The error names the map and what is wrong."""
     for operation in (
         lambda: bench.map(f"bad-{name}").put("a", 1),
         lambda: bench.map(f"bad-{name}").size(),
@@ -243,7 +242,8 @@ def assert_all_fail(bench: Bench, name: str, endpoint: str) -> None:
         list(pool.map(fails, OPERATIONS))
 
 
-def test_without_an_agent_every_operation_fails_and_names_agent_and_map(bench: Bench) -> None:
+def test_every_operation_fails_without_an_agent(bench: Bench) -> None:
+    """The error names the agent and the map."""
     late = bench.agents["late"]
     assert_all_fail(bench, "late-map", late.endpoint)
     late.start()
@@ -251,9 +251,8 @@ def test_without_an_agent_every_operation_fails_and_names_agent_and_map(bench: B
     assert bench.contents("late-map") == {"a": 1}
 
 
-def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away(
-    bench: Bench,
-) -> None:
+def test_a_map_without_its_agent_still_answers_reads(bench: Bench) -> None:
+    """Changes are refused until the agent is back."""
     late = bench.agents["late"]
     entries = bench.map("late-map")
     entries.put("b", 2)
@@ -272,9 +271,8 @@ def test_map_in_memory_answers_reads_and_refuses_changes_while_its_agent_is_away
 # ---- frozen and killed ----
 
 
-def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_the_log(
-    bench: Bench,
-) -> None:
+def test_a_put_at_a_frozen_agent_fails_in_time(bench: Bench) -> None:
+    """When the agent continues, memory is settled from the log."""
     plain = bench.agents["plain"]
     entries = bench.map("plain-frozen")
     entries.put_all({"changed": "old", "removed": "old", "untouched": "old"})
@@ -299,9 +297,8 @@ def test_put_fails_in_time_when_the_agent_is_frozen_and_memory_is_settled_from_t
     assert entries.get("changed") in ("old", "new")
 
 
-def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the_end(
-    bench: Bench,
-) -> None:
+def test_memory_equals_the_log_after_kills_of_the_agent(bench: Bench) -> None:
+    """The agent is killed several times under load."""
     plain = bench.agents["plain"]
     assert bench.client is not None
     bench.map("plain-load").put("warm", 0)
@@ -331,11 +328,9 @@ def test_agent_killed_again_and_again_under_load_and_memory_and_log_agree_in_the
 
 
 @pytest.mark.parametrize("moment", ["fatal-before", "fatal-after"])
-def test_agent_killed_at_a_change_that_is_sent_again_and_once_in_the_log(
-    bench: Bench, moment: str
-) -> None:
-    """`fatal-before`: received, not appended. `fatal-after`: durable, not acknowledged. Either way
-    the caller waits, and succeeds."""
+def test_a_change_sent_again_is_logged_once(bench: Bench, moment: str) -> None:
+    """The agent is killed at the change: received and not appended (`fatal-before`), or durable and
+    not acknowledged (`fatal-after`). Either way the caller waits, and succeeds."""
     dying = bench.agents["dying"]
     entries = bench.map("dying-map")
     entries.put("first", 1)
@@ -369,7 +364,8 @@ def test_value_of_64_mb(bench: Bench) -> None:
     bench.held["large"] = {"large": value}
 
 
-def test_value_beyond_the_agents_limit_is_refused_and_the_map_unchanged(bench: Bench) -> None:
+def test_a_value_beyond_the_agents_limit_is_refused(bench: Bench) -> None:
+    """The map stays unchanged."""
     entries = bench.map("narrow-map")
     entries.put("a", "small")
     text = error_of(lambda: entries.put("a", "x" * 200_000))
@@ -380,9 +376,8 @@ def test_value_beyond_the_agents_limit_is_refused_and_the_map_unchanged(bench: B
     entries.put("b", "x" * 90_000)
 
 
-def test_full_disk_refuses_changes_and_leaves_the_map_as_it_was_until_there_is_room(
-    bench: Bench,
-) -> None:
+def test_a_full_disk_refuses_changes(bench: Bench) -> None:
+    """The map stays as it was until there is room."""
     if bench.disk is None:
         pytest.skip("no small disk can be mounted here")
     entries = bench.map("full-map")
@@ -429,7 +424,7 @@ MAPS = {
 
 @pytest.fixture(scope="module")
 def before_kill(bench: Bench) -> dict[str, dict[Any, Any]]:
-    """What memory held; then everything is killed, and the member alone is started."""
+    """What memory contained; then everything is killed, and the member alone is started."""
     held = {
         name: bench.contents(name) for name, agent in MAPS.items() if bench.agents[agent].running
     }
@@ -438,16 +433,14 @@ def before_kill(bench: Bench) -> dict[str, dict[Any, Any]]:
     return held
 
 
-def test_after_a_restart_without_agents_no_map_looks_healthy_and_empty(
-    bench: Bench, before_kill: dict[str, Any]
-) -> None:
+def test_no_map_looks_empty_without_its_agent(bench: Bench, before_kill: dict[str, Any]) -> None:
+    """After a restart without agents, every operation fails."""
     for name in ("plain-load", "late-map"):
         assert_all_fail(bench, name, bench.agents[MAPS[name]].endpoint)
 
 
-def test_maps_come_back_with_their_agents_as_memory_held_them(
-    bench: Bench, before_kill: dict[str, Any]
-) -> None:
+def test_maps_return_with_their_agents(bench: Bench, before_kill: dict[str, Any]) -> None:
+    """Their contents are those that memory had before the kill."""
     for name in {MAPS[name] for name in before_kill}:
         bench.agents[name].launch()
     for name, contents in before_kill.items():

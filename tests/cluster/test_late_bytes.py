@@ -1,6 +1,6 @@
-"""Two clusters, one after the other, on one log: the first one is stopped where it stands, the
-second one restores and goes on, and then the rest of what the first one had to say arrives. It is
-refused, or void; what the second one acknowledged is what a restart gives back."""
+"""Two clusters, one after the other, on one log: the first one is frozen, the second one restores
+and continues, and then the rest of what the first one has sent arrives. It is refused, or void;
+after a restart, the map has what the second one acknowledged."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ class Second:
         }
 
 
-def test_what_was_under_way_in_a_frozen_cluster_is_refused_unless_the_next_one_restored_it(
-    folder: Path, classpath: str
-) -> None:
-    # With patience: a change that is under way when the members freeze is still waited for when
-    # they go on.
+def test_changes_of_a_frozen_cluster_are_restored_or_refused(folder: Path, classpath: str) -> None:
+    """What was under way when the members were frozen is acknowledged only if the next cluster has
+    restored it."""
+    # Long time-outs: a change that is under way when the members freeze is still waited for when
+    # they continue.
     with (
         cluster(folder, classpath, 60_000) as first,
         cluster(folder, classpath, 60_000, url=first.url, agents=first.agents) as then,
@@ -147,9 +147,8 @@ def test_what_was_under_way_in_a_frozen_cluster_is_refused_unless_the_next_one_r
         second.check(changes)
 
 
-def test_a_cluster_that_was_followed_by_another_is_never_acknowledged_again(
-    folder: Path, classpath: str
-) -> None:
+def test_a_replaced_cluster_is_never_acknowledged_again(folder: Path, classpath: str) -> None:
+    """Each of its members tries many times."""
     with (
         cluster(folder, classpath, 2000) as first,
         cluster(folder, classpath, 2000, url=first.url, agents=first.agents) as then,
@@ -173,11 +172,9 @@ def test_a_cluster_that_was_followed_by_another_is_never_acknowledged_again(
         second.check([f"late-{number}" for number in range(20)])
 
 
-def test_bytes_that_an_agent_appends_after_the_next_cluster_restored_are_void(
-    folder: Path, classpath: str
-) -> None:
-    """The agent itself is frozen with a change in its socket, and writes it into the log when
-    another cluster has long gone on."""
+def test_bytes_appended_after_the_next_restore_are_void(folder: Path, classpath: str) -> None:
+    """The agent itself is frozen with a change in its socket, and writes the change into the log
+    long after another cluster has begun."""
     with cluster(folder, classpath, 2000) as first:
         frozen, other = first.agents
         first.start(2)

@@ -6,19 +6,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-import uuid
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Any
 
 import pytest
-from hazelcast.core import HazelcastJsonValue
-from hazelcast.errors import HazelcastError
-from hazelcast.predicate import between, greater_or_equal, less, sql
+from hazelcast.predicate import between, greater_or_equal, less
 
 from tests.cluster.harness import ROOT, connect, until
-from tests.cluster.history import Now, Scene, log_view, written
-from tests.cluster.values import CLIENT_OPTIONS, Add, Flight, Leg, Parcel, Remove
+from tests.cluster.history import Now, Scene, written
+from tests.cluster.values import Add, Remove
 
 # ---- single keys ----
 
@@ -32,7 +27,8 @@ def put(scene: Scene) -> dict[Any, Any]:
     return {"new": 1, "twice": 2}
 
 
-def test_put(now: Now) -> None:
+def test_put_is_restored(now: Now) -> None:
+    """New keys, and keys that were put twice."""
     assert now.contents("put") == now.written("put")
 
 
@@ -45,7 +41,8 @@ def set_(scene: Scene) -> dict[Any, Any]:
     return {"often": 19, "once": "1"}
 
 
-def test_set(now: Now) -> None:
+def test_set_is_restored(now: Now) -> None:
+    """A key that was set once, and one that was set often."""
     assert now.contents("set") == now.written("set_")
 
 
@@ -73,7 +70,8 @@ def replace(scene: Scene) -> dict[Any, Any]:
     return {"a": 2, "b": 3, "c": 1}
 
 
-def test_replace(now: Now) -> None:
+def test_replace_is_restored(now: Now) -> None:
+    """With and without a condition."""
     assert now.contents("replace") == now.written("replace")
 
 
@@ -92,7 +90,8 @@ def remove(scene: Scene) -> dict[Any, Any]:
     return {"k3": 3, "k5": "again", "k6": 6, "k7": 7}
 
 
-def test_remove_delete_and_their_conditional_kin(now: Now) -> None:
+def test_remove_and_delete_are_restored(now: Now) -> None:
+    """With and without a condition."""
     assert now.contents("remove") == now.written("remove")
 
 
@@ -108,7 +107,8 @@ def put_all(scene: Scene) -> dict[Any, Any]:
     return {**orders, **changes}
 
 
-def test_put_all(now: Now) -> None:
+def test_put_all_is_restored(now: Now) -> None:
+    """A thousand keys, of which some were changed."""
     assert now.contents("put-all") == now.written("put_all")
     assert now.map("put-all").get_all([f"key-{number}" for number in range(20)]) == {
         key: value
@@ -139,7 +139,8 @@ def clear(scene: Scene) -> dict[Any, Any]:
     return {5: "after"}
 
 
-def test_clear(now: Now) -> None:
+def test_clear_is_restored(now: Now) -> None:
+    """A put after the clear counts."""
     assert now.contents("clear") == now.written("clear")
 
 
@@ -194,7 +195,8 @@ def test_serializable_identified_and_compact_values_from_java(now: Now) -> None:
     }
 
 
-def test_keys_of_every_java_kind_are_found_where_they_belong(now: Now) -> None:
+def test_keys_of_every_java_kind_are_found(now: Now) -> None:
+    """Each in its own partition."""
     now.written("java")
     assert now.cluster.members[-1].ask("read")["keys"] == {
         "serializable": "serializable",
@@ -207,7 +209,8 @@ def test_keys_of_every_java_kind_are_found_where_they_belong(now: Now) -> None:
     }
 
 
-def test_map_in_object_format_changed_in_place_by_an_entry_processor(now: Now) -> None:
+def test_a_change_in_place_in_object_format_is_restored(now: Now) -> None:
+    """An entry processor changed the object itself."""
     now.written("java")
     assert now.cluster.members[-1].ask("read")["object"] == "a 2"
 
@@ -284,7 +287,8 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     return {key: scene.expiry("ttl", key) for key in orders.key_set()}
 
 
-def test_time_to_live_goes_on_where_it_was(now: Now) -> None:
+def test_time_to_live_continues_where_it_was(now: Now) -> None:
+    """It does not begin again after a restart."""
     before = now.written("time_to_live")
     after = {key: now.expiry("ttl", key) for key in now.map("ttl").key_set()}
     assert sorted(after) == sorted(before)
@@ -300,7 +304,8 @@ def time_to_live_that_ends_while_nobody_runs(scene: Scene) -> None:
     orders.put("not over", 1, ttl=3600)
 
 
-def test_what_expires_while_nobody_runs_does_not_come_back(now: Now) -> None:
+def test_what_expires_while_everything_is_down_stays_expired(now: Now) -> None:
+    """One agent's clock is five minutes slow."""
     now.written("time_to_live_that_ends_while_nobody_runs")
     # One agent's clock is five minutes slow: it hands out what has expired, and the member knows
     # better.
@@ -308,86 +313,6 @@ def test_what_expires_while_nobody_runs_does_not_come_back(now: Now) -> None:
         "the time to live is over", lambda: now.map("ttl-over-in-between").get("over") is None, 20
     )
     assert now.contents("ttl-over-in-between") == {"not over": 1}
-
-
-# ---- eviction ----
-
-
-@written
-def evict_with_read_through(scene: Scene) -> dict[Any, Any]:
-    orders = scene.map("through-evict")
-    orders.put_all({"read": 1, "written": 1, "removed": 1, "deleted": 1, "asked for": 1})
-    orders.set("read", 2)
-    for key in ("read", "written", "removed", "deleted", "asked for"):
-        assert orders.evict(key)
-    assert orders.get("read") == 2
-    assert orders.put_if_absent("asked for", 7) == 1
-    assert orders.put("written", 3) == 1
-    assert orders.remove("removed") == 1
-    orders.delete("deleted")
-    assert orders.get("removed") is None
-    assert orders.get("deleted") is None
-    orders.evict_all()
-    assert orders.get_all(["read", "written", "removed"]) == {"read": 2, "written": 3}
-    orders.evict_all()
-    return {"read": 2, "written": 3, "asked for": 1}
-
-
-def test_evicted_entries_are_read_through_and_removed_ones_stay_removed(now: Now) -> None:
-    expected = now.written("evict_with_read_through")
-    assert now.contents("through-evict") == expected
-    orders = now.map("through-evict")
-    orders.evict_all()
-    assert orders.size() == 0
-    assert {key: orders.get(key) for key in (*expected, "removed", "deleted")} == {
-        **expected,
-        "removed": None,
-        "deleted": None,
-    }
-
-
-@written
-def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
-    orders = scene.map("evict")
-    orders.put_all(
-        {"evicted": 1, "evicted, then removed": 1, "evicted, not read": 1, "in memory": 1}
-    )
-    for key in ("evicted", "evicted, then removed", "evicted, not read"):
-        assert orders.evict(key)
-    assert orders.get("evicted") == 1  # read from the log
-    orders.delete("evicted, then removed")
-    others = scene.map("evict-all")
-    others.put_all({"a": 1, "b": 2})
-    others.evict_all()
-    assert others.size() == 0
-    others.clear()
-    assert others.get("a") is None
-    return {"evicted": 1, "evicted, not read": 1, "in memory": 1}
-
-
-def test_without_read_through_evicted_entries_are_read_from_the_log_and_come_back_with_a_restart(
-    now: Now,
-) -> None:
-    assert now.contents("evict") == now.written("evict_without_read_through")
-    assert now.contents("evict-all") == {}
-
-
-@written
-def evict_by_size(scene: Scene) -> int:
-    orders = scene.map("evicting-by-size")
-    orders.put_all({number: number for number in range(3000)})
-    orders.put_all({number: -number for number in range(0, 3000, 3)})
-    for number in range(300):
-        orders.delete(number)
-    until("entries are evicted", lambda: orders.size() < 2500, 30)
-    return 3000
-
-
-def test_map_with_size_limit_answers_also_what_it_evicted(now: Now) -> None:
-    count = now.written("evict_by_size")
-    assert now.map("evicting-by-size").size() < count - 300
-    seen = now.map("evicting-by-size").get_all(list(range(count)))
-    assert seen == {number: -number if number % 3 == 0 else number for number in range(300, count)}
 
 
 # ---- not stored, and not forgotten ----
@@ -456,192 +381,7 @@ def drop(scene: Scene) -> dict[Any, Any]:
     return {"k1": "after"}
 
 
-def test_dropped_map_is_forgotten_but_for_what_was_written_to_it_afterwards(now: Now) -> None:
+def test_a_dropped_map_has_only_later_writes(now: Now) -> None:
+    """What was in it before is forgotten."""
     assert now.contents("dropped") == now.written("drop")
     assert now.map("not dropped").size() == 50
-
-
-# ---- names, modes, formats ----
-
-NAMES = ["../a b", "wild-1-card", "offloaded-map", "object-map", "ü/%2F\\:*?", "x" * 200]
-
-
-@written
-def names(scene: Scene) -> dict[Any, Any]:
-    for name in NAMES:
-        orders = scene.map(name)
-        orders.put_all({f"k{number}": f"{name} {number}" for number in range(10)})
-        orders.put("k0", "put")
-        orders.remove("k1")
-    return {"k0": "put"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_maps_of_all_names_and_modes(now: Now, name: str) -> None:
-    now.written("names")
-    assert now.contents(name) == {
-        "k0": "put",
-        **{f"k{number}": f"{name} {number}" for number in range(2, 10)},
-    }
-
-
-@written
-def indexed(scene: Scene) -> None:
-    people = scene.map("indexed-people")
-    people.put_all(
-        {
-            number: HazelcastJsonValue({"name": f"n{number}", "age": number % 90})
-            for number in range(300)
-        }
-    )
-    people.delete(40)
-
-
-def test_indexed_map_is_whole_and_its_index_too(now: Now) -> None:
-    now.written("indexed")
-    people = now.map("indexed-people")
-    assert people.size() == 299
-    assert sorted(people.key_set(sql("age = 40"))) == [130, 220]
-
-
-# ---- keys and values from Python ----
-
-VALUES: dict[str, Any] = {
-    "str": "grüße ✓",
-    "empty str": "",
-    "int": 42,
-    "great int": -(2**63),
-    "float": 0.1,
-    "bool": True,
-    # (the client pickles bytes as text, and fails by itself where they are none).
-    "bytes": b"text as bytes",
-    "bytearray": bytearray(b"\x00\xff bytearray"),
-    "list": [1, "zwei", 3.0, [True]],
-    "dict": {"a": [1, 2], "b": {"c": "d"}},
-    "tuple": (1, "zwei"),
-    "set": {1, 2, 3},
-    "json": HazelcastJsonValue({"a": [1, 2, {"b": None}]}),
-    "uuid": uuid.UUID(int=2**100 + 7),
-    "decimal": Decimal("10.50"),
-    "date": date(2026, 11, 21),
-    "datetime": datetime(2026, 11, 21, 12, 30, 15, 123456, UTC),
-    "identified": Parcel("p", 7),
-    "compact": Flight("UA", 1545, (1, -2)),
-    "nested compact": Leg(Flight("AA", 1141), "12F"),
-}
-
-
-@written
-def values(scene: Scene) -> dict[str, str]:
-    errors = {}
-    for key, value in VALUES.items():
-        try:
-            scene.map("values").put(key, value)
-        except HazelcastError as error:
-            errors[key] = str(error)
-    return errors
-
-
-@pytest.mark.parametrize("kind", VALUES)
-def test_values_of_a_python_client(now: Now, kind: str) -> None:
-    assert kind not in now.written("values"), now.written("values")[kind]
-    value = now.map("values").get(kind)
-    if isinstance(value, HazelcastJsonValue):
-        assert value.loads() == VALUES[kind].loads()
-    else:
-        assert value == VALUES[kind]
-        assert type(value) is type(VALUES[kind])
-
-
-def test_values_are_in_the_log_byte_for_byte(now: Now) -> None:
-    refused = now.written("values")
-    view = log_view(now.cluster.url)
-    try:
-        (found,) = view.rows("values", 1000)
-    finally:
-        view.close()
-    seen = {row[1]: row[3] for row in found}
-    assert seen == {
-        now.data(key): now.data(value) for key, value in VALUES.items() if key not in refused
-    }
-
-
-KEYS: list[Any] = [
-    "text",
-    "",
-    "ключ",
-    1,
-    -1,
-    2**62,
-    1.5,
-    True,
-    Flight("UA", 1),
-    Leg(Flight("B6", 2), "1A"),
-    uuid.UUID(int=3),
-    Parcel("k", 1),
-]
-
-
-@written
-def keys(scene: Scene) -> None:
-    orders = scene.map("keys")
-    for number, key in enumerate(KEYS):
-        orders.put(key, number)
-
-
-def test_keys_come_back_byte_for_byte_where_they_belong(now: Now) -> None:
-    now.written("keys")
-    orders = now.map("keys")
-    assert [orders.get(key) for key in KEYS] == list(range(len(KEYS)))
-    assert orders.size() == len(KEYS)
-    view = log_view(now.cluster.url)
-    try:
-        (found,) = view.rows("keys", 1000)
-    finally:
-        view.close()
-    assert {row[1] for row in found} == {now.data(key) for key in KEYS}
-    partition = now.client.partition_service.get_partition_id
-    assert {row[1]: row[8] for row in found} == {now.data(key): partition(key) for key in KEYS}
-
-
-@written
-def compact(scene: Scene) -> None:
-    flights = scene.map("compact")
-    flights.put_all({number: Flight("UA", number) for number in range(20)})
-    flights.put("leg", Leg(Flight("AA", 1), "3C"))
-
-
-def test_compact_without_a_class_on_any_member(now: Now) -> None:
-    """The client is new and has stored nothing: it asks the cluster for the schema, and the cluster
-    has it from the log."""
-    now.written("compact")
-    fresh = now.cluster.client(**CLIENT_OPTIONS)
-    flights = fresh.get_map("compact").blocking()
-    assert flights.get(7) == Flight("UA", 7)
-    assert flights.get("leg") == Leg(Flight("AA", 1), "3C")
-    assert sorted(
-        flight.number for flight in flights.values(sql("number >= 18 and carrier = 'UA'"))
-    ) == [18, 19]
-
-
-# ---- what it costs ----
-
-
-def test_put_of_a_new_key_asks_nobody_where_nothing_is_evicted(now: Now) -> None:
-    orders = now.map(f"no-hop-{now.members}")
-    orders.put("first", 1)
-    before = now.reads()
-    for number in range(100):
-        assert orders.put(number, number) is None
-        assert orders.put_if_absent(f"absent {number}", number) is None
-        assert orders.get(f"never there {number}") is None
-    assert now.reads() == before
-
-
-def test_put_of_a_new_key_asks_the_log_where_entries_are_evicted(now: Now) -> None:
-    orders = now.map(f"through-hop-{now.members}")
-    orders.put("first", 1)
-    before = now.reads()
-    for number in range(10):
-        assert orders.put(number, number) is None
-    assert now.reads() > before

@@ -63,7 +63,7 @@ def moves(scene: Scene) -> Moves:
         cluster.wait_safe(2)
         third = cluster.join(3)
         more(200)
-        cluster.members[1].kill()  # agent 2 lives on, and so does its log
+        cluster.members[1].kill()  # agent 2 continues to run, with its log
         more(200)
         cluster.wait_safe(2)
         cluster.join(2)
@@ -86,9 +86,8 @@ def _on_nodes(scene: Scene) -> tuple[dict[str, int], set[int]]:
     return found, incarnations
 
 
-def test_nothing_acknowledged_is_lost_or_comes_back_when_partitions_moved_while_writing(
-    now: Now,
-) -> None:
+def test_moving_partitions_lose_nothing_acknowledged(now: Now) -> None:
+    """Nothing comes back either; clients write while partitions move."""
     load = now.written("moves").load
     contents = now.contents("moves")
     assert load.differences(contents) == [], f"seed {load.seed}"
@@ -99,11 +98,13 @@ def test_nothing_acknowledged_is_lost_or_comes_back_when_partitions_moved_while_
     assert contents == before  # what was in doubt is not in doubt any more
 
 
-def test_memory_never_said_less_than_was_acknowledged_while_partitions_moved(now: Now) -> None:
+def test_memory_is_never_older_than_what_was_acknowledged(now: Now) -> None:
+    """Clients read and write while partitions move."""
     assert now.written("moves").load.stale == []
 
 
-def test_all_nodes_took_part_and_the_member_that_was_lost_made_a_view(now: Now) -> None:
+def test_every_node_wrote_and_the_lost_member_made_a_view(now: Now) -> None:
+    """The tests above need both."""
     moves = now.written("moves")
     assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
     # Their numbers may have gaps: agents that claim at the same moment each reserve one.
@@ -125,7 +126,7 @@ def test_big_map_is_whole(now: Now) -> None:
     assert now.contents("chunked-big") == now.written("big")
 
 
-def test_logs_are_read_once_however_many_maps_and_chunks_are_loaded(now: Now) -> None:
+def test_logs_are_read_once_for_all_maps(now: Now) -> None:
     """All maps, one of them in twenty chunks, were loaded when the agents had read this much,
     Python's and Parquet's own files included."""
     now.written("many")
@@ -136,7 +137,8 @@ def test_logs_are_read_once_however_many_maps_and_chunks_are_loaded(now: Now) ->
     )
 
 
-def test_load_all_by_hand_asks_for_chunks_and_reads_no_log(now: Now) -> None:
+def test_a_manual_load_all_reads_no_log(now: Now) -> None:
+    """`load_all` asks the agents for chunks."""
     before = [agent.bytes_read() for agent in now.cluster.agents if agent.running]
     now.map("chunked-big").load_all(replace_existing_values=True)
     until("all is there", lambda: now.map("chunked-big").size() == 20_000)
@@ -144,7 +146,8 @@ def test_load_all_by_hand_asks_for_chunks_and_reads_no_log(now: Now) -> None:
     assert sum(after) - sum(before) < now.history.log_bytes
 
 
-def test_each_lifetime_has_an_incarnation_of_its_own_greater_than_the_one_before(now: Now) -> None:
+def test_each_lifetime_has_a_greater_incarnation(now: Now) -> None:
+    """Each lifetime of the cluster has its own."""
     lifetimes = now.log().manifest().lifetimes
     clusters = list(dict.fromkeys(lifetime.cluster_id for lifetime in lifetimes))
     given = [lifetime.incarnation for lifetime in lifetimes]

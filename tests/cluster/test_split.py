@@ -73,6 +73,26 @@ class Writer:
 
 
 @contextmanager
+def members_that_can_split(
+    folder: Path, classpath: str, count: int
+) -> Iterator[tuple[Network, Cluster]]:
+    """So many members with their agents, in a network that can be cut."""
+    with (
+        Network() as network,
+        Cluster(
+            folder,
+            classpath,
+            lambda endpoint: {"default": logged_map(endpoint)},
+            network=network,
+            properties=QUICK_LOSS,
+        ) as cluster,
+    ):
+        cluster.start(count)
+        cluster.wait_safe(count)
+        yield network, cluster
+
+
+@contextmanager
 def frozen(cluster: Cluster, nodes: Sequence[int]) -> Iterator[None]:
     for node in nodes:
         cluster.agents[node - 1].send(signal.SIGSTOP)
@@ -107,18 +127,7 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
     winners: tuple[int, ...], losers: tuple[int, ...], tmp_path: Path, classpath: str
 ) -> None:
     nodes = sorted((*winners, *losers))
-    with (
-        Network() as network,
-        Cluster(
-            tmp_path,
-            classpath,
-            lambda endpoint: {"default": logged_map(endpoint)},
-            network=network,
-            properties=QUICK_LOSS,
-        ) as cluster,
-    ):
-        cluster.start(len(nodes))
-        cluster.wait_safe(len(nodes))
+    with members_that_can_split(tmp_path, classpath, len(nodes)) as (network, cluster):
         members = {member.node: member for member in cluster.members}
         writers = {node: Writer(cluster, members[node]) for node in nodes}
         until(
@@ -171,23 +180,10 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
         assert [each for writer in writers.values() for each in writer.differences(restored)] == []
 
 
-def test_members_that_were_left_out_continue_when_those_of_the_view_are_gone(
-    tmp_path: Path, classpath: str
-) -> None:
+def test_excluded_members_continue_when_the_view_is_gone(tmp_path: Path, classpath: str) -> None:
     """The member that claimed the view is killed before the others could join it. What replaces it
     has another port, so none of the members that were lost ever comes back."""
-    with (
-        Network() as network,
-        Cluster(
-            tmp_path,
-            classpath,
-            lambda endpoint: {"default": logged_map(endpoint)},
-            network=network,
-            properties=QUICK_LOSS,
-        ) as cluster,
-    ):
-        cluster.start(3)
-        cluster.wait_safe(3)
+    with members_that_can_split(tmp_path, classpath, 3) as (network, cluster):
         winner, *losers = cluster.members
         writers = [Writer(cluster, member) for member in cluster.members]
         until("all writers are heard", lambda: all(writer.total > KEYS for writer in writers))

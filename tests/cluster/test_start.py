@@ -31,9 +31,8 @@ def contents(cluster: Cluster) -> dict[str, str]:
     )
 
 
-def test_two_of_three_machines_wait_for_the_third_by_its_name_and_start_with_wait_most(
-    tmp_path: Path, classpath: str
-) -> None:
+def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str) -> None:
+    """The error names its node; with `wait-most` they start without it."""
     with Cluster(
         tmp_path, classpath, lambda endpoint: {"default": logged_map(endpoint)}
     ) as cluster:

@@ -1,5 +1,5 @@
 """A transaction of several changes is in effect as a whole or not at all, on live maps and after a
-restart, whoever fails in the middle of its commit."""
+restart, whichever process fails in the middle of its commit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_the_agent_of_the_transactions_member_is_dead(scene: Scene, kind: int) -
     assert scene.restarted("orders") == {**BEFORE, "k0": "later", "k55": "later"}
 
 
-def test_no_answer_though_it_was_logged(scene: Scene) -> None:
+def test_a_logged_transaction_without_an_answer(scene: Scene) -> None:
+    """The caller gets `OutcomeUnknown`, and the transaction counts."""
     scene.start()
     scene.fill("orders")
     scene.cluster.agents[0].kill()

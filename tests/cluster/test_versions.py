@@ -46,9 +46,8 @@ def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:
     return changed
 
 
-def test_an_older_member_keeps_its_map_over_a_migration_a_lost_member_and_a_kill_of_everything(
-    classpath_of: str, tmp_path: Path
-) -> None:
+def test_an_older_member_keeps_its_map(classpath_of: str, tmp_path: Path) -> None:
+    """Over a migration, the loss of a member and a kill of everything."""
     expected: dict[Any, Any] = {}
     with Cluster(tmp_path, classpath_of, maps, offsets_ms=(0, 0)) as cluster:
         cluster.start(1)

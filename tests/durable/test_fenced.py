@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.errors import Fenced, ImapWalError, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store

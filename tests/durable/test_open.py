@@ -141,7 +141,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if mounted.returncode:
         pytest.skip(
-            "mount needs root; tests/storage/test_local.py has the fallback by itself "
+            "mount needs root; tests/storage/test_local_space.py has the fallback by itself "
             f"({mounted.stderr.strip()})"
         )
     yield disk

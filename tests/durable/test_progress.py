@@ -80,6 +80,6 @@ def test_a_node_that_is_left_out_is_logged(
     with imap_wal.open(tmp_path, node="n1", recovery_policy="partial") as store:
         assert dict(store.map("m")) == {"n1": 1}
     assert caplog.messages == [
-        "the entries that only the log of node 'n2' holds are left out: there is no log in "  # noqa: ISC004
+        "the entries that are only in the log of node 'n2' are left out: there is no log in "  # noqa: ISC004
         "default/embedded/nodes/n2"
     ]

@@ -24,7 +24,7 @@ SOURCES = (
     "pyproject.toml",
 )
 _FAULTS = "tests/faults"
-_REWRITE = "tests/rewrite/test_rewrite.py"
+_REWRITES = "tests/rewrite"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,56 +143,56 @@ MUTATIONS = (
         "imap_wal/read/selection.py",
         "kept = [not row[ORDER] < ",
         "kept = [True or row[ORDER] < ",
-        f"{_REWRITE}::test_replaced_owner_does_not_undo_a_deletion",
+        f"{_REWRITES}/test_tombstones.py::test_replaced_owner_does_not_undo_a_deletion",
     ),
     Mutation(
         "what a rewrite learned of partitions is not carried on",
         "imap_wal/rewrite/plan.py",
         "versions=known_versions(before) if complete",
         "versions=NO_VERSIONS if complete",
-        f"{_REWRITE}::test_tombstone_unseen_by_later_rewrite_still_voids_older",
+        f"{_REWRITES}/test_tombstones.py::test_tombstone_unseen_by_later_rewrite_still_voids_older",
     ),
     Mutation(
         "partition versions of a snapshot's tombstones are lost",
         "imap_wal/rewrite/plan.py",
         "self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])",
         "pass",
-        f"{_REWRITE}::test_tombstone_dropped_by_second_rewrite_still_voids_older",
+        f"{_REWRITES}/test_tombstones.py::test_tombstone_dropped_by_second_rewrite_still_voids_older",
     ),
     Mutation(
         "a drop loses partition versions",
         "imap_wal/rewrite/drop.py",
         "return known_versions(before).raised(pairs.items())",
         "return known_versions(before)",
-        f"{_REWRITE}::test_replaced_owners_change_stays_void_after_drop",
+        f"{_REWRITES}/test_drop.py::test_replaced_owners_change_stays_void_after_drop",
     ),
     Mutation(
         "a rewrite below the orphan floor is published",
         "imap_wal/rewrite/publish.py",
         "if job.generation < manifest.orphan_floor:",
         "if job.generation < 0:",
-        f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap",
+        f"{_REWRITES}/test_prune.py::test_the_floor_is_checked_in_the_compare_and_swap",
     ),
     Mutation(
         "files of a slow rewrite deleted without raising the floor",
         "imap_wal/retention/snapshots.py",
         "else log.manifests.update(change)",
         "else change(manifest)",
-        f"{_REWRITE}::test_the_floor_is_checked_in_the_compare_and_swap",
+        f"{_REWRITES}/test_prune.py::test_the_floor_is_checked_in_the_compare_and_swap",
     ),
     Mutation(
         "new snapshot files not read before they are published",
         "imap_wal/rewrite/run.py",
         "                confirm(log, job, result)\n",
         "                pass\n",
-        f"{_REWRITE}::test_rewrite_with_a_changed_part_publishes_nothing",
+        f"{_REWRITES}/test_damaged_files.py::test_rewrite_with_a_changed_part_publishes_nothing",
     ),
     Mutation(
         "snapshot not read before what it covers is removed",
         "imap_wal/retention/snapshots.py",
         "check_contents(log.store, path, 0 if known else checksum, size)",
         "pass",
-        f"{_REWRITE}::test_covered_files_stay_while_their_snapshot_is_damaged",
+        f"{_REWRITES}/test_damaged_files.py::test_covered_files_stay_while_their_snapshot_is_damaged",
     ),
     Mutation(
         "part names without anything of their own",
@@ -206,18 +206,18 @@ MUTATIONS = (
         "imap_wal/storage_clock.py",
         "abs(skew_ms) > skew_ms_max",
         "skew_ms is None",
-        f"{_REWRITE}::test_rewrite_with_a_wrong_clock_is_refused",
+        f"{_REWRITES}/test_tombstones.py::test_rewrite_with_a_wrong_clock_is_refused",
     ),
     Mutation(
         "a segment that was archived is not read on",
         "imap_wal/read/cluster.py",
         "        for following in self._replaced(piece, place, maps):",
         "        for following in ():",
-        f"{_REWRITE}::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
+        f"{_REWRITES}/test_rewrite.py::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
     ),
     Mutation(
         "pages by rows, not by bytes",
-        "imap_wal/read/newest_index.py",
+        "imap_wal/read/newest/index.py",
         "self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)",
         "self.page_bytes = 2**62",
         "tests/rewrite/test_large_values.py::test_large_values_restore_and_rewrite_within_memory_bound",
@@ -227,14 +227,14 @@ MUTATIONS = (
         "imap_wal/worker.py",
         "except Exception as error:  # noqa: BLE001  # whatever",
         "except ImportError as error:  # whatever",
-        "tests/agent/test_threads.py::test_scratch_that_is_full_at_the_start_is_shown_and_every_read_is_answered_until_there_is_room",
+        "tests/agent/test_threads.py::test_reads_are_answered_while_the_scratch_disk_is_full",
     ),
     Mutation(
         "requests to a dead thread get no answer",
         "imap_wal/agent/server.py",
         "for message in self._reads.unanswered():",
         "for message in ():",
-        "tests/agent/test_threads.py::test_a_dead_read_thread_is_unhealthy_and_whoever_asks_is_told",
+        "tests/agent/test_threads.py::test_a_dead_read_thread_is_reported",
     ),
     Mutation(
         "part names of a large range are those of the next",
@@ -248,7 +248,7 @@ MUTATIONS = (
         "imap_wal/parquet/file.py",
         "if records and found != records:",
         "if records and found < 0:",
-        f"{_REWRITE}::test_snapshot_of_another_map_or_with_missing_rows_is_refused",
+        f"{_REWRITES}/test_damaged_files.py::test_snapshot_of_another_map_or_with_missing_rows_is_refused",
     ),
     Mutation(
         "verify does not look for conflicts of order",
@@ -266,7 +266,7 @@ MUTATIONS = (
     ),
     Mutation(
         "of two claims the one that was read first counts",
-        "imap_wal/read/rivals.py",
+        "imap_wal/read/newest/rivals.py",
         "return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))",
         "return [*kept, new]",
         "tests/restore/test_rivals.py::test_value_wins_over_tombstone_then_first_name",
@@ -280,10 +280,10 @@ MUTATIONS = (
     ),
     Mutation(
         "the cluster's manifest is read for each acknowledgement",
-        "imap_wal/agent/sessions.py",
+        "imap_wal/agent/membership/sessions.py",
         "        current = self.claims.newest()\n",
         "        self._log.clusters.read()\n        current = self.claims.newest()\n",
-        "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest_of_the_cluster_or_of_a_node",
+        "tests/actors/test_metadata_size.py::test_an_acknowledgement_reads_no_manifest",
     ),
     Mutation(
         "lifetimes are never removed",
@@ -301,7 +301,7 @@ MUTATIONS = (
     ),
     Mutation(
         "small archives are not merged",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/archive_writer.py",
         "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:",
         "    while ordered and ordered[-1].bytes < 0:",
         "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_few_archives",
@@ -318,7 +318,7 @@ MUTATIONS = (
         "storage_backends/descriptors.py",
         "            os.close(self._forget())\n            raise translate",
         "            raise translate",
-        "tests/storage/test_local.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds",
+        "tests/storage/test_local_space.py::test_failed_sync_cannot_be_followed_by_one_that_succeeds",
     ),
     Mutation(
         "fence not checked",
@@ -338,14 +338,14 @@ MUTATIONS = (
     ),
     Mutation(
         "object that keeps a replaced writer out deleted with the others",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/sealed_segments.py",
         "if path not in kept]",
         "if path or kept]",
         "tests/unit/test_writer.py::test_replaced_object_writer_acknowledges_nothing",
     ),
     Mutation(
         "sealed segment archived, last entry left out",
-        "imap_wal/retention/archive.py",
+        "imap_wal/retention/archive_writer.py",
         "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = "
         "by_map",
         "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n "

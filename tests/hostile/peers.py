@@ -18,7 +18,7 @@ from typing import Any
 import msgpack
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from tests.agent.harness import identified
 from tests.support import eventually
 
@@ -50,7 +50,7 @@ def frame(body: bytes, flags: int = 0) -> bytes:
 
 
 class RawPeer:
-    """Speaks ZMTP, and reads only when it is told to."""
+    """Speaks ZMTP, and reads only on request."""
 
     def __init__(self, endpoint: str, routing_id: bytes = b"") -> None:
         self.socket = connected(endpoint)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent.claims import Greeting
+from imap_wal.agent.access.keys import read_token, token_hash
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.keys import read_token, token_hash
+from imap_wal.agent.membership.claims import Greeting
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.cli import main
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -34,7 +34,8 @@ def settings_of(tmp_path: Path) -> AgentConfig:
     return config(tmp_path)
 
 
-def test_a_stranger_claims_nothing_and_the_cluster_goes_on(tmp_path: Path) -> None:
+def test_a_stranger_without_the_token_claims_nothing(tmp_path: Path) -> None:
+    """Neither by a hello with another cluster id, nor by a view; the cluster continues."""
     settings = settings_of(tmp_path)
     with (
         capture_logs() as lines,
@@ -51,7 +52,7 @@ def test_a_stranger_claims_nothing_and_the_cluster_goes_on(tmp_path: Path) -> No
         assert "is not the one of this log" in refusal(
             stranger, token=OTHER
         )  # also of this cluster
-        # A view that leaves the member out, by one who knows the cluster id, as `stat` tells it.
+        # A view that leaves the member out, by a peer that knows the cluster id from `stat`.
         known = stranger.stat()["claim"]["cluster_id"]
         assert answer(stranger, cluster_id=known, member_uuid="m")[0] == "welcome"
         header, _ = stranger.client.ask(
@@ -68,9 +69,8 @@ def test_a_stranger_claims_nothing_and_the_cluster_goes_on(tmp_path: Path) -> No
     assert all(TOKEN not in str(line) and OTHER not in str(line) for line in lines)
 
 
-def test_the_next_lifetime_of_the_cluster_claims_with_the_token_also_after_a_restart_of_the_agent(
-    tmp_path: Path,
-) -> None:
+def test_the_next_cluster_claims_with_the_token(tmp_path: Path) -> None:
+    """The token stays needed after a restart of the agent; the storage has only its hash."""
     settings = settings_of(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(token=TOKEN)
@@ -91,7 +91,8 @@ def test_the_next_lifetime_of_the_cluster_claims_with_the_token_also_after_a_res
     assert TOKEN not in "".join(file.read_text() for file in claims)
 
 
-def test_a_log_without_a_token_goes_on_and_takes_that_of_its_next_cluster(tmp_path: Path) -> None:
+def test_a_log_without_a_token_takes_the_next_clusters(tmp_path: Path) -> None:
+    """Until then every cluster may claim it, and the agent warns."""
     settings = settings_of(tmp_path)
     with capture_logs() as lines, serving(settings), plugin(settings, greet=False) as member:
         member.hello()
@@ -120,9 +121,10 @@ def token_file(tmp_path: Path, name: str) -> Path:
     return tmp_path / name
 
 
-def test_an_operator_replaces_a_token_in_two_steps_and_forgets_a_lost_one(
+def test_an_operator_can_replace_or_remove_a_token(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """While it is replaced, both tokens are valid."""
     settings = settings_of(tmp_path)
     old, new = token_file(tmp_path, "old.token"), token_file(tmp_path, "new.token")
     names = iter(range(100))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent.access import DEFAULT_ENDPOINT, Users, Verdict
+from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Users, Verdict
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
 from tests.agent.harness import config, plugin, serving
@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 ASK = """
 import os, sys
-from imap_wal.agent.transport import Client
+from imap_wal.agent.transport.client import Client
 from imap_wal.errors import NotAllowed
 os.setgroups([]), os.setgid(int(sys.argv[2])), os.setuid(int(sys.argv[2]))
 client = Client(sys.argv[1], 5000)
@@ -67,9 +67,8 @@ def agent_at(folder: Path, **settings: object) -> AgentConfig:
 
 
 @needs_root
-def test_another_user_is_refused_by_the_kernels_word_and_the_refusal_is_logged(
-    open_folder: Path,
-) -> None:
+def test_another_user_is_refused(open_folder: Path) -> None:
+    """The kernel names the user, whatever the mode of the socket is, and the refusal is logged."""
     # The mode lets everybody in: what refuses is the list of users alone.
     settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
     with capture_logs() as lines, serving(settings), plugin(settings) as member:
@@ -92,7 +91,8 @@ def test_a_user_of_the_list_may_do_everything(open_folder: Path) -> None:
 
 
 @needs_root
-def test_who_tries_all_the_time_is_logged_once_and_fills_nothing(open_folder: Path) -> None:
+def test_repeated_refusals_are_logged_once(open_folder: Path) -> None:
+    """Many attempts do not fill the log output."""
     settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
     with capture_logs() as lines, serving(settings):
         for _ in range(4):
@@ -113,7 +113,8 @@ def test_who_tries_all_the_time_is_logged_once_and_fills_nothing(open_folder: Pa
         "localhost:0 :0:1x",
     ],
 )
-def test_a_peer_whose_user_is_not_told_is_refused(address: str) -> None:
+def test_a_peer_with_an_unknown_user_is_refused(address: str) -> None:
+    """The address that the kernel gives has no valid number of a user."""
     assert Users(frozenset({0})).judge(address, b"").why
 
 
@@ -123,9 +124,11 @@ def test_the_users_number_is_what_counts() -> None:
     assert users.judge("localhost:40000070:4000007:4000007", b"").why == "not in allow_uids"
 
 
-def test_no_name_is_looked_up_while_others_wait_to_connect(
+def test_no_user_name_is_looked_up_at_a_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A directory service may take minutes to answer, and others wait to connect."""
+
     def ask_a_server(uid: int) -> object:
         raise AssertionError("a directory service may take minutes")
 
@@ -139,7 +142,8 @@ def test_no_name_is_looked_up_while_others_wait_to_connect(
     ]
 
 
-def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_the_default_endpoint_is_a_private_socket(tmp_path: Path) -> None:
+    """Only its user may open its folder and the socket."""
     assert (
         AgentConfig.from_mapping({"url": f"file://{tmp_path}/log"}).endpoint
         == DEFAULT_ENDPOINT
@@ -158,7 +162,7 @@ def test_the_default_endpoint_is_a_socket_in_a_folder_of_its_own(tmp_path: Path)
             {"endpoint_mode": "0666"},
             "lets every user of this machine connect; name those who may: allow_uids",
         ),
-        ({"allow_uids": [-1]}, "allow_uids has -1; it takes numbers of users"),
+        ({"allow_uids": [-1]}, "allow_uids has -1; it takes user numbers"),
         ({"allow_uids": ["hazelcast"]}, "allow_uids has 'hazelcast'"),
         ({"allow_uids": [True]}, "allow_uids has True"),
         ({"allow_uids": 7}, "it takes a list"),
@@ -177,7 +181,8 @@ def test_settings_that_would_admit_strangers_are_refused(
     assert text in str(refused.value)
 
 
-def test_a_socket_for_a_group_works_as_before_and_is_warned_about(tmp_path: Path) -> None:
+def test_a_socket_for_a_group_causes_a_warning(tmp_path: Path) -> None:
+    """It works as in older versions; without `allow_uids` the agent warns."""
     settings = agent_at(tmp_path, endpoint_mode="0660")
     assert "every member of the socket's group" in settings.access.doubt
     with serving(settings), plugin(settings) as member:

@@ -1,52 +1,36 @@
-"""Attack: over TCP, use an agent without a key, with a stranger's key, or with a key that may do
-less."""
+"""Attack: over TCP, use an agent without a key, or with a stranger's key."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent import keys
-from imap_wal.agent.claims import reserve
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.gate import check_pair, new_pair
-from imap_wal.agent.keys import KeyPair
 from imap_wal.agent.lines import WINDOW_S
-from imap_wal.agent.peers import Peer, Right
 from imap_wal.agent.server import Agent
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.gate import check_pair
 from imap_wal.errors import InvalidSetting, NotAllowed
-from tests.agent.harness import NamedClient, Plugin, entry, identity, serving
+from tests.agent.harness import entry, identity, serving
+from tests.kit.keyed_agents import (
+    AGENT,
+    MEMBER,
+    READER,
+    STRANGER,
+    free_port,
+    plugin,
+    refused,
+    write_clients,
+)
 from tests.support import eventually
-
-MEMBER, READER, STRANGER = new_pair("member-1"), new_pair("reader"), new_pair("stranger")
-AGENT = new_pair("agent-1")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def write_clients(folder: Path, **rights: set[Right]) -> None:
-    pairs = {"member": MEMBER, "reader": READER}
-    keys.write_clients(
-        folder / "clients.toml",
-        {
-            pairs[name].public: Peer(pairs[name].name, frozenset(given))
-            for name, given in rights.items()
-        },
-    )
 
 
 @pytest.fixture
@@ -60,46 +44,6 @@ def settings(tmp_path: Path) -> AgentConfig:
             "lifetime_timeout_s": 0, "start_policy": "partial",
         }
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def plugin(
-    settings: AgentConfig,
-    key: KeyPair | None,
-    agent_key: str = AGENT.public,
-    timeout_ms: int = 10_000,
-    **about: str,
-) -> Iterator[Plugin]:
-    connected = Plugin(settings.endpoint, **about)
-    connected.client.close()
-    connected.client = NamedClient(settings.endpoint, timeout_ms, key, agent_key)
-    try:
-        yield connected
-    finally:
-        connected.close()
-
-
-def admitted(settings: AgentConfig, key: KeyPair) -> bool:
-    with plugin(settings, key) as another:
-        try:
-            return bool(another.stat())
-        except NotAllowed:
-            return False
-
-
-def stored(settings: AgentConfig) -> dict[str, bytes]:
-    """All files of the log."""
-    root = Path(settings.key).parent / "log"
-    return {
-        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
-    }
-
-
-def refused(peer: Plugin, kind: str, *fields: Any, payload: bytes = b"") -> str:
-    header, _ = peer.client.ask(kind, *fields, payload=payload)
-    assert header[0] == "error", header
-    assert header[2] == "not-allowed", header
-    return str(header[3])
 
 
 def test_a_member_with_its_key_reads_and_writes(settings: AgentConfig) -> None:
@@ -147,7 +91,8 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
                     assert b"stat" not in answer
 
 
-def test_a_stolen_public_key_is_worth_nothing(settings: AgentConfig) -> None:
+def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:
+    """The handshake proves that the peer has the secret key."""
     # The member's public key with the secret of another one: the handshake proves the secret.
     forged = replace(STRANGER, public=MEMBER.public)
     with (
@@ -165,225 +110,6 @@ def test_an_agent_with_another_key_is_not_trusted(settings: AgentConfig) -> None
         pytest.raises((NotAllowed, TimeoutError)),
     ):
         member.client.ask("stat")
-
-
-def test_a_reader_may_not_write_claim_or_keep_a_member_out(settings: AgentConfig) -> None:
-    with (
-        serving(settings),
-        plugin(settings, MEMBER) as member,
-        plugin(settings, READER, uuid="r", member="reader") as reader,
-    ):
-        # A key that may only read does not have the log claimed, not even the first time.
-        assert "reader may not claim it: that needs the rights 'write' and 'claim'" in refused(
-            reader, "hello", reader.about(purpose="read")
-        )
-        member.hello()
-        assert member.put(a="1")[0] == "ack"
-        assert "reader has no right 'write', which hello needs" in refused(
-            reader, "hello", reader.about()
-        )
-        assert "reader may not claim it" in refused(
-            reader, "hello", reader.about(purpose="read", cluster_id="mine")
-        )
-        reader.hello(purpose="read")
-        assert reader.values() == {"a": "1"}
-        assert "no right 'write'" in refused(
-            reader, "append", member.session, 2, 1, payload=member.payload(2, {"a": "2"})
-        )
-        assert "no right 'claim'" in refused(
-            reader,
-            "view",
-            {
-                "cluster_id": "cluster-1",
-                "member_uuid": "reader",
-                "members": ["reader"],
-                "lost": ["member-1"],
-            },
-        )
-        assert member.put(b="2")[0] == "ack"
-        assert member.values() == {"a": "1", "b": "2"}
-        assert reader.stat()["claim"]["incarnation"] == 1
-
-
-def test_a_revoked_key_ends_on_open_connections_and_a_new_one_needs_no_restart(
-    settings: AgentConfig, tmp_path: Path
-) -> None:
-    with (
-        capture_logs() as lines,
-        serving(settings),
-        plugin(settings, READER) as reader,
-        plugin(settings, MEMBER) as member,
-    ):
-        member.hello()
-        assert reader.stat()["node"] == "n1"
-        write_clients(tmp_path, member=set(Right))
-        # The agent closes the connection, although nothing is sent on it; libzmq connects again,
-        # and is refused.
-        eventually(lambda: member.stat()["connections"]["revoked"] == 1, "the connection is closed")
-        with pytest.raises(NotAllowed, match="does not admit this user or key"):
-            reader.client.ask("stat")
-        assert member.put(a="1")[0] == "ack"
-        eventually(lambda: member.stat()["connections"]["open"] == 1, "its place is free")
-        with plugin(settings, READER) as again, pytest.raises(NotAllowed):
-            again.client.ask("stat")
-        write_clients(tmp_path, member=set(Right), reader={Right.READ})
-        eventually(lambda: admitted(settings, READER), "the file of clients is read again")
-        # A file that cannot be read changes nothing.
-        (tmp_path / "clients.toml").write_text("no TOML")
-        eventually(
-            lambda: (
-                member.stat()
-                and any(line["event"].startswith("clients not read again") for line in lines)
-            ),
-            "the file is refused",
-        )
-        assert member.put(b="1")[0] == "ack"
-    assert any(
-        line["event"].startswith("clients not read again") and line["log_level"] == "error"
-        for line in lines
-    )
-    assert [line["reason"] for line in lines if line["event"] == "connection closed"] == [
-        "its key was revoked"
-    ]
-
-
-@pytest.mark.parametrize("rights", [{Right.READ}, {Right.READ, Right.CLAIM}])
-def test_a_hello_for_reading_changes_nothing(
-    settings: AgentConfig, tmp_path: Path, rights: set[Right]
-) -> None:
-    write_clients(tmp_path, member=set(Right), reader=rights)
-    settings = replace(settings, lifetime_timeout_s=60)
-    with (
-        serving(settings) as agent,
-        plugin(settings, MEMBER) as member,
-        plugin(settings, READER) as reader,
-    ):
-        member.hello()
-        assert member.client.ask(
-            "view",
-            {
-                "cluster_id": "cluster-1",
-                "member_uuid": "member-1",
-                "members": ["member-1"],
-                "lost": ["member-2"],
-            },
-        )
-        assert member.hello()["incarnation"] == 2
-        assert member.put(a="1")[0] == "ack"
-        sign = agent._sessions.sign
-        assert sign is not None
-        sign.stop(10, clean=False)  # a sign of life would be another file
-        before, heard, claims = (
-            stored(settings),
-            (sign._heard, sign._greeted_at),
-            agent._sessions.claims.known,
-        )
-        # It says what a member would say, also the number of the view and the id of the plug-in.
-        for about in (
-            {},
-            {"view": 2},
-            {"member_uuid": "another", "view": 2},
-            {"plugin_uuid": "another", "member_uuid": "member-2", "view": 1},
-        ):
-            welcome = reader.hello(purpose="read", **about)
-            assert (
-                welcome["session"],
-                welcome["incarnation"],
-                welcome["last_request"],
-                welcome["former"],
-            ) == (0, 2, 0, [])
-            assert reader.values() == {"a": "1"}
-            assert reader.client.ask("beat")[0][0] == "beat"
-            assert "no" in refused(reader, "append", 0, 1, 1, payload=b"x")
-        wish = {
-            "cluster_id": "cluster-1",
-            "member_uuid": "member-2",
-            "members": ["member-2"],
-            "lost": ["member-1"],
-        }
-        assert f"right '{'write' if Right.CLAIM in rights else 'claim'}'" in refused(
-            reader, "view", wish
-        )
-        assert stored(settings) == before
-        assert ((sign._heard, sign._greeted_at), agent._sessions.claims.known) == (heard, claims)
-        assert len(agent._sessions._by_number) == 2
-        # Its bye is not that of the plug-in whose id it gave.
-        reader.hello(purpose="read")
-        assert reader.client.ask("bye")[0][0] == "bye"
-        assert reader.client.ask("keys", "orders", None, 10)[0][2] == "not-ready"
-        assert member.put(b="2")[0] == "ack"
-
-
-def test_a_hello_for_reading_does_not_complete_a_claim(settings: AgentConfig) -> None:
-    with (
-        serving(settings) as agent,
-        plugin(settings, MEMBER) as member,
-        plugin(settings, READER) as reader,
-    ):
-        member.hello()
-        assert member.put(a="1")[0] == "ack"
-        log = agent._node_log
-        # An agent was killed after it had claimed, and before the lifetime began.
-        reserved = reserve(agent._all_logs)
-        log.claims.update(
-            lambda claims: claims.with_claim(
-                identity("cluster-1"), reserved, (identity("member-1"),)
-            )
-        )
-        before = stored(settings)
-        assert reader.hello(purpose="read")["incarnation"] == 1, "the other one has not begun"
-        assert reader.values() == {"a": "1"}
-        assert stored(settings) == before
-        assert [lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes] == [1]
-        assert member.hello()["incarnation"] == 2
-        assert [lifetime.incarnation for lifetime in log.clusters.read()[1].lifetimes] == [1, 2]
-
-
-def test_a_member_whose_key_may_only_read_from_now_on_is_no_member_any_more(
-    settings: AgentConfig, tmp_path: Path
-) -> None:
-    with serving(settings) as agent, plugin(settings, MEMBER) as member:
-        member.hello()
-        write_clients(tmp_path, member={Right.READ})
-        eventually(
-            lambda: member.put(a="1")[1] == "not-allowed", "the file of clients is read again"
-        )
-        assert member.client.ask("beat")[0][2] == "not-ready"
-        assert member.hello(purpose="read")["session"] == 0
-        assert agent._sessions._connections == {}
-
-
-def test_requests_that_wait_are_served_with_the_rights_of_then(
-    settings: AgentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys, "LOOK_S", 0)
-    with (
-        serving(settings) as agent,
-        plugin(settings, MEMBER) as member,
-        plugin(settings, READER) as reader,
-    ):
-        member.hello()
-        reader.hello(purpose="read")
-        with agent._reads._view._lock:  # no read ends
-            reading = member.client.post("keys", "orders", None, 10)
-            eventually(lambda: agent._reads._taken is not None, "the first read is taken up")
-            waiting = reader.client.post("keys", "orders", None, 10)
-            eventually(lambda: len(agent._reads._queued) == 1, "the second one waits")
-            write_clients(tmp_path, member=set(Right), reader={Right.WRITE})
-        assert member.client.answer(reading)[0][0] == "keys"
-        assert reader.client.answer(waiting)[0][2] == "not-allowed"
-        # In the lane: the hello has been received, and is not served yet.
-        write_clients(tmp_path, member=set(Right), reader=set(Right))
-        take = agent._lane.take
-
-        def later(*, at_once: bool = False) -> Message | None:
-            message = take(at_once=at_once)
-            if message is not None:
-                write_clients(tmp_path, member=set(Right), reader={Right.READ})
-            return message
-
-        monkeypatch.setattr(agent._lane, "take", later)
-        assert "no right 'write'" in refused(reader, "hello", reader.about())
 
 
 @pytest.mark.parametrize(
@@ -433,7 +159,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "agent-1.key",
             0o600,
             f'name = "a"\npublic-key = "{MEMBER.public}"\nsecret-key = "{AGENT.secret}"\n',
-            "is not that of its secret key",
+            "does not belong to its secret key",
         ),
         ("clients.toml", 0o666, None, "other users may change it"),
         ("clients.toml", 0o644, '[a]\npublic-key = "00"\nrights = ["read"]\n', "is not a key"),
@@ -453,7 +179,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "clients.toml",
             0o644,
             f'["a b"]\npublic-key = "{AGENT.public}"\nrights = ["read"]\n',
-            "no name of a key",
+            "is not a valid name of a key",
         ),
         (
             "clients.toml",
@@ -463,9 +189,10 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
         ),
     ],
 )
-def test_files_of_keys_that_cannot_be_trusted_are_refused_at_the_start(
+def test_untrustworthy_key_files_are_refused_at_the_start(
     settings: AgentConfig, tmp_path: Path, name: str, mode: int, text: str | None, said: str
 ) -> None:
+    """The error names the reason, without a secret, and no log is opened."""
     file = tmp_path / name
     if text is not None:
         file.write_text(text)
@@ -482,7 +209,7 @@ def test_a_secret_is_in_no_repr() -> None:
     check_pair(AGENT)
 
 
-def test_a_payload_of_the_largest_size_arrives_over_tcp_with_keys(settings: AgentConfig) -> None:
+def test_the_largest_payload_arrives_over_encrypted_tcp(settings: AgentConfig) -> None:
     """libzmq counts the bytes that CURVE adds to a frame."""
     settings = replace(settings, log=replace(settings.log, max_value_bytes=1024 * 1024))
     with serving(settings), plugin(settings, MEMBER, timeout_ms=20_000) as member:

@@ -11,9 +11,10 @@ from typing import Any
 import msgpack
 import pytest
 
-from imap_wal.agent import listings, reads, server
+from imap_wal.agent import server
 from imap_wal.agent.bounds import LOAD_KEYS_MAX, WAITING_BYTES_MAX
 from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.reads import listings, reads
 from imap_wal.agent.server import Agent
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.hostile.peers import RawPeer
@@ -43,10 +44,8 @@ def _take_the_next_names(settings: AgentConfig) -> None:
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_peer_that_takes_the_names_of_later_connections_does_not_end_the_agent(
-    settings: AgentConfig,
-) -> None:
-    """libzmq counts names up, and aborts the process at one that a peer has taken."""
+def test_a_peer_cannot_take_later_routing_ids(settings: AgentConfig) -> None:
+    """libzmq counts routing ids up, and aborts the process at one that a peer has taken."""
     agent = multiprocessing.get_context("spawn").Process(
         target=_take_the_next_names, args=(settings,)
     )
@@ -125,7 +124,8 @@ def test_a_payload_where_none_belongs_is_refused_and_not_kept(
         assert member.put(a="1")[0] == "ack"
 
 
-def test_requests_that_wait_take_bounded_memory_and_keep_no_small_one_out(tmp_path: Path) -> None:
+def test_waiting_requests_take_bounded_memory(tmp_path: Path) -> None:
+    """Small requests always have room."""
     settings = config(tmp_path, max_value_bytes=WAITING_BYTES_MAX)
     large = msgpack.packb(b"k" * (WAITING_BYTES_MAX * 2 // 3))
     with serving(settings) as agent, plugin(settings) as member, ExitStack() as opened:

@@ -7,13 +7,13 @@ import json
 import logging
 import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.clock import SystemClock
 from imap_wal.disposal import dispose
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.policy import remove_expired
@@ -53,7 +53,7 @@ def covered(root: Path) -> None:
         "",
     ],
 )
-def test_prune_deletes_nothing_behind_a_link(
+def test_prune_deletes_nothing_through_a_link(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str
 ) -> None:
     victim, gift = tmp_path / "victim", tmp_path / "gift"
@@ -78,9 +78,10 @@ def test_prune_deletes_nothing_behind_a_link(
         assert all(path.exists() or path in kept for path in manifests)
 
 
-def test_archive_deletes_no_segment_behind_a_link_and_loses_nothing(
+def test_archive_deletes_no_segment_through_a_link(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """No entry is lost either."""
     root, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
     imap_wal.open(str(root), node="n").close()
     shutil.move(root / CLUSTER / "nodes/n/wal", elsewhere)
@@ -106,9 +107,10 @@ def test_archive_deletes_no_segment_behind_a_link_and_loses_nothing(
         "default/embedded/nodes/n/writer.lock",
     ],
 )
-def test_a_manifest_has_only_names_of_archives_deleted(
+def test_only_names_of_archives_are_deleted(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A path in a manifest that is no archive of its node stays, and a warning names it."""
     store = open_store(str(tmp_path))
     store.create(path, b"mine")
     with caplog.at_level(logging.WARNING, "imap_wal"):
@@ -162,9 +164,10 @@ def test_a_root_of_another_user_is_warned_about(
 
 
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
-def test_a_node_with_a_linked_folder_is_forgotten_to_the_end(
+def test_a_node_with_a_linked_folder_is_forgotten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str
 ) -> None:
+    """`forget-node` completes, and nothing that the link leads to is deleted."""
     root, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
     for node in ("n1", "n2"):
         with imap_wal.open(str(root), node=node) as store:
@@ -200,9 +203,10 @@ def test_a_node_with_a_linked_folder_is_forgotten_to_the_end(
 
 @pytest.mark.parametrize("linked", ["nodes/n2", "nodes/n2/wal", "nodes/n2/archive"])
 @pytest.mark.parametrize("how", ["prune", "retention"])
-def test_what_cannot_be_deleted_stays_in_the_manifest_and_is_not_counted(
+def test_what_cannot_be_deleted_stays_in_the_manifest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, linked: str, how: str
 ) -> None:
+    """The report does not count it as deleted."""
     root, elsewhere = tmp_path / "log", tmp_path / "elsewhere"
     for value in range(3):
         with imap_wal.open(str(root), node="n2") as store:
@@ -216,8 +220,9 @@ def test_what_cannot_be_deleted_stays_in_the_manifest_and_is_not_counted(
     log = ClusterLog(open_store(str(root)), "default", "embedded")
     before, behind = log.state().nodes["n2"], files(elsewhere)
     if how == "retention":
-        time.sleep(1.1)
-        removed = remove_expired(log, "n2", Settings(wal_ttl_seconds=1), before.segments[-1].number)
+        later = ClusterLog(log.store, "default", "embedded", SystemClock(offset_ms=2000))
+        settings = Settings(wal_ttl_seconds=1)
+        removed = remove_expired(later, "n2", settings, before.segments[-1].number)
         gone = {
             *(each.path for each in removed.archives),
             *(each.path for each in removed.segments),
@@ -246,9 +251,10 @@ def test_what_cannot_be_deleted_stays_in_the_manifest_and_is_not_counted(
     ]
 
 
-def test_links_are_said_once_at_an_open_and_by_doctor(
+def test_links_are_reported_at_an_open_and_by_doctor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Once for each link."""
     root = tmp_path / "log"
     imap_wal.open(str(root), node="n").close()
     for part in ("wal", "archive"):

@@ -16,7 +16,7 @@ import pytest
 from imap_wal.agent import bounds
 from imap_wal.agent.bounds import REQUESTS_MAX, UNSENT_BYTES, raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.transport import parts
+from imap_wal.agent.transport.router import parts
 from imap_wal.errors import InvalidSetting
 from imap_wal.manifest.cluster import claim_manifests
 from imap_wal.settings import Settings
@@ -50,10 +50,9 @@ def comes_in(settings: AgentConfig) -> bool:
 @pytest.mark.parametrize(
     ("kind", "files"), [("ipc", 1700), ("ipc", 4096), ("tcp", 128), ("tcp", 1700)]
 )
-def test_idle_connections_do_not_end_the_agent_and_keep_no_member_out(
-    tmp_path: Path, kind: str, files: int
-) -> None:
-    """libzmq ends the process when it cannot accept a connection: "Too many open files"."""
+def test_idle_connections_do_not_keep_members_out(tmp_path: Path, kind: str, files: int) -> None:
+    """Nor do they end the agent: libzmq ends the process when it cannot accept a connection ("Too
+    many open files")."""
     settings = at(config(tmp_path), kind, 17_800 + files % 97)
     with (
         agent_process(replace(settings, connections_max=200), tmp_path, files) as agent,
@@ -90,12 +89,14 @@ def _flood(endpoint: str, until: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_a_flood_of_connections_is_never_faster_than_the_door(tmp_path: Path, kind: str) -> None:
+def test_a_flood_of_connections_does_not_end_the_agent(tmp_path: Path, kind: str) -> None:
+    """The agent refuses connections as fast as three processes open them, and a member writes
+    meanwhile."""
     settings = replace(at(config(tmp_path), kind, 17_901), connections_max=100)
     files = wanted_files(100)
     with agent_process(settings, tmp_path, files) as agent, plugin(settings) as member:
         member.put(a="0")
-        until = time.monotonic() + 4
+        until = time.monotonic() + 4  # how fast connections come in this time is what is tested
         flooding = [
             multiprocessing.get_context("fork").Process(
                 target=_flood, args=(settings.endpoint, until)
@@ -117,7 +118,8 @@ def test_a_flood_of_connections_is_never_faster_than_the_door(tmp_path: Path, ki
         assert member.values() == {"a": str(number)}
 
 
-def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_needs_enough_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It admits fewer connections, or refuses to start with the number that it needs."""
     limits: list[int] = [4096]
     monkeypatch.setattr(bounds.resource, "getrlimit", lambda _: (limits[0], limits[0]))
     found = bounds.bounds(1000, 1)
@@ -127,7 +129,8 @@ def test_an_agent_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
     assert found.certain and bounds.OWN_FILES + found.connections + bounds.UNSEEN_MAX <= 2048
     limits[0] = 1000
     with pytest.raises(
-        InvalidSetting, match=r"may open 1000 files .* an agent needs 1620, and better 2556"
+        InvalidSetting,
+        match=r"may open 1000 files .* an agent needs at least 1620, and should have 2556",
     ):
         bounds.bounds(1000, 1)
     found = bounds.bounds(1000, 1, local=False)
@@ -164,7 +167,8 @@ def test_connections_that_ended_are_forgotten(tmp_path: Path) -> None:
         assert member.put(a="1")[0] == "ack"
 
 
-def test_a_peer_that_takes_the_name_of_a_member_does_not_get_its_answers(tmp_path: Path) -> None:
+def test_a_peer_cannot_take_a_members_routing_id(tmp_path: Path) -> None:
+    """A peer that presents it gets its own answers, and no other."""
     settings = config(tmp_path)
     with serving(settings) as agent, plugin(settings) as member:
         (name,) = agent._sessions._connections
@@ -235,9 +239,8 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
         assert member.values() == {"a": "1"}
 
 
-def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(
-    tmp_path: Path,
-) -> None:
+def test_unread_answers_take_bounded_memory(tmp_path: Path) -> None:
+    """A peer that does not read its answers is disconnected when another one needs the room."""
     settings = config(tmp_path, max_value_bytes=16 * MB)
     with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * (7 * MB) for number in range(2)})
@@ -257,9 +260,13 @@ def test_answers_that_nobody_reads_take_bounded_memory_and_keep_no_reader_out(
                     2,
                     payload=b"".join(msgpack.packb(key) for key in (b"k0", b"k1")),
                 )
-            for _ in range(20):
-                time.sleep(0.1)
+
+            def makes_room() -> bool:
+                nonlocal most
                 most = max(most, agent.memory)
+                return "does not read its answer" in agent.output
+
+            eventually(makes_room, "the oldest of them is disconnected")
             with plugin(settings, uuid="reader", timeout_ms=60_000) as reader:
                 assert len(reader.values()) == 2, "the oldest of the others makes room"
             most = max(most, agent.memory)
@@ -290,9 +297,8 @@ UUID = "221ef35a-e32a-46f9-903d-be16e646f5a3"
     ],
     ids=lambda value: repr(value)[:50],
 )
-def test_an_id_that_is_no_uuid_is_refused_and_not_stored(
-    tmp_path: Path, field: str, value: Any
-) -> None:
+def test_an_id_must_be_a_uuid(tmp_path: Path, field: str, value: Any) -> None:
+    """Other ids are refused, and nothing of them is stored."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
         about = {
@@ -315,7 +321,8 @@ def test_an_id_that_is_no_uuid_is_refused_and_not_stored(
     )  # type: ignore[arg-type]
 
 
-def test_a_view_of_more_members_than_any_cluster_has_is_refused(tmp_path: Path) -> None:
+def test_a_view_with_too_many_members_is_refused(tmp_path: Path) -> None:
+    """The limit is above the size of any cluster."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         members = [member.member, *(f"{number:08x}{UUID[8:]}" for number in range(1000))]
@@ -331,8 +338,7 @@ def test_a_view_of_more_members_than_any_cluster_has_is_refused(tmp_path: Path) 
         assert header[2] == "bad-request" and "members" in header[3]
 
 
-def test_a_value_so_large_that_no_answer_could_hold_it_is_refused_by_the_configuration(
-    tmp_path: Path,
-) -> None:
+def test_a_value_limit_above_the_answer_size_is_refused(tmp_path: Path) -> None:
+    """An answer could not contain such a value, so the configuration refuses the limit."""
     with pytest.raises(InvalidSetting, match="max_value_bytes"):
         AgentConfig(url=f"file://{tmp_path}", log=Settings(max_value_bytes=2**30))

@@ -203,7 +203,8 @@ def test_every_field_of_a_manifest_has_exactly_its_type(kind: str, memory: Memor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_field_that_every_version_wrote_is_not_left_out(kind: str, memory: MemoryStore) -> None:
+def test_a_field_that_every_version_wrote_is_required(kind: str, memory: MemoryStore) -> None:
+    """Without it, the manifest is damaged."""
     _, document = KINDS[kind]
     required = {"node": list(NODE)[:10], "cluster": list(CLUSTER)[:6], "claims": ["claims"]}[kind]
     for name in required:
@@ -234,9 +235,8 @@ def test_metadata_of_another_shape_is_damage(item: Any, memory: MemoryStore) -> 
 @pytest.mark.parametrize(
     "text", ["x", "====", b64encode(b"no zlib").decode(), "eJwDAAAAAAE=", "eJyrBQAAewB6"], ids=repr
 )
-def test_a_packed_list_that_cannot_be_read_is_damage_of_the_manifest(
-    text: str, memory: MemoryStore
-) -> None:
+def test_an_unreadable_packed_list_is_damage(text: str, memory: MemoryStore) -> None:
+    """The error names the manifest that has it."""
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
         read({**NODE, "format": 2, "archives": text}, "node", memory)
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
@@ -251,7 +251,7 @@ def test_json_that_is_nested_deeply_is_damage(memory: MemoryStore) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("which", ["node", "cluster"])
-def test_repair_goes_on_with_the_manifest_before_a_forged_one(
+def test_repair_continues_with_the_manifest_before_a_forged_one(
     url: str, tmp_path: Path, run: Run, which: str, packed: bool
 ) -> None:
     with imap_wal.open(url) as store:

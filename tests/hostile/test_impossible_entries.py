@@ -16,6 +16,7 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.pieces import node_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -80,7 +81,7 @@ def restored(url: str) -> dict[bytes, entry.Row]:
     """What a restore reads."""
     cluster = ClusterLog(open_store(url), "default", "c", SystemClock(), SystemRandomness())
     found = {}
-    for piece in cluster.node_pieces(cluster.state(), "n1"):
+    for piece in node_pieces(cluster.state(), "n1"):
         for changes in read_piece(cluster.store, piece):
             found |= {row[1]: row for row in changes.rows}
     return found
@@ -88,10 +89,11 @@ def restored(url: str) -> dict[bytes, entry.Row]:
 
 @pytest.mark.parametrize(("field", "value", "nearest"), NUMBERS, ids=repr)
 @pytest.mark.parametrize("clean", [True, False])
-def test_an_entry_with_an_impossible_number_is_read_with_the_nearest_one_and_named(
+def test_an_impossible_number_is_read_as_the_nearest(
     url: str, caplog: pytest.LogCaptureFixture, field: str, value: Any, nearest: int, clean: bool
 ) -> None:
-    """It was acknowledged, so it must not be lost. And it must not stop the archive of its node."""
+    """The entry was acknowledged, so it must not be lost, and it must not stop the archive of its
+    node. A warning names it."""
     position = written(url, GOOD, changed(**{field: value}), clean=clean)
     with caplog.at_level(logging.WARNING):
         log = opened(url)
@@ -138,9 +140,10 @@ UNUSABLE: list[tuple[str, Any, int]] = [
 @pytest.mark.parametrize(
     ("row", "kind"), [(row, kind) for _, row, kind in UNUSABLE], ids=[what for what, *_ in UNUSABLE]
 )
-def test_an_entry_that_cannot_be_used_is_a_clear_error_with_its_position_and_can_be_dropped(
+def test_an_unusable_entry_is_an_error_with_its_position(
     url: str, tmp_path: Path, run: Run, row: Any, kind: int
 ) -> None:
+    """The error says how to drop the entry, and a repair does that."""
     position = written(url, GOOD, row, kind=kind)
     with pytest.raises(CorruptLog, match=f"the entry at {position} cannot be used") as raised:
         restored(url)
@@ -154,9 +157,10 @@ def test_an_entry_that_cannot_be_used_is_a_clear_error_with_its_position_and_can
     ("field", "value"),
     [("expires_at_ms", 2**64 - 1), ("partition", 2**64 - 1), ("partition_version", 2**64 - 1)],
 )
-def test_verify_names_an_entry_with_an_impossible_number_and_repair_drops_it(
+def test_verify_names_impossible_numbers_and_repair_drops_them(
     url: str, tmp_path: Path, run: Run, field: str, value: Any
 ) -> None:
+    """`dump` still shows the entry."""
     position = written(url, GOOD, changed(**{field: value}))
     found = run("verify", url, "-o", "json")
     assert found.code == 3
@@ -184,9 +188,8 @@ def _dropped(url: str, tmp_path: Path, run: Run, position: Position) -> None:
     assert restored(f"file://{target}") == {b"a": GOOD, b"bad": changed()}
 
 
-def test_a_dry_run_says_what_would_be_dropped_and_a_wrong_position_is_refused(
-    url: str, tmp_path: Path, run: Run
-) -> None:
+def test_a_dry_run_names_what_would_be_dropped(url: str, tmp_path: Path, run: Run) -> None:
+    """A position without an entry is refused."""
     position = written(url, GOOD, changed(partition=2**64 - 1))
     assert (
         str(position) in run("repair", url, "--dry-run", "--drop-entry", position, "-o", "json").out

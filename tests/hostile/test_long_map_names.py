@@ -27,7 +27,8 @@ def maps(url: str) -> dict[str, dict[str, int]]:
         return {name: dict(store.map(name).items()) for name in NAMES}
 
 
-def test_a_component_is_short_and_tells_names_apart() -> None:
+def test_a_component_is_short_and_unique_for_each_name() -> None:
+    """A name that is short enough is its own component."""
     components = {layout.map_component(name) for name in [*NAMES, "plain"]}
     assert len(components) == len(NAMES) + 1
     assert all(len(each.encode()) <= layout.MAP_COMPONENT_BYTES_MAX for each in components)
@@ -43,7 +44,7 @@ def test_an_impossible_name_is_refused(name: str) -> None:
         layout.check_map_name(name)
 
 
-def test_archive_rewrite_prune_restore_and_drop_take_them(tmp_path: Path) -> None:
+def test_archive_rewrite_prune_restore_and_drop_take_long_names(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/log"
     expected = {name: {"a": number, "b": number} for number, name in enumerate(NAMES)}
     with imap_wal.open(url) as store:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from imap_wal.agent.access.keys import read_token
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.keys import read_token
 from imap_wal.errors import CorruptLog
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
@@ -73,9 +73,10 @@ def answer(settings: AgentConfig, name: str, token: Path | None) -> list[Any]:
 
 
 @pytest.mark.parametrize("loss", [*LOSSES, "newest claims"])
-def test_nobody_claims_a_repaired_copy_before_the_operator_decides(
+def test_a_repaired_copy_is_closed_until_the_operator_decides(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path, loss: str
 ) -> None:
+    """No token is accepted, and a claim by force is no decision."""
     written(settings, token)
     if loss in LOSSES:
         lose(tmp_path, LOSSES[loss])
@@ -105,9 +106,10 @@ def test_nobody_claims_a_repaired_copy_before_the_operator_decides(
     assert answer(copy, "owner", token)[0] == "welcome"
 
 
-def test_the_operator_may_decide_that_nobody_needs_a_token(
+def test_the_operator_may_decide_against_a_token(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path
 ) -> None:
+    """After `--forget-tokens`, every cluster may claim the copy."""
     written(settings, token)
     lose(tmp_path, LOSSES["claims"])
     copy, _ = repaired(run, settings, tmp_path)
@@ -115,9 +117,10 @@ def test_the_operator_may_decide_that_nobody_needs_a_token(
     assert answer(copy, "next", None)[0] == "welcome"
 
 
-def test_a_copy_of_a_log_that_never_had_a_token_is_not_closed(
+def test_a_copy_of_a_log_without_a_token_is_open(
     run: Run, settings: AgentConfig, tmp_path: Path
 ) -> None:
+    """There was no token to lose."""
     written(settings, None)
     lose(tmp_path, LOSSES["claims"])
     copy, items = repaired(run, settings, tmp_path)
@@ -125,9 +128,10 @@ def test_a_copy_of_a_log_that_never_had_a_token_is_not_closed(
     assert answer(copy, "next", None)[0] == "welcome"
 
 
-def test_a_token_that_was_set_before_the_first_claim_is_missed_when_it_is_lost(
+def test_a_lost_token_without_a_claim_is_missed(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path
 ) -> None:
+    """The token was set before the first claim; the cluster's manifest says that there is one."""
     with serving(settings):
         pass
     assert run("claim", settings.url, "--only-token", str(token), "--yes").code == 0
@@ -146,9 +150,10 @@ def test_a_token_that_was_set_before_the_first_claim_is_missed_when_it_is_lost(
     assert answer(copy, "stranger", None)[0] == "error"
 
 
-def test_a_token_that_the_operator_forgot_is_not_missed(
+def test_a_token_that_the_operator_removed_is_not_missed(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path
 ) -> None:
+    """After `--forget-tokens`, the log is open and `verify` finds nothing."""
     written(settings, token)
     assert run("claim", settings.url, "--forget-tokens", "--yes").code == 0
     assert run("verify", settings.url).code == 0

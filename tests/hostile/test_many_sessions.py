@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from imap_wal import layout
-from imap_wal.agent import server
+from imap_wal.agent import handler
+from imap_wal.agent.membership.sessions import SESSIONS_KEPT, SessionRegistry
+from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
-from imap_wal.agent.sessions import SESSIONS_KEPT, SessionRegistry
-from imap_wal.agent.start import Start
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
 from storage_backends import open_store
@@ -23,10 +23,11 @@ from tests.kit.logs import cluster, opened
 from tests.support import FakeClock, eventually
 
 
-def test_a_second_hello_while_the_first_one_waits_gets_no_session(
+def test_a_second_hello_while_one_waits_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 60)
+    """The connection gets one session, that of its first hello."""
+    monkeypatch.setattr(handler, "LOOK_S", 60)
     settings = config(tmp_path, lifetime_timeout_s=60, start_policy="partial")
     with (
         serving(settings) as agent,
@@ -43,15 +44,15 @@ def test_a_second_hello_while_the_first_one_waits_gets_no_session(
             Start, "looked", lambda start, number: may_look.is_set() and looked(start, number)
         )
         first = member.client.post("hello", member.about())
-        eventually(lambda: agent._kept, "the first hello waits")
-        (kept,) = agent._kept.values()
+        eventually(lambda: agent._handler.kept, "the first hello waits")
+        (kept,) = agent._handler.kept.values()
         second, _ = member.client.ask("hello", member.about(plugin_uuid="another"))
         assert second[0] == "error"
         assert (
             second[2:] == ["not-ready", second[3]]
             and "an earlier hello of this connection waits for its answer" in second[3]
         )
-        assert [each.message for each in agent._kept.values()] == [kept.message]
+        assert [each.message for each in agent._handler.kept.values()] == [kept.message]
         may_look.set()
         header, _ = member.client.answer(first)
         assert (header[0], header[2]["session"], header[2]["incarnation"]) == ("welcome", 2, 2)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from imap_wal.agent import keys
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from rewrite_cli.local_cluster.launcher import ask_stat
 from tests.cluster.harness import (
     Agent,
@@ -150,9 +150,8 @@ def world(tmp_path: Path, java: str) -> Iterator[World]:
     world.tap.close()
 
 
-def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_read_or_changed(
-    world: World,
-) -> None:
+def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
+    """What passes over the network can be neither read nor changed."""
     cluster = world.cluster
     cluster.start(1)
     orders = cluster.client().get_map("orders").blocking()
@@ -194,9 +193,8 @@ def test_a_member_with_keys_and_token_keeps_its_map_and_what_passes_cannot_be_re
     assert '"peer": "member-1"' in log
 
 
-def test_a_member_whose_key_is_not_admitted_gets_no_log_and_both_sides_say_why(
-    world: World,
-) -> None:
+def test_a_member_with_an_unknown_key_gets_no_log(world: World) -> None:
+    """Both sides say why."""
     world.agent.admit()
     world.cluster.start(1)
 
@@ -221,7 +219,8 @@ def test_a_member_whose_key_is_not_admitted_gets_no_log_and_both_sides_say_why(
     assert world.cluster.client().get_map("orders").blocking().get("a") == "2"
 
 
-def test_an_agent_that_is_not_the_one_of_the_key_learns_nothing(world: World) -> None:
+def test_an_agent_with_another_key_learns_nothing(world: World) -> None:
+    """The member sends it neither the token nor a value."""
     world.properties["agent-public-key"] = new_pair("other").public
     world.cluster.start(1)
     with pytest.raises(Exception, match=r"LogUnavailable|NotAppended"):
@@ -230,7 +229,8 @@ def test_an_agent_that_is_not_the_one_of_the_key_learns_nothing(world: World) ->
     assert SECRET.encode() not in bytes(world.tap.seen)
 
 
-def test_the_next_cluster_without_the_token_does_not_get_the_log(world: World) -> None:
+def test_the_next_cluster_needs_the_token(world: World) -> None:
+    """Without it, its operations fail and say so."""
     cluster = world.cluster
     cluster.start(1)
     cluster.client().get_map("orders").blocking().put("a", "1")

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
-from imap_wal.encryption import KeyedStore
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.manifest.node import node_manifests
-from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.repair.survey import tolerant_survey
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.security.encryption import KeyedStore
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.salvage import scan_segment
 from imap_wal.segment.verdict import CLEAN, Place, judge
@@ -180,9 +181,10 @@ def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: s
     st.integers(0, 2),
     st.sampled_from([SALVAGE, POINT_IN_TIME]),
 )
-def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_place(
+def test_a_segment_of_another_place_is_never_used(
     changes: dict[str, object], change: str, which: int, mode: str
 ) -> None:
+    """Restore, archive and repair refuse it."""
     store = victim()
     path = segments(store)[which]
     home = SegmentReader(store, path).header.home
@@ -210,7 +212,8 @@ def test_neither_restore_nor_archive_nor_repair_takes_in_a_segment_of_another_pl
 @pytest.mark.parametrize(
     "change", [each for each in CHANGES if each not in ("as it was", "names the place")]
 )
-def test_repair_reads_a_segment_of_its_own_place_whose_header_is_damaged(change: str) -> None:
+def test_repair_reads_a_segment_with_a_damaged_header(change: str) -> None:
+    """The segment belongs to this place, so its frames count."""
     store = victim()
     path = segments(store)[1]
     home = SegmentReader(store, path).header.home
@@ -218,8 +221,8 @@ def test_repair_reads_a_segment_of_its_own_place_whose_header_is_damaged(change:
     assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)}
 
 
-def test_a_segment_of_a_log_that_was_here_before_does_not_open_in_this_one() -> None:
-    """Same names, same key, same numbers: only the log directory differs."""
+def test_a_segment_of_a_former_log_does_not_open() -> None:
+    """Names, key and numbers are the same; only the log directory differs."""
     store = victim()
     path = segments(store)[2]
     own = SegmentReader(store, path).header.home

@@ -1,4 +1,4 @@
-"""A mistake: one key id stands for two keys. Each node could read only what it wrote itself."""
+"""A mistake: one key id is used for two keys. Each node could read only what it wrote itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 import imap_wal
 from imap_wal import log
-from imap_wal.encryption import check_value
 from imap_wal.errors import EncryptionError
+from imap_wal.security.encryption import check_value
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
@@ -58,9 +58,10 @@ OPENS: dict[str, Callable[[str, str], Any]] = {
     [(other("a"),), ("b", other("a")), ("plain", other("a"))],
     ids=["writes", "reads", "reads beside plain"],
 )
-def test_an_open_with_another_key_of_a_known_id_writes_nothing(
+def test_an_open_with_another_key_writes_nothing(
     place: str, tmp_path: Path, opens: str, keys: tuple[str, ...]
 ) -> None:
+    """The cluster knows the id with another key, so the open is refused."""
     before = everything(place)
     with pytest.raises(
         EncryptionError, match="'a' another key is given than the one that this cluster has"
@@ -70,7 +71,8 @@ def test_an_open_with_another_key_of_a_known_id_writes_nothing(
     assert everything(place) == before
 
 
-def test_an_agent_with_another_key_of_a_known_id_does_not_start(tmp_path: Path) -> None:
+def test_an_agent_with_another_key_does_not_start(tmp_path: Path) -> None:
+    """The cluster knows the id with another key, and nothing is written."""
     first = config(tmp_path, encryption_keys=key_file(tmp_path, "a"))
     with serving(first), plugin(first) as member:
         assert member.put(a="1")[0] == "ack"
@@ -83,17 +85,17 @@ def test_an_agent_with_another_key_of_a_known_id_does_not_start(tmp_path: Path) 
     assert everything(first.url) == before
 
 
-def test_two_first_opens_with_two_keys_of_one_id_have_one_winner(tmp_path: Path) -> None:
-    """The cluster's manifest is compared and swapped: whoever is second sees the first key."""
+def test_of_two_keys_with_one_id_one_wins(tmp_path: Path) -> None:
+    """The cluster's manifest is published by compare-and-swap, so the second open sees the first
+    key."""
     place = str(tmp_path / "root")
     opened = imap_wal.open(place, node="n1", encryption_keys=key_file(tmp_path, "a"), shared=True)
     with opened, pytest.raises(EncryptionError):
         imap_wal.open(place, node="n2", encryption_keys=key_file(tmp_path, other("a")), shared=True)
 
 
-def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_open_log_keeps_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new key under a known id is not used, and a warning says so."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     file = Path(source.removeprefix("file:"))
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
@@ -111,9 +113,8 @@ def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(
         assert len(store.map("orders")) == 51
 
 
-def test_each_key_that_writes_is_in_the_manifest_and_no_key_can_be_told_from_it(
-    tmp_path: Path,
-) -> None:
+def test_the_manifest_has_a_check_value_of_each_key(tmp_path: Path) -> None:
+    """The key itself is not in it."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
         store.map("orders")["first"] = "v"
@@ -135,9 +136,10 @@ def test_each_key_that_writes_is_in_the_manifest_and_no_key_can_be_told_from_it(
 
 
 @pytest.mark.parametrize("command", [("rewrite",), ("archive",), ("repair", "--to", "{copy}")])
-def test_no_command_writes_with_another_key_of_a_known_id(
+def test_no_command_writes_with_another_key(
     place: str, tmp_path: Path, run: Run, command: tuple[str, ...]
 ) -> None:
+    """The cluster knows the id with another key: the command ends with an error."""
     before = content(place)
     words = [word.format(copy=tmp_path / "copy") for word in command[1:]]
     done = run("--encryption-keys", key_file(tmp_path, "b", other("a")), command[0], place, *words)
@@ -145,9 +147,10 @@ def test_no_command_writes_with_another_key_of_a_known_id(
     assert content(place) == before
 
 
-def test_verify_and_doctor_name_an_id_that_stands_for_another_key(
+def test_verify_and_doctor_name_an_id_with_another_key(
     place: str, tmp_path: Path, run: Run
 ) -> None:
+    """They name the cluster's manifest."""
     given = ["--encryption-keys", key_file(tmp_path, other("a"))]
     done = run(*given, "verify", place, "-o", "json")
     assert done.code == 3

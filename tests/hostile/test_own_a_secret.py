@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.agent import keys
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
-from imap_wal.credentials import Credentials
-from imap_wal.encryption_keys import Keys
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from imap_wal.errors import InvalidSetting
-from imap_wal.secret_files import read_secret_file, read_trusted_file
+from imap_wal.security.credentials import Credentials
+from imap_wal.security.encryption_keys import Keys
+from imap_wal.security.secret_files import read_secret_file, read_trusted_file
 from tests.encrypted import key
 
 OTHER = 65534
@@ -67,9 +67,10 @@ FILES = pytest.mark.parametrize(
 
 @needs_root
 @FILES
-def test_who_owns_a_file_of_secrets_or_a_folder_above_is_not_admitted(
+def test_a_secret_owned_by_another_user_is_refused(
     folder: Path, write: Callable[[Path], None], read: Callable[[Path], object]
 ) -> None:
+    """This applies to the file and to each folder above it."""
     (folder / "a/b").mkdir(parents=True)
     file = folder / "a/b/file"
     write(file)
@@ -113,9 +114,10 @@ def test_a_secret_that_others_may_open_is_refused(folder: Path, mode: int) -> No
         read_secret_file(folder / "token")
 
 
-def test_the_group_may_read_a_secret_only_if_root_owns_it(
+def test_a_group_may_read_only_secrets_of_root(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file of another owner that its group may read is refused."""
     write_token(folder / "token")
     (folder / "token").chmod(0o440)
     if os.geteuid() == 0:

@@ -23,8 +23,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
-from imap_wal.credentials import Credentials
 from imap_wal.errors import ImapWalError, InvalidSetting
+from imap_wal.security.credentials import Credentials
 from rewrite_cli.cli import main
 from storage_backends import StorageError, objects, open_store
 from storage_backends.location import Location, Veil, located, without_secrets
@@ -187,9 +187,8 @@ def test_the_agent_shows_logs_answers_and_stores_no_secret(
     )
 
 
-def test_no_error_of_the_library_shows_a_secret_in_its_text_its_causes_or_its_traceback(
-    careless: None,
-) -> None:
+def test_no_error_of_the_library_shows_a_secret(careless: None) -> None:
+    """Neither in its text nor in its causes or its traceback."""
     shown = []
     for url, options in (
         (f"careless://bucket/maps{QUERY}", None),
@@ -259,9 +258,8 @@ def test_storage_options_of_the_configuration_reach_the_storage(
         assert_nothing_in(*stored())
 
 
-def test_a_file_of_credentials_gives_options_to_the_places_it_names_and_to_no_others(
-    tmp_path: Path,
-) -> None:
+def test_credentials_are_given_only_to_named_places(tmp_path: Path) -> None:
+    """Places with a similar name get none."""
     file = tmp_path / "credentials.toml"
     file.write_text(
         f'["s3://bucket"]\nkey = "1"\nsecret = "{SECRET}"\n["s3://bucket/deep"]\nkey = "2"\n'
@@ -344,7 +342,8 @@ def test_a_cluster_of_processes_gets_credentials_by_a_file_only(tmp_path: Path) 
     assert_nothing_in(run.stdout, run.stderr, *files_below(tmp_path))
 
 
-def test_a_location_is_its_text_and_keeps_its_options_on_its_way() -> None:
+def test_a_location_shows_no_options_and_keeps_them() -> None:
+    """It is compared as its text, and a copy by pickle has the options."""
     place = located(f"s3://bucket/maps{QUERY}")
     assert place == "s3://bucket/maps"
     assert isinstance(pickle.loads(pickle.dumps(place)), Location)
@@ -361,7 +360,7 @@ def test_a_location_is_its_text_and_keeps_its_options_on_its_way() -> None:
     assert located("/var/lib/what?").options == {}
 
 
-def test_texts_and_veils() -> None:
+def test_secrets_are_removed_from_texts() -> None:
     assert (
         without_secrets(f"s3://b{QUERY}: no; 'sftp://u:{IN_URL}@h/x'")
         == "s3://b?*** no; 'sftp://u:***@h/x'"
@@ -385,6 +384,7 @@ def test_texts_and_veils() -> None:
 
 
 def test_an_old_record_with_options_is_written_again_without_them(tmp_path: Path) -> None:
+    """It is refused until the user names the place of the segments."""
     wal = (tmp_path / "wal").as_uri()
     root = tmp_path / "root"
     root.mkdir()

@@ -15,10 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.agent import keys
+from imap_wal.agent.access import keys
+from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.gate import new_pair
-from imap_wal.agent.peers import Peer, Right
+from imap_wal.agent.transport.gate import new_pair
 from imap_wal.errors import InvalidSetting
 from rewrite_cli.cli import group
 from storage_backends import open_store
@@ -32,14 +32,14 @@ UNIT = Path(__file__).parents[2] / "docs/reference/imap-wal-agent.service"
 
 
 class RunAsAgent:
-    """Runs a statement about `imap_wal.agent.keys` as the agent's user; "" or what went wrong."""
+    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or what went wrong."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, statement: str) -> str:
         script = (
-            "import os, sys\nfrom imap_wal.agent.keys import read_clients, read_secret\n"
+            "import os, sys\nfrom imap_wal.agent.access.keys import read_clients, read_secret\n"
             f"os.setgroups([]), os.setgid({AGENT}), os.setuid({AGENT})\n"
             f"try:\n    {statement}\nexcept Exception as error:\n    print(error, end='')\n"
         )
@@ -82,9 +82,10 @@ def modes(root: Path) -> dict[str, set[int]]:
     [("", 0o600, 0o700), ("0640", 0o640, 0o750), ("0660", 0o660, 0o770), ("644", 0o644, 0o755)],
 )
 @pytest.mark.parametrize("kind", ["file", "objects+file"])
-def test_all_that_a_log_makes_has_the_mode_that_was_asked_for(
+def test_every_file_and_folder_has_the_given_mode(
     tmp_path: Path, umask: int, kind: str, file_mode: str, files: int, folders: int
 ) -> None:
+    """Whatever the umask is."""
     options = {"file_mode": file_mode} if file_mode else {}
     with imap_wal.open(
         f"{kind}://{tmp_path}/root", node="n", wal_dir=f"{kind}://{tmp_path}/fast", **options
@@ -102,7 +103,8 @@ def test_all_that_a_log_makes_has_the_mode_that_was_asked_for(
     assert modes(tmp_path / "root") == {"files": {files}, "folders": {folders}}
 
 
-def test_a_store_with_open_files_keeps_every_promise(tmp_path: Path) -> None:
+def test_a_store_with_another_file_mode_keeps_its_promises(tmp_path: Path) -> None:
+    """All checks of a storage pass with `file_mode`."""
     place = Location(str(tmp_path / "log"), file_mode=0o660)
     check_segment_store(open_store(place), reopen=lambda: open_store(place))
     assert modes(tmp_path / "log")["folders"] == {0o770}
@@ -116,7 +118,7 @@ def test_an_invalid_mode_is_refused(file_mode: object) -> None:
         imap_wal.Settings(file_mode=file_mode)  # type: ignore[arg-type]
 
 
-def test_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
+def test_the_modes_of_the_agents_log_and_socket(tmp_path: Path, umask: int) -> None:
     for number, (endpoint_mode, expected) in enumerate(
         (("0600", 0o600), ("0660", 0o660), ("0620", 0o620), ("0666", 0o666))
     ):
@@ -175,9 +177,10 @@ def test_the_unit_exposes_little(tmp_path: Path, network: bool) -> None:
         (0o700, 0o755, 0o600),
     ],
 )
-def test_commands_shut_nobody_out_and_let_nobody_in(
+def test_commands_keep_the_modes_of_a_log(
     tmp_path: Path, umask: int, root: int, namespace: int, files: int
 ) -> None:
+    """They shut no user out, and let none in."""
     place = tmp_path / "root"
     with imap_wal.open(str(place), node="n") as store:
         store.map("m")["a"] = 1
@@ -219,8 +222,8 @@ def test_the_group_of_the_socket_reads_no_secrets() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_user_of_the_unit_reads_its_files_as_the_unit_says(run_as_agent: RunAsAgent) -> None:
-    """As its comments say: root's files in /etc, and the copies that systemd makes of two of
+def test_the_units_user_can_read_its_files(run_as_agent: RunAsAgent) -> None:
+    """As the unit's comments say: root's files in /etc, and the copies that systemd makes of two of
     them."""
     etc, credentials = run_as_agent.folder / "etc", run_as_agent.folder / "credentials"
     etc.mkdir(mode=0o755)

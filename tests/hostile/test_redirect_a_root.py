@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
-from imap_wal.credentials import Credentials
 from imap_wal.errors import StorageUnavailable
+from imap_wal.security.credentials import Credentials
 from imap_wal.settings import location
 from pyspark_imap_wal import data_source
 from rewrite_cli.cli import group
@@ -43,9 +43,8 @@ def gift(folder: Path, wal_dir: str) -> Path:
         "\x1b]0;title\x07://x",
     ],
 )
-def test_a_root_on_this_machine_that_names_another_storage_is_not_followed(
-    tmp_path: Path, wal_dir: str
-) -> None:
+def test_a_local_root_cannot_redirect_to_another_storage(tmp_path: Path, wal_dir: str) -> None:
+    """Nothing is sent to the storage that it names."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         root = gift(
@@ -66,7 +65,7 @@ def test_a_root_on_this_machine_that_names_another_storage_is_not_followed(
         with pytest.raises(StorageUnavailable, match="not followed by itself"):
             imap_wal.open(str(root), node="n")
         with pytest.raises(BlockingIOError):
-            server.accept()  # nobody came
+            server.accept()  # no connection was made
     assert [path.name for path in root.iterdir()] == ["wal_dir.json"]
 
 
@@ -120,11 +119,13 @@ def test_on_the_same_kind_of_storage_the_root_is_followed(tmp_path: Path) -> Non
         ("/a", "/b?c", True),
     ],
 )
-def test_what_is_followed(root: str, wal_dir: str, followed: bool) -> None:
+def test_which_redirections_are_followed(root: str, wal_dir: str, followed: bool) -> None:
+    """Only those to the same kind of storage, without options of their own."""
     assert (why_not_followed(Location(root), wal_dir) == "") is followed
 
 
-def test_options_of_the_root_go_to_segments_in_the_same_place_only() -> None:
+def test_options_go_only_to_the_same_place() -> None:
+    """Segments in another place get no options of the root."""
     root = Location("s3://mine/a", {"secret": "x"})
     assert of_wal_dir(root, Location("s3://mine/b")).options == {"secret": "x"}
     assert of_wal_dir(root, Location("s3://mine/b", {"secret": "y"})).options == {"secret": "y"}

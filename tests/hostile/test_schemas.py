@@ -148,12 +148,14 @@ def test_fields_that_hazelcast_would_not_write_are_refused(
 
 
 def test_a_count_of_fields_allocates_nothing() -> None:
+    """The count in the bytes is compared with what follows before any memory is taken."""
     data = Schema("t", ()).to_bytes()[:-4] + struct.pack(">i", 2**31 - 1)
     with pytest.raises(BadSchema, match="2147483647 fields"):
         read_schema(1, data)
 
 
-def test_random_bytes_behind_a_right_header_are_refused() -> None:
+def test_random_bytes_after_a_valid_header_are_refused() -> None:
+    """They raise nothing but the refusal."""
     source = random.Random(11)
     for _ in range(2000):
         data = ORDER.to_bytes()[:17] + source.randbytes(source.randrange(60))
@@ -161,9 +163,8 @@ def test_random_bytes_behind_a_right_header_are_refused() -> None:
             read_schema(ORDER.id, data)
 
 
-def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_archive(
-    settings: AgentConfig,
-) -> None:
+def test_another_schema_under_a_known_id_is_refused(settings: AgentConfig) -> None:
+    """Also after a restart and an archive."""
     forged = collision()
     assert forged.id == ORDER.id and forged != ORDER
     with serving(settings), plugin(settings) as member:
@@ -185,9 +186,10 @@ def test_another_schema_under_a_known_id_is_refused_also_after_a_restart_and_an_
         assert put(member, (ORDER.id, forged.to_bytes()))[2] == "schema-refused"
 
 
-def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(
+def test_a_bad_schema_in_a_log_is_named(
     settings: AgentConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The others are in the answer."""
     store = open_store(settings.url)
     try:
         identity = Identity(settings.namespace, settings.cluster, settings.node)
@@ -213,6 +215,7 @@ def test_one_bad_schema_in_a_log_is_named_and_the_others_are_answered(
 
 
 def test_of_two_schemas_with_one_id_neither_counts() -> None:
+    """Both are named, and other schemas count."""
     forged = collision()
     both = [
         ("schema", ORDER.id, ORDER.to_bytes()),
@@ -238,7 +241,8 @@ def test_of_two_schemas_with_one_id_neither_counts() -> None:
     assert len(bad) == 5
 
 
-def test_a_bad_schema_is_named_and_the_values_of_others_are_still_decoded() -> None:
+def test_a_bad_schema_leaves_other_values_readable() -> None:
+    """It is named, and values of other schemas are decoded."""
     service = SerializationServiceV1(Config())
     text = service.to_data("text").buffer
     notes: list[str] = []
@@ -256,8 +260,8 @@ def test_a_bad_schema_is_named_and_the_values_of_others_are_still_decoded() -> N
     assert len(notes) == 2 and str(ORDER.id) in notes[0]
 
 
-def test_the_schemas_that_were_read_are_kept_up_to_so_many_bytes() -> None:
-    """Whoever sends schemas does not fill the memory of the agent."""
+def test_the_cache_of_schemas_is_bounded() -> None:
+    """A client that sends many schemas does not fill the memory of the agent."""
     large = [Schema(f"{number:08d}" + "x" * 200_000, (("a", 1),)) for number in range(12)]
     for schema in large:
         assert read_schema(schema.id, schema.to_bytes()) == schema

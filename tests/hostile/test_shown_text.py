@@ -54,14 +54,15 @@ def test_a_log_with_escape_sequences_is_printed_without_them(
     assert controls(ended.output) == set()
 
 
-def test_dump_finds_a_key_as_it_is_printed_and_as_it_is(log: str) -> None:
+def test_dump_finds_a_key_by_either_form(log: str) -> None:
+    """As the key is, and as it is printed."""
     printed = json.loads(CliRunner().invoke(group, ["dump", log, "-o", "json"]).output)
     assert printed["key"] == f"key{ESCAPES}", "JSON says the same"
     for key in (f"key{ESCAPES}", out.shown(f"key{ESCAPES}")):
         assert "= value" in CliRunner().invoke(group, ["dump", log, "--key", key]).output
 
 
-def test_an_error_with_a_name_is_harmless(
+def test_an_error_shows_no_escape_sequences_of_a_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rewrite_cli.console.failures import Failed, report
@@ -97,15 +98,15 @@ def in_itself() -> Any:
 @pytest.mark.parametrize(
     "value", [shared(200, list), shared(200, tuple), in_itself(), ["x" * 100_000] * 1_000]
 )
-def test_a_value_that_is_endless_when_shown_is_shown_as_its_bytes(
-    value: Any, protocol: int
-) -> None:
+def test_an_endless_value_is_shown_as_bytes(value: Any, protocol: int) -> None:
+    """Its printed form would never end."""
     data = pickled(pickle.dumps(value, protocol))
     assert isinstance(Decoder().value(member_row(data)), Opaque)
 
 
 @pytest.mark.timeout(20)
-def test_a_key_of_shared_tuples_ends_too() -> None:
+def test_a_key_of_shared_tuples_is_shown_as_bytes() -> None:
+    """Each level is a pair of the one before, so its printed form would never end."""
     tree = b")" + b"".join(
         b"q%c0(h%ch%ct" % (level, level, level) for level in range(60)
     )  # each level is a pair of the one before

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import EndpointLock
 from imap_wal.agent.server import Agent
+from imap_wal.agent.transport.endpoint import EndpointLock
 from imap_wal.errors import InvalidSetting
 from imap_wal.write.opening import holder_text
 from storage_backends.ownership import user_name
@@ -35,9 +35,8 @@ def agent_of(node: str, endpoint: str, url: str, *, takeover: bool = False) -> A
 
 
 @pytest.mark.parametrize("takeover", [False, True])
-def test_a_second_agent_at_a_live_endpoint_is_refused_and_has_changed_nothing(
-    tmp_path: Path, takeover: bool
-) -> None:
+def test_a_second_agent_at_an_endpoint_is_refused(tmp_path: Path, takeover: bool) -> None:
+    """It has changed nothing, with `takeover` either."""
     first = config(tmp_path, "n1")
     with serving(first), plugin(first) as member:
         assert member.put(a="1")[0] == "ack"
@@ -55,9 +54,10 @@ def test_a_second_agent_at_a_live_endpoint_is_refused_and_has_changed_nothing(
             assert late.stat()["node"] == "n1"
 
 
-def test_the_same_node_takes_its_endpoint_over_on_purpose_and_serves_there(tmp_path: Path) -> None:
+def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:
+    """The successor serves at the same endpoint, also after the former agent ends."""
     first = config(tmp_path, "n1")
-    agent = Agent(first)  # it hangs: nobody serves
+    agent = Agent(first)  # it hangs: its loop does not run
     try:
         with (
             serving(agent_of("n1", first.endpoint, first.url, takeover=True)),
@@ -82,7 +82,8 @@ def test_the_socket_of_an_agent_that_was_killed_is_replaced(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("what", ["file", "folder", "link", "dangling link", "pipe"])
-def test_what_is_no_socket_stays_and_is_named(tmp_path: Path, what: str) -> None:
+def test_a_file_that_is_no_socket_stays(tmp_path: Path, what: str) -> None:
+    """The error names it."""
     path, kept = tmp_path / "agent.sock", tmp_path / "kept"
     kept.write_text("mine")
     match what:
@@ -97,7 +98,7 @@ def test_what_is_no_socket_stays_and_is_named(tmp_path: Path, what: str) -> None
         case _:
             os.mkfifo(path)
     before = os.lstat(path)
-    with pytest.raises(InvalidSetting, match=f"not a socket stands at {path}"):
+    with pytest.raises(InvalidSetting, match=f"something other than a socket at {path}"):
         Agent(agent_of("n1", f"ipc://{path}", f"file://{tmp_path}/log"))
     assert os.path.samestat(before, os.lstat(path))
     assert kept.read_text() == "mine"
@@ -110,15 +111,14 @@ def test_the_live_socket_of_another_program_stays(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        with pytest.raises(InvalidSetting, match="holds no lock of ours listens at"):
+        with pytest.raises(InvalidSetting, match="a process without an agent's lock listens at"):
             Agent(agent_of("n1", f"ipc://{path}", f"file://{tmp_path}/log"))
         with socket.socket(socket.AF_UNIX) as asking:
             asking.connect(str(path))
 
 
-def test_a_link_in_the_place_of_the_lock_does_not_have_its_target_overwritten(
-    tmp_path: Path,
-) -> None:
+def test_the_target_of_a_linked_lock_is_not_overwritten(tmp_path: Path) -> None:
+    """A link in the place of the lock is refused."""
     kept = tmp_path / "kept"
     kept.write_text("mine")
     (tmp_path / "agent.sock.lock").symlink_to(kept)
@@ -133,9 +133,10 @@ def test_an_endpoint_without_a_file_is_refused(endpoint: str) -> None:
         EndpointLock(endpoint, "x", "x")
 
 
-def test_the_socket_is_its_users_own_from_the_bind_on(
+def test_the_socket_is_private_from_the_bind_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whatever the umask is."""
     settings = config(tmp_path)
     path = settings.endpoint.removeprefix("ipc://")
     seen: list[int] = []
@@ -155,8 +156,8 @@ def test_the_socket_is_its_users_own_from_the_bind_on(
 
 @pytest.fixture
 def another_user() -> Iterator[Path]:
-    """A folder in which this process cannot open what has no mode. Root can open everything, so it
-    is nobody meanwhile."""
+    """A folder in which this process cannot open a file whose mode allows nothing. Root can open
+    everything, so the process becomes user nobody meanwhile."""
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o777)
@@ -181,9 +182,8 @@ def closed(path: Path) -> None:
     os.seteuid(me)
 
 
-def test_a_socket_of_another_user_is_named_with_its_owner_and_not_taken_for_a_living_process(
-    another_user: Path,
-) -> None:
+def test_a_socket_of_another_user_is_named(another_user: Path) -> None:
+    """The error names the owner, and does not say that a process listens there."""
     path = another_user / "agent.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -197,7 +197,8 @@ def test_a_socket_of_another_user_is_named_with_its_owner_and_not_taken_for_a_li
     assert path.is_socket()
 
 
-def test_a_leftover_lock_of_another_user_is_named_with_its_owner(another_user: Path) -> None:
+def test_a_leftover_lock_of_another_user_is_named(another_user: Path) -> None:
+    """The error names the owner."""
     lock = another_user / "agent.sock.lock"
     lock.touch()
     closed(lock)

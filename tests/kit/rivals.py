@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.rivals import Claim, Conflict
+from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from tests.histories import put

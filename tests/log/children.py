@@ -29,7 +29,7 @@ def tail_until(url: str, start: str, last: Any, pipe: Connection) -> None:
 
 
 def write_until_killed(url: str, pipe: Connection) -> None:
-    """Append numbers for ever, and send the position of each."""
+    """Append numbers without end, and send the position of each."""
     opened = log.open(url, segment_bytes=2000)
     number = 0
     while True:

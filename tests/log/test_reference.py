@@ -52,7 +52,7 @@ class Reference(RuleBasedStateMachine):
         self.follow(START)
 
     def follow(self, start: Position) -> None:
-        """A tail that goes one pass further each time it is looked at."""
+        """A tail that reads one pass further each time."""
         self.seen = [place for place, *_ in self.model if place < start]
         self.stop = threading.Event()
         self.tail = self.reader.tail(start, poll_s=0, stop=self.stop)
@@ -126,7 +126,7 @@ class Reference(RuleBasedStateMachine):
 
     @rule()
     def catch_up(self) -> None:
-        """The tail gets all that it has not seen, or is told that it was removed."""
+        """The tail gets all that it has not seen, or an error that it was removed."""
         expected = [place for place, *_ in self.model]
         try:
             while len(self.seen) < len(expected):
@@ -182,8 +182,8 @@ def test_a_log_equals_a_list() -> None:
 
 
 def test_readers_in_threads_and_processes_see_the_same(url: str, seed: int) -> None:
-    """Readers in threads and one in another process all see the same.
-    While it is written by several threads, rotated, archived, closed and opened again."""
+    """Several threads write the log meanwhile, and it is rotated, archived, closed and opened
+    again."""
     chance = random.Random(seed)
     log.create(url).close()
     acknowledged: dict[str, bytes | None] = {}

@@ -42,11 +42,13 @@ def judgements(*attempts: Attempt, stale: tuple[float, float] | None = None) -> 
     return [each.judgement for each in Judge([KEY, OTHER]).judge(attempts, stale=stale)]
 
 
-def test_acknowledged_and_there_is_no_finding() -> None:
+def test_an_acknowledged_change_has_no_finding() -> None:
+    """The map has the value that was acknowledged."""
     assert judgements(attempt("set", 0, "a"), read(1, "a")) == []
 
 
-def test_acknowledged_and_lost_is_found_in_the_live_map_with_the_history_of_its_key() -> None:
+def test_a_lost_acknowledged_change_is_found() -> None:
+    """In the live map, with the history of its key."""
     (finding,) = Judge([KEY]).judge([attempt("set", 0, "a"), read(1, None)])
     assert (finding.judgement, finding.key) == ("live map", KEY)
     assert "only 'a'" in finding.text
@@ -54,20 +56,22 @@ def test_acknowledged_and_lost_is_found_in_the_live_map_with_the_history_of_its_
     assert "set('a')" in finding.story
 
 
-def test_removed_and_back_is_found() -> None:
+def test_a_removed_key_that_returns_is_found() -> None:
     assert judgements(attempt("set", 0, "a"), attempt("remove", 1, result="a"), read(2, "a")) == [
         "live map"
     ]
 
 
-def test_unknown_is_right_either_way_and_refused_is_not() -> None:
+def test_an_unknown_outcome_may_count_and_a_refused_not() -> None:
+    """Either result is right for an unknown one; a refused change that counts is a finding."""
     for result in (None, "a"):
         assert judgements(attempt("set", 0, "a", outcome="unknown"), read(1, result)) == []
     (finding,) = Judge([KEY]).judge([attempt("set", 0, "a", outcome="refused"), read(1, "a")])
     assert "that value was refused" in finding.text
 
 
-def test_wrong_answer_beside_a_right_end_is_found_in_the_history() -> None:
+def test_a_wrong_answer_is_found_in_the_history() -> None:
+    """The last state of the key is right."""
     wrong = (
         attempt("set", 0, "a"),
         attempt("set", 1, "b"),
@@ -77,9 +81,8 @@ def test_wrong_answer_beside_a_right_end_is_found_in_the_history() -> None:
     assert judgements(*wrong) == ["history"]
 
 
-def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_finding_otherwise() -> (
-    None
-):
+def test_a_stale_answer_is_allowed_only_during_a_fault() -> None:
+    """It is counted then, and a finding otherwise."""
     stale = [
         attempt("set", 0, "a"),
         attempt("set", 1, "b"),
@@ -93,7 +96,8 @@ def test_stale_answer_from_memory_is_counted_while_a_fault_allows_it_and_a_findi
     assert judgements(*stale, stale=(5, 8)) == ["history"]
 
 
-def test_change_on_top_of_a_stale_value_is_a_finding_also_then() -> None:
+def test_a_change_of_a_stale_value_is_a_finding() -> None:
+    """Also during a fault that allows stale answers."""
     both = (
         attempt("set", 0, "a"),
         attempt("set", 1, "b"),
@@ -114,9 +118,8 @@ def test_damage_is_reported_once() -> None:
     assert finding.judgement == "query"
 
 
-def test_time_without_a_success_begins_with_the_first_failed_attempt_and_ends_with_an_answer() -> (
-    None
-):
+def test_an_outage_ends_with_the_next_answer() -> None:
+    """It begins with the first attempt that failed."""
     attempts = [
         attempt("set", 0, "a"),
         attempt("set", 100, "b", outcome="refused"),
@@ -127,7 +130,8 @@ def test_time_without_a_success_begins_with_the_first_failed_attempt_and_ends_wi
     assert outages(attempts) == {KEY: 7.0, OTHER: 0.25}
 
 
-def test_value_that_is_not_what_was_stored_is_told_as_it_is() -> None:
+def test_a_damaged_value_is_shown_as_it_is() -> None:
+    """It is marked as damaged."""
     assert told_apart(stored("1 of 2")) == "1 of 2"
     assert told_apart(None) is None
     assert told_apart(f"{stored('1 of 2')}x") == "damaged: " + f"{stored('1 of 2')}x"[:80]

@@ -136,7 +136,8 @@ def test_a_history_that_a_map_can_have_is_accepted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_history_that_no_map_can_have_is_refused_at_its_last_operation(name: str) -> None:
+def test_an_impossible_history_is_refused_at_its_last_operation(name: str) -> None:
+    """No map can have such a history."""
     for again in (False, True):
         violation = check(WRONG[name], again=again)
         assert violation is not None
@@ -146,14 +147,14 @@ def test_a_history_that_no_map_can_have_is_refused_at_its_last_operation(name: s
 
 
 @pytest.mark.parametrize("name", TWICE)
-def test_an_operation_that_took_effect_twice_is_accepted_only_where_that_is_allowed(
-    name: str,
-) -> None:
+def test_a_repeated_effect_is_accepted_only_where_allowed(name: str) -> None:
+    """An operation took effect twice."""
     assert check(TWICE[name]) is not None
     assert check(TWICE[name], again=True) is None
 
 
-def test_histories_may_be_fed_in_pieces_and_unknown_operations_stay_possible() -> None:
+def test_unknown_operations_stay_possible_in_later_pieces() -> None:
+    """A history may be fed in pieces."""
     checker = Checker()
     assert checker.feed([op("set", 0, 1, "a"), op("set", 2, UNKNOWN, "late")]) is None
     for number in range(3):
@@ -163,7 +164,8 @@ def test_histories_may_be_fed_in_pieces_and_unknown_operations_stay_possible() -
     assert checker.feed([op("get", 22, 23, result="a")]) is not None
 
 
-def test_a_long_history_of_one_key_with_many_unknown_operations_is_judged_soon() -> None:
+def test_a_long_history_with_many_unknowns_is_judged() -> None:
+    """20,000 operations of one key, a hundred of them with an unknown outcome."""
     rng, checker, state = random.Random(7), Checker(again=True), None
     operations = []
     for number in range(20_000):
@@ -253,9 +255,8 @@ def test_the_verdict_is_that_of_trying_all_orders(history: list[Operation]) -> N
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(operations(), max_size=3))
-def test_the_verdict_with_repetitions_is_that_of_trying_all_orders_with_them(
-    history: list[Operation],
-) -> None:
+def test_the_verdict_on_repetitions_is_that_of_all_orders(history: list[Operation]) -> None:
+    """Each order is tried with each choice of repeated operations."""
     known = [each for each in history if each.end != UNKNOWN and each.kind != "get"]
     repeated = [
         op(each.kind, each.start, each.end, each.value, expected=each.expected) for each in known

@@ -21,9 +21,10 @@ EPISODES = {
 
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
-def test_no_acknowledged_change_is_lost_or_comes_back_and_a_restart_gives_what_was_live(
+def test_no_acknowledged_change_is_lost_or_undone(
     tmp_path: Path, classpath: str, seed: int
 ) -> None:
+    """After each fault, and after a restart, which has what was live."""
     restarts = iter(EPISODES.values())
     with World(tmp_path, classpath, print) as world:
         run = Run(world, seed, restarts=lambda _: next(restarts))

@@ -21,9 +21,8 @@ def record(name: str, write_s: float, **findings: int) -> dict[str, Any]:
     }
 
 
-def test_table_adds_up_what_was_found_and_takes_the_worst_time_beside_that_of_hazelcast_alone(
-    tmp_path: Path,
-) -> None:
+def test_the_table_has_sums_and_worst_times(tmp_path: Path) -> None:
+    """The time of Hazelcast alone is in brackets."""
     lines = [
         {
             "baseline": False,

@@ -141,7 +141,7 @@ class World:
 
     @contextlib.contextmanager
     def callers_of(self, member: Member, seed: int) -> Iterator[None]:
-        """Two more callers meanwhile, who know this member only."""
+        """Two more callers meanwhile, which know this member only."""
 
         def to_it(number: int, direct: bool) -> hazelcast.HazelcastClient:
             return connect([member.address], self.cluster.name, cluster_connect_timeout=3)
@@ -342,7 +342,7 @@ class World:
         self._wait_safe(len(MACHINES))
 
     def _shuffle(self, rng: random.Random) -> None:
-        """Machines are started by their place, so places are drawn anew; machine 1 is then another
+        """Machines are started by their place, so new places are drawn; machine 1 is then another
         one."""
         rng.shuffle(self.cluster.agents)
 

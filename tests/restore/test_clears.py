@@ -14,11 +14,11 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet.file import batches, to_rows
-from imap_wal.read import clears
-from imap_wal.read.clears import Floors
-from imap_wal.read.cluster import snapshot_pieces
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.partitions import partition_id, partition_number
+from imap_wal.read.newest import clears
+from imap_wal.read.newest.clears import Floors
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.partitions import partition_id, partition_number
+from imap_wal.read.pieces import snapshot_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine

@@ -14,10 +14,10 @@ import pytest
 
 from imap_wal.entry import Row, clear_of
 from imap_wal.errors import StorageUnavailable
-from imap_wal.read import partitions as hashing
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.partitions import Partitions, partition_id
-from imap_wal.read.runs import Run, RunWriter
+from imap_wal.read.newest import partitions as hashing
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.partitions import Partitions, partition_id
+from imap_wal.read.newest.runs import Run, RunWriter
 from tests.histories import put
 
 

@@ -1,259 +1,27 @@
-"""What a restore promises: newest wins without clocks, damage is located, the log is read once."""
+"""A view reads each log once, and follows what is appended, archived, rewritten and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from imap_wal import format
 from imap_wal.entry import Row
-from imap_wal.errors import CorruptLog, MissingNode, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest.cluster import IncarnationRecord
-from imap_wal.read.cluster import pin_cuts
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.segment.reader import SegmentReader
-from imap_wal.settings import RecoveryPolicy, Settings
+from imap_wal.settings import Settings
 from imap_wal.write.node_log import NodeLog
-from storage_backends import SegmentStore, open_store
+from storage_backends import open_store
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.hooked import Hooked
 from tests.kit.logs import SMALL, append, cluster, node, values, view
-from tests.support import FakeClock, copy_files, node_log, overwrite, segments
-
-
-def test_greater_order_wins_over_clocks_and_reading_order(
-    memory: MemoryStore,
-) -> None:
-    """The greater order wins whatever the clocks and the reading order say."""
-    first, second = node(memory), node(memory, "n2")
-    append(
-        second,
-        put("a", "old", (1, 1, 1, 1), timestamp_ms=9_000_000),
-        put("b", "new", (1, 2, 1, 2), timestamp_ms=1),
-    )
-    append(
-        first,
-        put("a", "new", (1, 2, 1, 1), timestamp_ms=1),
-        put("b", "old", (1, 1, 1, 2), timestamp_ms=9_000_000),
-    )
-    assert values(view(memory)) == {"a": "new", "b": "new"}
-
-
-def test_a_tombstone_and_an_expired_value_hide_what_is_older(memory: MemoryStore) -> None:
-    clock = FakeClock()
-    log = node(memory)
-    soon = clock.now_ms() + 1000
-    append(
-        log,
-        put("a", "1", (1, 1, 1, 1)),
-        put("b", "1", (1, 1, 1, 2)),
-        put("a", None, (1, 1, 1, 3)),
-        put("b", "2", (1, 1, 1, 4), expires_at_ms=soon),
-    )
-    assert values(view(memory, clock)) == {"b": "2"}
-    clock.advance(0.999)
-    assert values(view(memory, clock)) == {"b": "2"}, "time to live is kept to the millisecond"
-    clock.advance(0.001)
-    made = view(memory, clock)
-    assert values(made) == {} and made.maps() == [] and made.load("orders", [b"a", b"b"]) == []
-    assert made.statistics.tombstones == 2 and made.statistics.live == 0
-
-
-def test_a_torn_tail_of_the_newest_segment_is_dropped(memory: MemoryStore) -> None:
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    append(log, put("a", "2", (1, 1, 1, 2)))
-    log.close(clean=False)
-    (path,) = segments(memory)
-    overwrite(memory, path, memory.read(path)[:-3])
-    assert values(view(memory)) == {"a": "1"}
-
-
-def test_damage_in_a_sealed_segment_is_located(memory: MemoryStore) -> None:
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    log.rotate()
-    append(log, put("a", "2", (1, 1, 1, 2)))
-    path = segments(memory)[0]
-    data = bytearray(memory.read(path))
-    data[-1] ^= 1
-    overwrite(memory, path, bytes(data))
-    with pytest.raises(CorruptLog) as caught:
-        view(memory)
-    assert caught.value.file == path and caught.value.offset > 0
-
-
-def test_damage_before_synced_frames_is_no_torn_tail(
-    memory: MemoryStore,
-) -> None:
-    """Damage before synced frames of the newest segment is no torn tail."""
-    log = node(memory)
-    for number in range(3):
-        append(log, put("a", number, (1, 1, 1, number)))
-    (path,) = segments(memory)
-    first = next(iter(cluster(memory).changes())).first.frame
-    data = bytearray(memory.read(path))
-    data[first + 20] ^= 1
-    overwrite(memory, path, bytes(data))
-    with pytest.raises(CorruptLog) as caught:
-        view(memory)
-    assert caught.value.offset >= format.FRAME_HEADER_BYTES and caught.value.file == path
-
-
-def test_a_missing_segment_is_named(memory: MemoryStore) -> None:
-    log = node(memory)
-    for number in range(3):
-        append(log, put("a", number, (1, 1, 1, number)))
-        log.rotate()
-    memory.delete(segments(memory)[1])
-    with pytest.raises(ShortLog, match=r"n1/wal/\*-00000002.wal"):
-        view(memory)
-
-
-def test_the_last_segment_of_a_closed_log_cannot_vanish(memory: MemoryStore) -> None:
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    log.close()
-    memory.delete(segments(memory)[-1])
-    with pytest.raises(ShortLog):
-        view(memory)
-
-
-def test_sealed_segment_cut_between_frames_is_short(memory: MemoryStore) -> None:
-    """A sealed segment that was cut between two frames is short."""
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    end = log.end.frame
-    append(log, put("a", "2", (1, 1, 1, 2)))
-    cut = log.end.frame
-    log.rotate()
-    append(log, put("b", "1", (1, 1, 1, 3)))
-    path = segments(memory)[0]
-    overwrite(memory, path, memory.read(path)[:cut])
-    assert end < cut
-    with pytest.raises(ShortLog) as caught:
-        view(memory)
-    assert caught.value.file == path
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_sealed_segment_without_its_frames_is_short(memory: MemoryStore, which: int) -> None:
-    """A sealed segment that lost all its frames is short and not empty."""
-    log = node(memory)
-    for request in range(1, 4):
-        append(log, put("a", str(request), (1, 1, 1, request)))
-        log.rotate()
-    path = segments(memory)[which]
-    overwrite(memory, path, memory.read(path)[: SegmentReader(memory, path).first])
-    with pytest.raises(ShortLog) as caught:
-        view(memory)
-    assert caught.value.file == path
-
-
-def test_never_written_sealed_segment_is_no_damage(
-    memory: MemoryStore,
-) -> None:
-    """A sealed segment in which nothing was ever written is no damage.
-    A failed commit was taken back before the rotation."""
-    log = node(memory)
-    for request in range(1, 4):
-        mark = log.mark()
-        append(log, put("a", "taken back", (1, 1, 1, request)))
-        assert log.rewind(mark)
-        log.rotate()
-        if request > 1:
-            append(log, put("a", str(request), (1, 1, 1, request)))
-            log.rotate()
-    read = [list(SegmentReader(memory, path).frames()) for path in segments(memory)]
-    assert [len(frames) for frames in read] == [0, 0, 1, 0, 1]
-    said = [SegmentReader(memory, path).header.previous_checksum for path in segments(memory)]
-    assert said == [0, 1, 1, read[2][0].checksum, read[2][0].checksum], (
-        "carried on over a segment without frames"
-    )
-    view(memory)
-    for mode in ("absolute", "torn-tail", "point-in-time"):
-        assert node_log(copy_files(memory), recovery_mode=mode).recovery.lost is None
-
-
-def test_a_peer_that_is_writing_is_not_damaged(memory: MemoryStore) -> None:
-    """Half a frame when it was read, whole and followed by others a moment later."""
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    (path,) = segments(memory)
-    half = len(memory.read(path)) + 20
-    append(log, put("a", "2", (1, 1, 1, 2)))
-    append(log, put("a", "3", (1, 1, 1, 3)))
-    store = Hooked(memory)
-    reads = 0
-
-    def cut(name: str, data: bytes, offset: int) -> bytes:
-        nonlocal reads
-        reads += name == path
-        return data[: max(0, half - offset)] if name == path and reads <= 3 else data
-
-    store.on_read = cut
-    assert values(view(store)) == {"a": "3"}
-
-
-def test_a_segment_that_was_only_begun_is_empty(memory: MemoryStore) -> None:
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    log.rotate()
-    for rest in (b"", b"\0" * 100_000, b"IMAP"):
-        path = segments(memory)[0].replace("-00000001.wal", "-00000002.wal")
-        overwrite(memory, path, rest)
-        assert values(view(memory)) == {"a": "1"}
-
-
-def test_a_missing_node_is_a_decision(memory: MemoryStore) -> None:
-    append(node(memory), put("a", "1", (1, 1, 1, 1)))
-    append(node(memory, "n2"), put("b", "1", (1, 1, 1, 1)))
-    for file in memory.list("ns/c/nodes/n2"):
-        memory.delete(file.path)
-    with pytest.raises(MissingNode, match="'n2'"):
-        view(memory)
-    made = view(memory, recovery_policy=RecoveryPolicy.PARTIAL)
-    assert values(made) == {"a": "1"} and list(made.missing) == ["n2"]
-
-
-def test_another_disk_under_an_old_name_is_missing_node(memory: MemoryStore) -> None:
-    """Another disk under an old node name is a missing node."""
-    append(node(memory), put("a", "1", (1, 1, 1, 1)))
-    made = cluster(memory)
-    made.manifests.update(lambda manifest: replace(manifest, nodes={"n1": "another"}))
-    with pytest.raises(MissingNode, match="registered was another"):
-        view(memory)
-
-
-def test_two_claims_of_a_version_do_not_stop_restore(
-    memory: MemoryStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Two nodes that claim one partition version do not stop a restore."""
-    first, second = node(memory), node(memory, "n2")
-    append(first, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
-    append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
-    made = view(memory)
-    assert values(made) == {"a": "1", "b": "2"}
-    assert [row[3] for row in made.load("orders", [b"a"])] == [b"1"]
-    (said,) = caplog.messages
-    for word in ("'orders'", "b'a'", "'n1'", "'n2'", "imap-wal verify", "--resolve", "--prefer"):
-        assert word in said
-    assert made.statistics.conflicts == 1
-    append(second, put("a", "3", (1, 3, 1, 3)))
-    made.catch_up()
-    assert values(made) == {"a": "3", "b": "2"} and made.statistics.conflicts == 0, (
-        "something newer settles it"
-    )
+from tests.support import segments
 
 
 def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
@@ -281,7 +49,7 @@ def test_later_calls_read_only_what_was_appended(memory: MemoryStore) -> None:
 def test_commit_during_a_look_does_not_scan_preallocated_space(
     memory: MemoryStore,
 ) -> None:
-    """A commit during a look does not make it search the preallocated rest."""
+    """Only a small part of the segment of 16 MiB is read."""
     store = Hooked(memory)
     log = node(memory, settings=Settings(preallocate=True, segment_bytes=16 << 20))
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -343,7 +111,7 @@ def test_the_view_follows_rotation_archive_new_nodes_rewrite_and_prune(memory: M
 
 @pytest.mark.parametrize("pruned", [False, True])
 def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pruned: bool) -> None:
-    """A restore begins with the snapshot and replays of the log only what follows it."""
+    """Covered parts of the log are not read."""
     log = node(memory)
     for number in range(30):
         append(log, put(f"k{number % 5}", f"old {number}", (1, 1, 1, number + 1)))
@@ -398,7 +166,7 @@ def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pr
 def test_dropped_map_is_forgotten_by_a_merged_view(
     memory: MemoryStore,
 ) -> None:
-    """A dropped map is forgotten by a view that had merged it even if a rewrite followed."""
+    """The view had merged the map; also if a rewrite followed the drop."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
     made = view(memory)
@@ -409,49 +177,8 @@ def test_dropped_map_is_forgotten_by_a_merged_view(
     assert values(made) == {"c": "1"}
 
 
-def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemoryStore) -> None:
-    first, second = node(memory), node(memory, "n2")
-    append(first, put("a", "before", (1, 1, 1, 1)))
-    made = cluster(memory)
-    cuts = pin_cuts(made)
-    append(first, put("a", "late", (1, 9, 1, 2)), put("b", "late", (1, 1, 1, 3)))
-    append(second, put("c", "of a node that had no log", (1, 1, 1, 1)))
-    early = view(memory)
-    assert values(early) == {"a": "late", "b": "late", "c": "of a node that had no log"}
-    cuts.pop("n2")
-    made.manifests.update(
-        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
-    )
-    assert values(view(memory)) == {"a": "before"}
-    early.catch_up()
-    assert values(early) == {"a": "before"}, "a view that had already merged them begins anew"
-    append(first, put("b", "new", (2, 1, 1, 1)))
-    early.catch_up()
-    assert values(early) == {"a": "before", "b": "new"}
-
-
-def test_returning_node_counts_in_the_lifetime_it_missed(
-    memory: MemoryStore,
-) -> None:
-    """A node that was missing when a lifetime began counts when it comes back."""
-    log = node(memory)
-    append(log, put("a", "1", (1, 1, 1, 1)))
-    log.close()
-    files = {file.path: memory.read(file.path) for file in memory.list("ns/c/nodes/n1")}
-    for path in files:
-        memory.delete(path)
-    made = cluster(memory)
-    cuts = pin_cuts(made)
-    made.manifests.update(
-        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
-    )
-    for path, data in files.items():
-        memory.create(path, data)
-    assert values(view(memory)) == {"a": "1"}
-
-
 def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> None:
-    """Files that go while they are read begin the pass anew."""
+    """The next pass reads the files that replaced them."""
     log = node(memory)
     for number in range(4):
         append(
@@ -482,7 +209,7 @@ def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> No
 def test_view_finds_entries_archived_since_it_was_empty(
     memory: MemoryStore,
 ) -> None:
-    """The view finds what was written and archived since there was no segment."""
+    """When the view looked first, the node had no segment."""
     log = node(memory)
     made = view(memory)
     for value in ("1", "2"):
@@ -497,7 +224,7 @@ def test_view_finds_entries_archived_since_it_was_empty(
 def test_changes_continue_in_the_archive_of_a_segment(
     memory: MemoryStore,
 ) -> None:
-    """Changes continue in the archive when a segment is archived under them."""
+    """The segment is archived and deleted while its changes are read."""
     log = node(memory)
     rows = [put(f"k{number}", "x", (1, 1, 1, number)) for number in range(6)]
     for row in rows:
@@ -515,47 +242,6 @@ def test_changes_continue_in_the_archive_of_a_segment(
     assert found == rows and places == sorted(places) and len(set(places)) == 6
     since = list(cluster(memory).changes({"n1": places[3]}))
     assert [row for changes in since for row in changes.rows] == rows[4:]
-
-
-def test_metadata_of_all_nodes_comes_once_also_from_archives(memory: MemoryStore) -> None:
-    first, second = node(memory), node(memory, "n2")
-    for log in (first, second):
-        log.write(format.METADATA, 1, [pack_plain(["schema", -5, b"\x00\xff"])])
-        log.write(format.METADATA, 1, [pack_plain(["member", "id", log.identity.node])])
-        append(log, put("a" + log.identity.node, "1", (1, 1, 1, 1)))
-    expected = {("schema", -5, b"\x00\xff"), ("member", "id", "n1"), ("member", "id", "n2")}
-    assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
-    first.rotate()
-    archive_sealed(
-        memory, first.identity.node_folder, "n1", first.manifests, writing=first.unsealed
-    )
-    assert sorted(view(memory).metadata(), key=repr) == sorted(expected, key=repr)
-
-
-def pack_plain(value: Any) -> bytes:
-    import msgpack
-
-    return bytes(msgpack.packb(value, use_bin_type=True))
-
-
-class Hooked:
-    """A store over another that counts what is read and may change it."""
-
-    def __init__(self, inner: SegmentStore) -> None:
-        self._inner = inner
-        self.bytes_read = 0
-        self.on_read: Callable[[str, bytes, int], bytes] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        data = self._inner.read(path, offset, length)
-        if self.on_read is not None:
-            data = self.on_read(path, data, offset)
-            data = self._inner.read(path, offset, length) if self.on_read is None else data
-        self.bytes_read += len(data)
-        return data
 
 
 def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> None:
@@ -583,7 +269,7 @@ def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> Non
 def test_look_reads_only_the_changed_one_of_fifty_nodes(
     memory: MemoryStore,
 ) -> None:
-    """A look after a change asks each of fifty nodes twice and reads only the one that moved."""
+    """It asks each node twice whether it has changed."""
     logs = [
         node(memory, f"n{number}", Settings(preallocate=True, segment_bytes=1 << 16))
         for number in range(50)
@@ -611,9 +297,8 @@ def test_look_reads_only_the_changed_one_of_fifty_nodes(
 def test_cheap_view_misses_no_earlier_acknowledged_change(
     memory: MemoryStore,
 ) -> None:
-    """A view that asks little misses nothing that was acknowledged before.
-    Each of the ways in which an acknowledged change can come to be where the view did not look
-    last time."""
+    """Each of the ways in which an acknowledged change can be where the view did not look last
+    time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}
     made = view(memory)
@@ -657,35 +342,3 @@ def test_cheap_view_misses_no_earlier_acknowledged_change(
                     write(name)
                 made.catch_up()
                 assert values(made) == expected == values(view(memory))
-
-
-def test_key_listing_is_whole_across_a_new_lifetime(
-    memory: MemoryStore,
-) -> None:
-    """A listing of keys under way is whole when a new lifetime makes the view begin anew."""
-    log = node(memory)
-    append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
-    cuts = pin_cuts(cluster(memory))
-    append(log, put("late", "void", (1, 1, 1, 99)))
-    made = view(memory)
-    listing = made.keys("orders", 7)
-    found = next(listing)
-    cluster(memory).manifests.update(
-        lambda manifest: replace(manifest, lifetimes=(IncarnationRecord("id", 2, cuts),))
-    )
-    made.catch_up()
-    found += [key for keys in listing for key in keys]
-    assert sorted(found) == [b"k%02d" % number for number in range(30)]
-
-
-def test_values_are_loaded_up_to_a_size(memory: MemoryStore) -> None:
-    log = node(memory)
-    append(log, *(put(f"k{number}", "x" * 1000, (1, 1, 1, number + 1)) for number in range(10)))
-    keys = [b"absent", *(b"k%d" % number for number in range(10))]
-    for memory_bytes in (1 << 30, 1):
-        made = view(memory, restore_memory_bytes=memory_bytes)
-        rows, taken = made.load_some("orders", keys, 2500)
-        assert [row[1] for row in rows] == [b"k0", b"k1"] and taken == 3
-        assert made.load_some("orders", keys[taken:], None)[1] == 8
-        assert len(made.load("orders", keys)) == 10
-        made.close()

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 
 from imap_wal.entry import Row
-from imap_wal.read.newest_index import NewestIndex
-from imap_wal.read.rivals import NAMED_MAX, Claim, Conflict, Noted
-from imap_wal.read.table import Table
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.read.newest.table import Table
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.local_engine import LocalEngine

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
-from imap_wal.agent.forget_node import forget_node
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.clock import Clock
 from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
@@ -29,6 +29,7 @@ from imap_wal.errors import (
     WriterLocked,
 )
 from imap_wal.inspect import verify as verifier
+from imap_wal.inspect.finding import CLEAN, TORN, Deadline
 from imap_wal.inspect.inventory import survey
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -121,9 +122,9 @@ def verify(store: Any, clock: Clock) -> None:
     """`imap-wal verify`, which finds no damage where there is none. A `Violation`."""
     for view in survey(store):
         findings, units = verifier.plan(store, view, lambda node: True)
-        read, _ = verifier.check(units, lambda text: None, verifier.Deadline(clock, None))
+        read, _ = verifier.check(units, lambda text: None, Deadline(clock, None))
         for finding in (*findings, *read):
-            if finding.status not in (verifier.CLEAN, verifier.TORN):
+            if finding.status not in (CLEAN, TORN):
                 what = f"{finding.file}: {finding.what}"
                 raise Violation("verify tells damage that is none", what)
 

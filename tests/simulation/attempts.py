@@ -14,10 +14,11 @@ import pyarrow as pa
 from greenlet import getcurrent
 
 from imap_wal.clock import SeededRandomness
-from imap_wal.read.clears import Cleared
-from imap_wal.read.cluster import ClusterLog, snapshot_pieces
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest_index import NewestIndex
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
 from imap_wal.read.scan import read_piece
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
 from pyspark_imap_wal import rewrite_engine
@@ -35,7 +36,7 @@ class TwoAttempts:
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         index = NewestIndex(1 << 30)
         tally = Tally(job)
-        for piece in log.pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
+        for piece in cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
             for changes in log.read_on(piece, job.maps):
                 if changes.rows:
                     tally.add(changes, count_bytes=piece.kind == SEGMENT)

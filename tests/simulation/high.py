@@ -18,13 +18,14 @@ from typing import Any
 from greenlet import getcurrent
 
 from imap_wal import layout
-from imap_wal.agent import claims, reads
+from imap_wal.agent.membership import claims
+from imap_wal.agent.reads import reads
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
-from imap_wal.read.clears import Cleared
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite import conflicts, drop, local_engine, plan
 from imap_wal.rewrite.conflicts import Resolution

@@ -158,7 +158,7 @@ class Medium:
 
 
 class SimAppender:
-    """On HDFS it finds its file by name at each append; elsewhere it holds the file."""
+    """On HDFS it finds its file by name at each append; elsewhere it keeps the file open."""
 
     def __init__(self, store: SimStore, path: str, file: File) -> None:
         self.path, self.size = path, 0

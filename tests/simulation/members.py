@@ -16,12 +16,12 @@ from greenlet import getcurrent
 
 from imap_wal import entry
 from imap_wal.agent import server
+from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.endpoint import EndpointLock
-from imap_wal.agent.peers import LOCAL, Peer
+from imap_wal.agent.membership.start import StartPolicy
 from imap_wal.agent.requests import read
-from imap_wal.agent.start import StartPolicy
-from imap_wal.agent.transport import Message
+from imap_wal.agent.transport.endpoint import EndpointLock
+from imap_wal.agent.transport.router import Message
 from imap_wal.entry import DataEntry
 from imap_wal.errors import Fenced, ImapWalError, LostRace, WriterLocked
 from imap_wal.settings import Settings
@@ -116,7 +116,7 @@ class Connection:
 
 
 class SimRouter:
-    """In place of `imap_wal.agent.transport.Router`."""
+    """In place of `imap_wal.agent.transport.router.Router`."""
 
     def __init__(self, lock: EndpointLock, *_: object) -> None:
         me, endpoint = actor(), lock.endpoint
@@ -201,7 +201,9 @@ class Queues:
 
 def patches() -> list[tuple[Any, str, Any]]:
     """What the agent's modules get in place of the network and of real clocks."""
-    from imap_wal.agent import claims, lane, lines, mender, open_log, reads
+    from imap_wal.agent import lane, lines, mender, open_log
+    from imap_wal.agent.membership import claims
+    from imap_wal.agent.reads import reads
 
     return [
         (server, "Router", SimRouter),

@@ -16,13 +16,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from imap_wal import layout
-from imap_wal.agent import forget_node, listings
+from imap_wal.agent.membership import forget_node
+from imap_wal.agent.reads import listings
 from imap_wal.embedded import opening as embedded
 from imap_wal.errors import LostRace
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read import cluster, parquet_scan
-from imap_wal.repair import cluster as repair_cluster
+from imap_wal.read.state import ClusterState
+from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
 from imap_wal.rewrite import plan, publish, run
 from imap_wal.write import committer, opening, recovery
@@ -65,7 +67,7 @@ def _state_of_the_cluster_first(put: Put) -> None:
                 missing[name] = why
             else:
                 nodes[name] = found
-        return cluster.ClusterState(manifest, nodes, missing, number)
+        return ClusterState(manifest, nodes, missing, number)
 
     put(cluster.ClusterLog, "state", state)
 
@@ -228,7 +230,7 @@ def _forgotten_with_what_shuts_their_writers_out(put: Put) -> None:
 
 
 def _snapshots_are_not_copied(put: Put) -> None:
-    put(repair_cluster.ClusterRepair, "_write_snapshot", lambda *_: None)
+    put(SnapshotRepair, "write", lambda *_: None)
 
 
 def _recovered_under_the_same_name(put: Put) -> None:

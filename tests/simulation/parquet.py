@@ -58,7 +58,8 @@ class Folder:
 
 
 class Batch:
-    """Replaces a record batch: rows, who wrote each, and in an archive the position of each."""
+    """Replaces a record batch: rows, the node that wrote each, and in an archive the position of
+    each."""
 
     __slots__ = ("nodes", "places", "rows")
 
@@ -99,7 +100,7 @@ class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
     def __init__(self, folder: Path, schema: Any, keys: Any, log: str = "") -> None:
-        self._encrypted = False  # segments are: see `imap_wal.encryption`
+        self._encrypted = False  # segments are: see `imap_wal.security.encryption`
         self._placed = schema is parquet_file.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
@@ -167,7 +168,7 @@ def _decode(data: bytes, path: str) -> Batch:
 def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in all modules that write or read such files."""
     from imap_wal.read import parquet_scan
-    from imap_wal.retention import archive
+    from imap_wal.retention import archive, archive_writer
     from imap_wal.rewrite import conflicts, local_engine, plan, publish
     from pyspark_imap_wal import rewrite_engine
 
@@ -182,7 +183,16 @@ def patches() -> list[tuple[Any, str, Any]]:
         "nodes_of": _of_batch("nodes", parquet_file.nodes_of),
         "tempfile": _Tempfile,
     }
-    users = (parquet_scan, archive, conflicts, local_engine, plan, publish, rewrite_engine)
+    users = (
+        parquet_scan,
+        archive,
+        archive_writer,
+        conflicts,
+        local_engine,
+        plan,
+        publish,
+        rewrite_engine,
+    )
     return [
         (module, name, fake)
         for module in users

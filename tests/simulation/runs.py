@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 import imap_wal
-from imap_wal.encryption_keys import Keys
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
+from imap_wal.security.encryption_keys import Keys
 from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
 from tests.encrypted import ring
@@ -226,7 +226,8 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
     """A repaired copy must open. If the log was not damaged, the copy has all of it."""
-    from imap_wal.repair.cluster import ClusterRepair, tolerant_survey
+    from imap_wal.repair.cluster import ClusterRepair
+    from imap_wal.repair.survey import tolerant_survey
 
     store, media = operator.storage(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)

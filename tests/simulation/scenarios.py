@@ -227,7 +227,7 @@ def agents(rng: Random) -> Plan:
             member = (*member, (("list", 3),))
         specs.append(Spec(f"member {node}", member, node, role="member"))
     if rng.random() < 0.3:
-        # The cluster is started anew while members of the former one are still there.
+        # The cluster is started again while members of the former one still run.
         late: tuple[Op, ...] = (("put", 0), ("list",)) if rng.random() < 0.5 else (("list",),)
         specs.append(Spec("member of the next", (late,), "n1", role="member", cluster_id="c2"))
     if rng.random() < 0.4:

@@ -17,9 +17,8 @@ Cases = Callable[[int], None]
 
 
 @pytest.mark.parametrize("drill", DRILLS)
-def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
-    drill: str, cases: Cases
-) -> None:
+def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> None:
+    """Each actor of a drill pauses once at each of its calls."""
     with installed():
         for number, result in enumerate(sweep(DRILLS[drill], ORDERS.get(drill, ())), 1):
             assert result.violation is None, f"schedule {number}: {result.violation}"
@@ -29,7 +28,8 @@ def test_one_long_pause_of_each_actor_at_each_of_its_calls_breaks_nothing(
 @pytest.mark.parametrize(
     "mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name
 )
-def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -> None:
+def test_a_reverted_fix_is_caught_by_a_drill(mutation: Mutation, cases: Cases) -> None:
+    """Each mutation takes one fix back."""
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"
     cases(number)
@@ -38,9 +38,8 @@ def test_a_mend_that_is_taken_back_is_caught(mutation: Mutation, cases: Cases) -
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
-def test_a_mend_that_is_taken_back_is_caught_by_the_machine_itself(
-    mutation: Mutation, cases: Cases
-) -> None:
+def test_a_reverted_fix_is_caught_by_random_schedules(mutation: Mutation, cases: Cases) -> None:
+    """Without a drill, in at most 20,000 schedules."""
     number, _ = caught_by_itself(mutation, 20_000)
     assert number, f"{mutation.name} was not caught in 20,000 schedules"
     cases(number)

@@ -80,7 +80,8 @@ def test_a_seed_replays_in_another_process_whose_hashes_differ() -> None:
     assert len(digests) == 1
 
 
-def test_a_value_made_in_a_simulation_is_the_one_that_is_made_outside() -> None:
+def test_a_value_in_a_simulation_equals_one_outside() -> None:
+    """Frozen values have the same contents, hash and signature, and refuse the same arguments."""
     classes = frozen_classes(modules())
     signatures = {kind: list(inspect.signature(kind).parameters) for kind in classes}
     assert {NodeManifest, ClusterManifest, Settings, StoredFile, FileScan} <= set(classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent import claims, former, sessions
+from imap_wal.agent.membership import claims, former, sessions
 from imap_wal.errors import OutcomeUnknown
 from imap_wal.manifest.cluster import ClaimManifest
 from imap_wal.read.cluster import pin_cuts

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from imap_wal.clock import SeededRandomness
-from imap_wal.encryption_keys import NO_KEYS
+from imap_wal.security.encryption_keys import NO_KEYS
 from storage_backends import Unavailable
 
 BASE_MS = 1_763_720_000_000

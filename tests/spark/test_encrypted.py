@@ -64,7 +64,7 @@ def test_the_rewrite_on_spark_encrypts_with_the_key_that_writes(
     spark: Any, tmp_path: Path, place: str
 ) -> None:
     both = key_file(tmp_path, "b", "a")
-    from imap_wal.encryption import with_keys
+    from imap_wal.security.encryption import with_keys
 
     store = with_keys(open_store(place), both)
     report = rewrite(

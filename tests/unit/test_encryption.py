@@ -9,10 +9,10 @@ import pytest
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
-from imap_wal.encryption import KeyedStore, keys_of
-from imap_wal.encryption_keys import NO_KEYS
 from imap_wal.errors import CorruptLog, EncryptionError, Forged
 from imap_wal.format import SegmentHeader
+from imap_wal.security.encryption import KeyedStore, keys_of
+from imap_wal.security.encryption_keys import NO_KEYS
 from imap_wal.segment.reader import Held, SegmentReader, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.encryption_keys import KeyRing, Keys
 from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.security.encryption_keys import KeyRing, Keys
 from imap_wal.settings import Settings
 from tests.encrypted import key, key_file, ring
 
@@ -29,11 +29,11 @@ def test_the_first_of_a_list_writes_and_all_read() -> None:
     [
         ("", "has no keys"),
         ("# nothing", "has no keys"),
-        (SECRET, "item 1 is no key"),
-        (f"a {SECRET}", "item 1 is no key"),
-        (f"plain:{SECRET}", "item 1 is no key"),
-        (f"a/b:{SECRET}", "item 1 is no key"),
-        (f"{'x' * 65}:{SECRET}", "item 1 is no key"),
+        (SECRET, "item 1 is not a key"),
+        (f"a {SECRET}", "item 1 is not a key"),
+        (f"plain:{SECRET}", "item 1 is not a key"),
+        (f"a/b:{SECRET}", "item 1 is not a key"),
+        (f"{'x' * 65}:{SECRET}", "item 1 is not a key"),
         (f"a:{SECRET} a:{SECRET}", "item 2: a is in the list twice"),
         ("plain plain", "item 2: plain is in the list twice"),
         ("a:" + base64.b64encode(b"short").decode(), "has 5 bytes; it takes 32"),

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.agent import keys
-from imap_wal.encryption_keys import Keys
+from imap_wal.agent.access import keys
 from imap_wal.errors import EncryptionError, InvalidSetting
+from imap_wal.security.encryption_keys import Keys
 from imap_wal.watched import Watched
 from tests.support import FakeClock
 

@@ -20,7 +20,7 @@ import java.util.Map;
  * Reads a file of secrets, which only root or the user of this process may have written. Whoever
  * owns the file, or may write to a folder above it, decides what it says. So each part of the path
  * is checked, through symbolic links. The rules, and their reasons, are those of
- * {@code imap_wal/secret_files.py}.
+ * {@code imap_wal/security/secret_files.py}.
  */
 final class SecretFile {
     private static final int BYTES_MAX = 1 << 16;

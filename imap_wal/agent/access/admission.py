@@ -1,0 +1,191 @@
+"""Which peers an agent's endpoint admits.
+
+    ipc://                    users, as the kernel reports them: root, the agent's, `allow_uids`
+    tcp:// with key           the public keys in the file `clients`, by CURVE
+    tcp:// without, loopback  every user of this machine
+    tcp:// without, elsewhere the configuration is refused
+
+`gate.py` applies these rules to each new connection. See docs/decisions/0030.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
+from imap_wal.agent.access.peers import Peer
+from imap_wal.clock import Clock
+from imap_wal.errors import InvalidSetting
+from imap_wal.settings import mode
+
+DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
+UID_MAX = 2**32 - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The settings of the same names in `AgentConfig`."""
+
+    endpoint: str
+    endpoint_mode: str = "0600"
+    allow_uids: tuple[int, ...] = ()
+    key: str = ""
+    clients: str = ""
+
+    def check(self) -> None:
+        """Raises `InvalidSetting` if unknown peers could connect, or if the settings contradict
+        each other."""
+        for uid in self.allow_uids:
+            if type(uid) is not int or not 0 <= uid <= UID_MAX:
+                raise InvalidSetting(
+                    f"allow_uids has {uid!r}; it takes user numbers, as `id -u USER` prints them"
+                )
+        if self.endpoint.startswith("ipc://"):
+            self._check_socket()
+            return
+        if self.allow_uids:
+            raise InvalidSetting(
+                f"allow_uids is for ipc:// endpoints; at {self.endpoint}, keys decide who may "
+                "connect: set key and clients"
+            )
+        if bool(self.key) != bool(self.clients):
+            raise InvalidSetting(
+                "key and clients belong together: the agent's own key, and the file of the "
+                "clients that it admits; docs/operations.md, Keys"
+            )
+        if not self.key and not is_loopback(self.endpoint):
+            raise InvalidSetting(
+                f"endpoint {self.endpoint}: without keys, whoever reaches this address could "
+                "read and change the log. Use a Unix socket "
+                f"({DEFAULT_ENDPOINT}), a loopback address (tcp://127.0.0.1:7701), or keys: "
+                "`imap-wal keys new`, then set key and clients"
+            )
+
+    def _check_socket(self) -> None:
+        if self.key or self.clients:
+            raise InvalidSetting(
+                f"key and clients are for tcp:// endpoints; at {self.endpoint}, the kernel "
+                "reports the user: set allow_uids"
+            )
+        if mode(self.endpoint_mode, "endpoint_mode") & 0o006 and not self.allow_uids:
+            raise InvalidSetting(
+                f"endpoint_mode {self.endpoint_mode} lets every user of this machine "
+                f"connect; name those who may: allow_uids = [{os.geteuid()}, …]"
+            )
+
+    @property
+    def doubt(self) -> str:
+        """A warning for the operator about who may connect; "" if there is none."""
+        if self.endpoint.startswith("tcp://") and not self.key:
+            return (
+                f"every user of this machine may connect to {self.endpoint}; use "
+                f"{DEFAULT_ENDPOINT}, or keys"
+            )
+        if (
+            self.endpoint.startswith("ipc://")
+            and not self.allow_uids
+            and int(self.endpoint_mode, 8) & 0o060
+        ):
+            return (
+                "every member of the socket's group may connect (endpoint_mode "
+                f"{self.endpoint_mode}); name the users with allow_uids"
+            )
+        return ""
+
+    def rules(self, clock: Clock) -> Rules | None:
+        """The rules; None: every peer that reaches the endpoint is admitted. Raises
+        `InvalidSetting` if the files of keys cannot be used."""
+        if self.endpoint.startswith("ipc://"):
+            # Older configurations have a mode for the group and no list: then the mode decides.
+            return (
+                None
+                if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
+                else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
+            )
+        return Keys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
+
+    def check_files(self) -> None:
+        """Raises `InvalidSetting` if the files of keys cannot be used."""
+        if self.key:
+            read_secret(self.key)
+            read_clients(self.clients)
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only this machine can connect there. A name of a network interface does not count,
+    because its addresses are not known."""
+    try:
+        host = urlsplit(endpoint).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`who`: the peer, as text. `why`: the reason for the refusal; "": admitted. `user`: attached
+    to each message of the connection."""
+
+    who: str
+    why: str = ""
+    user: str = ""
+
+
+class Rules(Protocol):
+    """Decides about connections. `own`: the agent's key, if connections are encrypted."""
+
+    @property
+    def own(self) -> KeyPair | None: ...
+
+    def judge(self, address: str, public: bytes) -> Verdict:
+        """`address`: the peer's, as libzmq reports it. `public`: the public key that it has proven
+        to own; b"" without keys."""
+
+    def clients(self) -> Mapping[str, Peer]:
+        """The current clients by their public keys: the same object until the file of clients
+        changes. Empty without keys."""
+
+
+class Users:
+    """Admits users, as the kernel reports them."""
+
+    own: KeyPair | None = None
+
+    def __init__(self, uids: frozenset[int]) -> None:
+        self._uids = uids
+
+    def judge(self, address: str, public: bytes) -> Verdict:
+        # libzmq appends ":uid:gid:pid" to the address of a Unix socket.
+        parts = address.rsplit(":", 3)
+        try:
+            uid, pid = int(parts[1]), int(parts[3])
+        except (IndexError, ValueError):
+            return Verdict("an unknown user", "the kernel did not report the user")
+        # The number: looking up a name may need a server, and other peers wait meanwhile.
+        who = f"user {uid}, process {pid}"
+        return Verdict(who) if uid in self._uids else Verdict(who, "not in allow_uids")
+
+    def clients(self) -> Mapping[str, Peer]:
+        return {}
+
+
+class Keys:
+    """Admits public keys."""
+
+    def __init__(self, own: KeyPair, clients: Clients) -> None:
+        self.own: KeyPair | None = own
+        self._clients = clients
+
+    def judge(self, address: str, public: bytes) -> Verdict:
+        found = self.clients().get(public.hex())
+        if found is None:
+            return Verdict(f"key {public.hex()} at {address}", "this key is not among the clients")
+        return Verdict(f"{found.name} at {address}", user=public.hex())
+
+    def clients(self) -> Mapping[str, Peer]:
+        return self._clients.known()

@@ -1,0 +1,431 @@
+"""Requests, one at a time: each is answered, or put in the ring and answered after its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from imap_wal.agent.access.peers import Peer, Right, demand
+from imap_wal.agent.bounds import Bounds
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.lane import TURN_S, Lane
+from imap_wal.agent.lines import Lines
+from imap_wal.agent.membership.claims import VoidIncarnation
+from imap_wal.agent.membership.start import NotLooked, Waits
+from imap_wal.agent.open_log import OpenLog
+from imap_wal.agent.payloads import check_entries, schemas_of, without_front
+from imap_wal.agent.reads.reads import Reads
+from imap_wal.agent.requests import (
+    SUPPORTED,
+    Append,
+    Beat,
+    Bye,
+    Hello,
+    Malformed,
+    Metadata,
+    Stat,
+    View,
+    Wish,
+)
+from imap_wal.agent.room import Room
+from imap_wal.agent.transport.router import Message, Router
+from imap_wal.clock import Clock
+from imap_wal.errors import (
+    Fenced,
+    ImapWalError,
+    NotAllowed,
+    NotAppended,
+    TooLarge,
+)
+from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
+from imap_wal.read.cluster import from_manifest
+from imap_wal.schemas import BadSchema, Schema, sound_schemas
+from imap_wal.settings import Durability
+from imap_wal.version import VERSION
+from imap_wal.write.committer import CommitRequest
+from storage_backends import StorageError
+
+LOOK_S = 1.0
+"""A hello that claims the log waits for a look at the signs of other agents, at most for this time,
+which is shorter than a plug-in's connect-timeout-ms."""
+
+READS = ("keys", "list", "load", "maps", "schemas")
+
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
+"""What reading a payload can raise if it is not as in `docs/protocol.md`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An append in the ring, with the data for its answer. Without a batch: an answer that must
+    stay after the earlier answers."""
+
+    sender: bytes
+    number: int
+    first: int = 0
+    count: int = 0
+    batch: CommitRequest | None = None
+    refusal: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A hello whose answer depends on look `number`. `until`: when it is answered at the latest
+    (monotonic seconds)."""
+
+    message: Message
+    number: int
+    until: float
+
+
+class RequestHandler:
+    """Used by the serving thread."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        bounds: Bounds,
+        clock: Clock,
+        lane: Lane,
+        room: Room,
+        lines: Lines,
+        commit_ready: Callable[[], None],
+        statistics: Callable[[], dict[str, Any]],
+    ) -> None:
+        """`use` and `connect` come before the first request. `commit_ready` commits what is in the
+        ring, if the log is open; `statistics`: what `stat` answers."""
+        self._config, self._bounds, self._clock = config, bounds, clock
+        self._lane, self._room, self._lines = lane, room, lines
+        self._commit_ready, self._statistics = commit_ready, statistics
+        self.appends = self.duplicates = 0
+        self.kept: dict[bytes, Kept] = {}
+        """By sender."""
+        self._schemas: dict[int, Schema] = {}
+        """The schemas that this agent wrote or found in its node's manifest. `Reads` has the
+        others."""
+
+    def connect(self, router: Router, reads: Reads) -> None:
+        """Where requests come from, and who answers those that read."""
+        self._router, self._reads = router, reads
+
+    def use(self, log: OpenLog) -> None:
+        """The log as it is open now."""
+        self._node_log, self._sessions = log.node_log, log.sessions
+        self._committer = log.writer.committer
+        sound, _ = sound_schemas(map(from_manifest, log.node_log.metadata))
+        self._schemas = sound | self._schemas
+
+    def take_up(self, pending: list[Pending]) -> None:
+        """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
+        until = self._clock.monotonic() + TURN_S
+        for sender, kept in list(self.kept.items()):
+            looked = self._sessions.start.looked(kept.number)
+            if looked or self._clock.monotonic() >= kept.until:
+                self.unkeep(sender)
+                self.handle(kept.message, pending, kept)
+                if self._clock.monotonic() >= until:
+                    return
+
+    def _keep(
+        self, message: Message, before: Kept | None, error: NotLooked, pending: list[Pending]
+    ) -> None:
+        """Keep a hello until the next look is done, or refuse it if it has waited too long."""
+        until = self._clock.monotonic() + LOOK_S if before is None else before.until
+        if before is not None and self._clock.monotonic() >= until:
+            trouble = self._sessions.sign.worker.trouble if self._sessions.sign is not None else ""
+            self.refuse(message, "not-ready", f"{error}{trouble and f': {trouble}'}", pending)
+            return
+        if self._room.enter(message.memory):
+            self.kept[message.sender] = Kept(message, error.look, until)
+        else:
+            self.refuse(
+                message, "not-ready", "requests of other connections take all the room", pending
+            )
+
+    def unkeep(self, sender: bytes) -> Kept | None:
+        """Remove and return the hello of this connection that waits for a look; None: there is
+        none."""
+        kept = self.kept.pop(sender, None)
+        if kept is not None:
+            self._room.leave(kept.message.memory)
+        return kept
+
+    def commit(self, pending: list[Pending]) -> None:
+        """Commit the content of the ring, and answer."""
+        if not pending:
+            return
+        acks_before = self._config.log.durability is Durability.ASYNC
+        if acks_before:
+            self._answer(pending)
+        self._commit_ready()
+        if not acks_before:
+            self._answer(pending)
+
+    def handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
+        """Answer a request, or queue it for its answer. Raises nothing for any message."""
+        try:
+            self._serve(message, pending, kept)
+            self._sessions.heard(message.sender)
+        except TooLarge as error:
+            self.refuse(message, "too-large", _text(error), pending)
+        except BadSchema as error:  # the connection stays usable: no change was refused
+            self._lines.warning(
+                "schema refused",
+                (self._router.peer(message.user).name, _text(error)),
+                error=_text(error),
+            )
+            pending.append(
+                Pending(
+                    message.sender, message.request.number, refusal=("schema-refused", _text(error))
+                )
+            )
+        except NotLooked as error:
+            self._keep(message, kept, error, pending)
+        except Waits as error:
+            self.refuse(message, "not-ready", _text(error), pending)
+        except NotAllowed as error:
+            peer, reason = self._router.peer(message.user).name, _text(error)
+            self._lines.warning(
+                "request refused",
+                (message.kind, peer, reason),
+                kind=message.kind,
+                peer=peer,
+                reason=reason,
+            )
+            self.refuse(message, "not-allowed", _text(error), pending)
+        except VoidIncarnation as error:
+            self.refuse(message, "void-incarnation", _text(error), pending)
+        except MALFORMED as error:
+            self.refuse(message, "bad-request", f"{message.kind}: {_text(error)}", pending)
+        except (ImapWalError, StorageError) as error:
+            self._lines.error(
+                "request failed",
+                (message.kind, _text(error)),
+                kind=message.kind,
+                error=_text(error),
+            )
+            self.refuse(message, "not-ready", _text(error), pending)
+        except Exception as error:  # noqa: BLE001  # from a storage driver or a bug: other requests must be served
+            self._lines.exception("request failed", (message.kind, _text(error)), kind=message.kind)
+            self.refuse(message, "not-ready", f"{type(error).__name__}: {_text(error)}", pending)
+
+    def _serve(self, message: Message, pending: list[Pending], kept: Kept | None) -> None:
+        sender, request, peer = message.sender, message.request, self._router.peer(message.user)
+        demand(peer, request)
+        if Right.WRITE not in peer.rights:
+            self._sessions.demote(sender)
+        if isinstance(request, Malformed):
+            self._malformed(message, request, pending)
+        elif isinstance(request, Append | Metadata):
+            self._append(message, request, pending)
+        elif isinstance(request, Hello):
+            self._hello(message, request, peer, look=kept.number if kept is not None else 0)
+        elif isinstance(request, Stat):
+            self._router.send(sender, ["stat", request.number, self._statistics()])
+        elif (connection := self._sessions.connection(sender)) is None:
+            self.error(sender, request.number, "not-ready", "say hello first")
+        elif isinstance(request, View):
+            self._view(sender, request.number, request.about, peer)
+        elif isinstance(request, Beat):
+            self._router.send(sender, ["beat", request.number])
+        elif isinstance(request, Bye):
+            self._sessions.bye(sender)
+            self._router.send(sender, ["bye", request.number])
+        elif why := self._reads.ask(message, connection.partition_count):
+            self.error(sender, request.number, "not-ready", why)
+
+    def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
+        if request.protocol:
+            text = (
+                f"this agent speaks protocol {SUPPORTED}, not {request.protocol}; use plug-in "
+                "and agent of one release"
+            )
+            self.error(message.sender, request.number, "unsupported-version", text)
+            return
+        self.refuse(message, "bad-request", request.text, pending)
+
+    def _hello(self, message: Message, request: Hello, peer: Peer, *, look: int) -> None:
+        sender, number, about = message.sender, request.number, request.about
+        if sender in self.kept:
+            self.error(
+                sender,
+                number,
+                "not-ready",
+                "an earlier hello of this connection waits for its answer",
+            )
+            return
+        if Right.WRITE not in peer.rights:
+            reading = self._sessions.hello_to_read(sender, about, peer)
+            self._welcome(sender, number, 0, reading.incarnation)
+            return
+        # Commit the earlier appends: `last_request` must be correct, and a new incarnation
+        # begins after them.
+        self._commit_ready()
+        if self._committer.failure is not None:
+            self.error(sender, number, "not-ready", str(self._committer.failure))
+            return
+        session, new = self._sessions.hello(sender, about, look, peer)
+        if new:
+            member = [
+                "member",
+                session.cluster_id,
+                about.member_uuid,
+                self._config.node,
+                session.number,
+                session.incarnation,
+            ]
+            batch = CommitRequest([msgpack.packb(member)], 1, kind=METADATA)
+            self._committer.submit(batch)
+            self._committer.wait(batch)
+            batch.result()
+            about_whom = {
+                "cluster": session.cluster_id,
+                "member": about.member_uuid,
+                "peer": peer.name,
+            }
+            self._lines.info(
+                "plug-in connected",
+                session.number,
+                session=session.number,
+                incarnation=session.incarnation,
+                **about_whom,
+            )
+        self._welcome(
+            sender,
+            number,
+            session.number,
+            session.incarnation,
+            self._sessions.former(session.plugin),
+        )
+
+    def _welcome(
+        self,
+        sender: bytes,
+        number: int,
+        session: int,
+        incarnation: int,
+        former: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """`session` 0: none, because the peer may only read."""
+        welcome = {
+            "protocol": SUPPORTED,
+            "node": self._config.node,
+            "session": session,
+            "incarnation": incarnation,
+            "last_request": self._node_log.requests.get(session, 0),
+            "max_value_bytes": self._config.log.max_value_bytes,
+            "max_message_bytes": self._bounds.message_bytes,
+            "agent_version": VERSION,
+            "former": former,
+        }
+        self._router.door.greeted(sender)
+        self._router.send(sender, ["welcome", number, welcome])
+
+    def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
+        # Appends that arrived before this request belong to the view that it ends.
+        self._commit_ready()
+        if self._committer.failure is not None:
+            self.error(sender, number, "not-ready", str(self._committer.failure))
+            return
+        view = self._sessions.view(sender, wish, peer)
+        self._router.send(sender, ["view", number, view.incarnation, view.members])
+
+    def _append(self, message: Message, request: Append | Metadata, pending: list[Pending]) -> None:
+        sender, payload = message.sender, message.payload
+        number, session, count = request.number, request.session, request.count
+        failure = self._committer.failure
+        refusal = (
+            self._sessions.refusal(sender, session)
+            if failure is None
+            else ("not-ready", str(failure))
+        )
+        if refusal is not None:
+            self.refuse(message, *refusal, pending)
+            return
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise TooLarge(f"one message of {len(payload)} bytes; it takes less than 2 GiB")
+        if isinstance(request, Metadata):
+            first = 0
+            self._schemas.update(schemas_of(payload, count, self._reads.schemas | self._schemas))
+            batch = CommitRequest([payload], count, kind=METADATA)
+        else:
+            first, last = request.first, request.first + count - 1
+            known = self._node_log.requests.get(session, 0)
+            if last <= known:
+                self.duplicates += count
+                pending.append(Pending(sender, number, first, count))
+                return
+            connection = self._sessions.connection(sender)
+            clears = check_entries(
+                payload,
+                count,
+                (self._sessions.session(session).incarnation, session, first),
+                self._config.log.max_value_bytes,
+                connection.partition_count if connection is not None else 0,
+            )
+            entries = count
+            if first <= known:  # its first changes are in the log already
+                payload, entries = without_front(payload, known - first + 1), last - known
+                self.duplicates += count - entries
+            batch = CommitRequest(
+                [payload],
+                entries,
+                kind=CLEARS if clears else ENTRIES,
+                session=session,
+                request=last,
+            )
+        self._committer.submit(batch)
+        self._lane.changes()
+        self.appends += count
+        pending.append(Pending(sender, number, first, count, batch))
+
+    def _answer(self, pending: list[Pending]) -> None:
+        for each in pending:
+            error = None if each.batch is None else each.batch.error
+            if each.refusal[0]:
+                self.error(each.sender, each.number, *each.refusal)
+            elif error is None:
+                self._router.send(each.sender, ["ack", each.number, each.first, each.count])
+            else:
+                self._sessions.shut(each.sender)
+                self.error(
+                    each.sender,
+                    each.number,
+                    "full" if isinstance(error, NotAppended | Fenced) else "outcome-unknown",
+                    str(error),
+                )
+
+    def refuse(self, message: Message, code: str, text: str, pending: list[Pending]) -> None:
+        """Answer with an error, after the earlier answers. The log must always have a prefix of a
+        session's changes: so after a refused append, all later ones of the connection are
+        refused."""
+        if message.kind not in READS:
+            self._sessions.shut(message.sender)
+        pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
+
+    def error(self, to: bytes, number: int, code: str, text: str) -> None:
+        self._router.send(
+            to,
+            [
+                "error",
+                number,
+                code,
+                f"{text} (agent of node {self._config.node!r} at {self._config.endpoint})",
+            ],
+        )
+
+
+def _text(error: Exception) -> str:
+    """The text of an error. It may quote a value from a peer, and then creating the text can
+    fail."""
+    try:
+        return (
+            str(error)
+            if isinstance(error, ImapWalError | StorageError | ValueError)
+            else repr(error)
+        )
+    except Exception as another:  # noqa: BLE001  # a __str__ may raise anything
+        return f"{type(error).__name__}, which cannot be shown ({type(another).__name__})"

@@ -1,0 +1,304 @@
+"""The connected members, with the incarnation of their cluster and the session that numbers their
+changes, and the connected clients that only read.
+
+    hello of a peer that may write   a `Connection` of a member, with a `Session`; it may claim
+    hello of any other peer          a `ReadSession`: nothing is stored, and it is no sign of life
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from imap_wal.agent.access.peers import LOCAL, Peer
+from imap_wal.agent.membership import former
+from imap_wal.agent.membership.claims import Claims, Greeting, View
+from imap_wal.agent.membership.liveness import SignOfLife, Watch
+from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
+from imap_wal.agent.requests import About, Wish
+from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.write.committer import CommitRequest
+from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
+from storage_backends import StorageError
+
+
+@dataclass(slots=True)
+class Session:
+    """One start of a plug-in. `writer`: the connection that may append, which is the last one that
+    said hello with purpose `write`."""
+
+    number: int
+    incarnation: int
+    cluster_id: str
+    plugin: str
+    writer: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a member, with the content of its hello."""
+
+    who: Greeting
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSession:
+    """A connection of a client without the right to write. It is not a member, even if its hello
+    names one: it has no session number, so it cannot append; it gets no view, and is no sign of
+    life. `incarnation`: the newest one when it said hello."""
+
+    incarnation: int
+    partition_count: int
+
+
+SESSIONS_KEPT = PLUGINS_KEPT
+"""Sessions without a connection that are kept; the node's manifest keeps as many."""
+
+
+class SessionRegistry:
+    """All sessions of one agent run over one NodeLog. Used by the serving thread."""
+
+    def __init__(self, log: NodeLog, view_of: ClusterLog, rules: StartRules = AT_ONCE) -> None:
+        self._log, self._cluster = log, view_of
+        folder, node, timeout_s = (
+            log.identity.cluster_folder,
+            log.identity.node,
+            rules.lifetime_timeout_s,
+        )
+        waits = rules.policy is not StartPolicy.PARTIAL
+        watch = Watch(
+            log.store, folder, timeout_s, log.clock, Belonging(view_of) if waits else None
+        )
+        self.sign = (
+            SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock)
+            if timeout_s
+            else None
+        )
+        self.start = Start(node, rules, watch, log.clock)
+        self.claims = Claims(log, view_of, self.start)
+        self._by_plugin: dict[tuple[str, int], Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._connections: dict[bytes, Connection] = {}
+        self._readers: dict[bytes, ReadSession] = {}
+        self._shut: set[bytes] = set()
+        """Connections with a refused append, until they say hello again."""
+
+    def hello(
+        self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL
+    ) -> tuple[Session, bool]:
+        """The session of a plug-in that says hello, and whether it is new here. Claims an
+        incarnation for a cluster id that has none, or has only an older one. `look`: see
+        `Start.demand`. `peer`: the sender. Raises the errors of `Claims.enter`, and `NotAppended`
+        if another claim was made meanwhile.
+
+        A plug-in has a session for each incarnation: requests of an older incarnation may be void,
+        and must not be treated as requests that are in the log."""
+        plugin = about.plugin_uuid
+        who = Greeting(about.cluster_id, about.member_uuid, plugin, about.view, about.token, peer)
+        if self.sign is not None and self.claims.may_count(who):
+            self.sign.greeted(who.cluster_id)
+        incarnation = self.claims.enter(
+            who, not any(known == plugin for known, _ in self._by_plugin), look
+        )
+        session = self._by_plugin.get((plugin, incarnation))
+        new = session is None
+        if session is None:
+            number = self._log.new_session(f"{plugin}/{incarnation}", self._ended(incarnation))
+            session = Session(number, incarnation, who.cluster_id, plugin)
+            self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
+        self._readers.pop(sender, None)
+        if about.purpose == "write":
+            if session.writer != sender:
+                self._connections.pop(session.writer, None)
+                self._shut.discard(session.writer)
+            session.writer = sender
+        self._connections[sender] = Connection(who, about.partition_count or 0)
+        self._shut.discard(sender)
+        self._forget_old()
+        return session, new
+
+    def hello_to_read(self, sender: bytes, about: About, peer: Peer) -> ReadSession:
+        """The session of a client that may not write. Changes nothing outside this object, and only
+        reads the storage. Raises `NotAllowed` if its cluster does not have the log, and
+        `VoidIncarnation` if another cluster followed it."""
+        who = Greeting(
+            about.cluster_id, about.member_uuid, about.plugin_uuid, about.view, about.token, peer
+        )
+        found = ReadSession(self.claims.of_reader(who), about.partition_count or 0)
+        self.gone(sender)
+        self._readers[sender] = found
+        return found
+
+    def demote(self, sender: bytes) -> None:
+        """The peer of this connection has lost the right to write: it is no longer a member."""
+        if sender in self._connections:
+            self.gone(sender)
+
+    def _forget_old(self) -> None:
+        """Keep only the newest sessions without a connection. The others have no uncommitted
+        requests, because a hello commits first."""
+        if len(self._by_number) <= SESSIONS_KEPT:
+            return
+        connected = {connection.who.plugin for connection in self._connections.values()}
+        idle = [
+            session
+            for number, session in sorted(self._by_number.items())
+            if session.plugin not in connected
+        ]
+        for session in idle[:-SESSIONS_KEPT]:
+            del (
+                self._by_number[session.number],
+                self._by_plugin[session.plugin, session.incarnation],
+            )
+
+    def _ended(self, incarnation: int) -> dict[int, int]:
+        """Session of an earlier incarnation → its last request that counts, without the sessions
+        for which the node's manifest already has this. Raises `NotAppended`."""
+        manifest = self._log.manifests.read()[1]
+        incarnations = {
+            number: int(each.rpartition("/")[2]) for each, number in manifest.plugins.items()
+        }
+        ended = {
+            number: own
+            for number, own in incarnations.items()
+            if own < incarnation and number not in manifest.former
+        }
+        found = former.last_that_count(self._log, self._cluster, ended) if ended else {}
+        if found and self.claims.newest() != incarnation:
+            raise NotAppended(
+                f"incarnation {incarnation} was followed by another one during this hello; "
+                "say hello again"
+            )
+        return found
+
+    def former(self, plugin: str) -> list[tuple[int, int]]:
+        """(session, last request that counts) of the earlier sessions of a plug-in."""
+        manifest = self._log.manifests.read()[1]
+        numbers = sorted(
+            number for each, number in manifest.plugins.items() if each.rpartition("/")[0] == plugin
+        )
+        return [
+            (number, last)
+            for number in numbers
+            if (last := manifest.former.get(number, former.UNKNOWN)) != former.UNKNOWN
+        ]
+
+    def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> View:
+        """The view that a member requests, without the lost members. `peer`: the sender, with its
+        current rights. Raises `NotAllowed`, `VoidIncarnation`, and ValueError for a request that
+        contradicts the hello."""
+        connection = self._connections.get(sender)
+        if connection is None:
+            raise NotAllowed(
+                f"{peer.name} said hello without the right 'write': only members get a view"
+            )
+        who = replace(connection.who, peer=peer)
+        if (wish.cluster_id, wish.member_uuid) != (who.cluster_id, who.member):
+            raise ValueError(
+                "cluster_id and member_uuid are not those of the connection's hello; say "
+                "hello again"
+            )
+        members, lost = tuple(wish.members), frozenset(wish.lost)
+        if who.member not in members or not lost.isdisjoint(members):
+            raise ValueError("members must contain this member, and none of those in lost")
+        return self.claims.view(who, members, lost)
+
+    def claim(self) -> dict[str, Any]:
+        """Which cluster may write, in which incarnation, and whether its members may be alive; the
+        last known state if the storage cannot be reached."""
+        with suppress(StorageError):
+            self.claims.newest()
+        known = self.claims.known
+        return {
+            "cluster_id": known.cluster_id,
+            "incarnation": known.newest,
+            "alive": self.start.alive(),
+        }
+
+    def shut(self, sender: bytes) -> None:
+        """Refuse all appends of this connection until its next hello. A plug-in may have sent a
+        second append before it learns that the first one was refused; if the second one were
+        logged, `last_request` would say that both are in the log."""
+        if sender in self._connections:
+            self._shut.add(sender)
+
+    def heard(self, sender: bytes) -> None:
+        """A request arrived from this connection. If it is a member's, its cluster is alive."""
+        connection, newest = self._connections.get(sender), self.claims.known.newest
+        if self.sign is not None and connection is not None:
+            self.sign.greeted(connection.who.cluster_id)
+            if (connection.who.plugin, newest) in self._by_plugin:
+                self.sign.heard(newest)
+
+    def connection(self, sender: bytes) -> Connection | ReadSession | None:
+        """The connection of this sender; None: it has not said hello."""
+        return self._connections.get(sender) or self._readers.get(sender)
+
+    def bye(self, sender: bytes) -> None:
+        """The plug-in of this connection has stopped: remove all its connections. For a client that
+        only reads, remove this connection."""
+        if sender not in self._connections:
+            self._readers.pop(sender, None)
+            return
+        plugin = self._connections[sender].who.plugin
+        for each in [
+            each
+            for each, connection in self._connections.items()
+            if connection.who.plugin == plugin
+        ]:
+            del self._connections[each]
+            self._shut.discard(each)
+        for session in self._by_number.values():
+            if session.plugin == plugin:
+                session.writer = b""
+        if self.sign is not None and not self._connections:
+            self.sign.silent()
+
+    def gone(self, sender: bytes) -> None:
+        """This connection has ended: remove it. Its member may be alive and connect again."""
+        connection = self._connections.pop(sender, None)
+        self._readers.pop(sender, None)
+        self._shut.discard(sender)
+        if connection is not None:
+            for session in self._by_number.values():
+                if session.writer == sender:
+                    session.writer = b""
+
+    def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
+        """Why this connection may not append for the session, as (code, text); None: it may."""
+        session = self._by_number.get(number)
+        if session is None or not session.writer:
+            return "not-ready", "say hello first"
+        if session.writer != sender:
+            return "superseded", "a later connection of this plug-in has taken over"
+        newest = self.claims.known.newest
+        if session.incarnation != newest:
+            return (
+                "void-incarnation",
+                f"this cluster's incarnation {session.incarnation} was followed by {newest}; "  # noqa: ISC004
+                "say hello again",
+            )
+        if sender in self._shut:
+            return "not-ready", "an earlier append of this connection was refused; say hello again"
+        return None
+
+    def session(self, number: int) -> Session:
+        return self._by_number[number]
+
+    def check_newest(self, batches: Sequence[CommitRequest]) -> None:
+        """Called between sync and acknowledgement. If the log was claimed meanwhile, by another
+        cluster or for a newer view of this one, older batches get an error. This costs one stat on
+        a local file system."""
+        current = self.claims.newest()
+        for batch in batches:
+            own = self._by_number[batch.session].incarnation if batch.session else current
+            if own != current:
+                what = (
+                    f"this log was claimed after incarnation {own}, by another cluster or for a "
+                    "newer view of this one"
+                )
+                batch.error = OutcomeUnknown(f"{what}; say hello again")

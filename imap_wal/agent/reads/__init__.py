@@ -1,0 +1,1 @@
+"""Reads of an agent's clients: keys, listings, load, maps, schemas."""

@@ -1,0 +1,473 @@
+"""Answers the read requests keys, list, load, maps and schemas, on its own thread, so that a long
+merge never delays a commit."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgpack
+import structlog
+
+from imap_wal import layout
+from imap_wal.agent.lines import Lines
+from imap_wal.agent.reads.listings import ListingGone, Listings, Page
+from imap_wal.agent.reads.unsent import Payload, Unsent
+from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
+from imap_wal.agent.room import Room
+from imap_wal.agent.transport.router import Message, Outbox
+from imap_wal.clock import Clock, Randomness
+from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
+from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
+from imap_wal.read.newest.partitions import Partitions
+from imap_wal.read.view import MaterializedView
+from imap_wal.schemas import Schema, sound_schemas
+from imap_wal.worker import Worker
+from storage_backends import StorageError
+
+ANSWER_BYTES = 16 * 1024 * 1024
+LOAD_KEYS = 64
+"""An answer has at most this size, or one entry: large values need several answers. This many keys
+are looked up at once."""
+LOAD_S = 0.5
+"""An answer to a `load` ends after this time, with the keys looked up so far, because other
+connections read on the same thread."""
+STUCK_LOOK_S = 0.2
+"""How often unsent answers are checked while there is no room for others."""
+CLOSE_S = 5
+AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
+"""The pause before a failed restore at start is tried again; it doubles each time, up to the
+maximum, because a restore may read all logs."""
+
+FRESH_BYTES = 8 * 1024 * 1024
+"""When this node has appended this much since the last merge, the next merge runs without a
+request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
+FRESH_LOOK_S, FRESH_SHARE = 1.0, 20
+"""The interval of that check. Such merges take at most 1/FRESH_SHARE of the time."""
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, its arrival number, and the `partition_count` of its connection."""
+
+    arrived: int
+    message: Message
+    partition_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """The answer to this sender has left the agent. `number`: the request's arrival number."""
+
+    sender: bytes
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """The connection of this sender has ended."""
+
+    sender: bytes
+
+
+class Reads:
+    """Answers read requests from one MaterializedView, which merges all nodes' logs once and then
+    reads only what was appended.
+
+    `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
+    logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
+    `at_once`: merge all logs now, without waiting for a request."""
+
+    def __init__(
+        self,
+        view: MaterializedView,
+        make_outbox: Callable[[], Outbox],
+        appended: Callable[[], int],
+        disconnect: Callable[[bytes, str], None] = lambda sender, why: None,
+        demand: Callable[[Message], None] = lambda message: None,
+        *,
+        at_once: bool,
+        clock: Clock,
+        randomness: Randomness,
+        room: Room | None = None,
+        lines: Lines | None = None,
+    ) -> None:
+        self._view, self._clock, self._appended = view, clock, appended
+        self._make_outbox = make_outbox
+        self._outbox: Outbox | None = None
+        self._room, self._lines = room or Room(), lines or Lines(clock)
+        self._queue: queue.SimpleQueue[_Asked | _Left | _Gone | None] = queue.SimpleQueue()
+        self._disconnect, self._demand = disconnect, demand
+        self._waiting: deque[_Asked] = deque()
+        """Requests that wait because there is no room for their answers."""
+        self._queued: set[bytes] = set()
+        """Senders with a request in `_queue` or `_waiting`: one each."""
+        self._unsent = Unsent(clock)
+        self._arrived = 0
+        """How many requests have arrived; the number of the last one."""
+        self._covered = (0, 0)
+        """The view's version, and the last request that arrived before the last catch-up began: the
+        view has what was acknowledged before this request."""
+        self._taken: Message | None = None
+        """The request that is being answered."""
+        self._listings = Listings(view, randomness)
+        self._restore_at: float | None = clock.monotonic() if at_once else None
+        """When to merge all logs without a request; None: not needed any more."""
+        self._pause = AGAIN_S
+        self._fresh_at = clock.monotonic()
+        """When to check next how much was appended."""
+        self._merged_bytes = self._partition_count = 0
+        """Bytes that this node had appended before the last merge; the number of partitions, from
+        requests."""
+        self.schemas: dict[int, Schema] = {}
+        """The valid schemas of all logs by their ids, from the last merge for a request. The dict
+        is replaced, never changed, so that other threads may read it."""
+        self._metadata = 0
+        self._named: set[str] = set()
+        self.served = 0
+        self._ended = False
+        self.worker = Worker("imap-wal-reads", self._turn)
+        self.worker.start()
+
+    def ask(self, message: Message, partition_count: int) -> str:
+        """Queue a request for this thread. Returns why it is refused; "": it is queued."""
+        if message.sender in self._queued:
+            return "another read of this connection waits for its answer"
+        if not self._room.enter(message.memory):
+            return "requests of other connections take all the room"
+        self._queued.add(message.sender)
+        self._arrived += 1
+        self._queue.put(_Asked(self._arrived, message, partition_count))
+        return ""
+
+    def forget(self, sender: bytes) -> None:
+        """A connection has ended: drop its request and its listings."""
+        self._queue.put(_Gone(sender))
+
+    @property
+    def unmerged_bytes(self) -> int:
+        """Bytes that this node has appended since the last merge. The next merge reads these, and
+        about as many of each other node."""
+        return abs(self._appended() - self._merged_bytes)
+
+    def unanswered(self) -> list[Message]:
+        """The unanswered requests, if the thread is dead or closed; [] while it runs."""
+        if not self._ended and (self.worker.state.alive or self.worker.stopping.is_set()):
+            return []
+        taken, self._taken = self._taken, None
+        found = [asked.message for asked in self._waiting]
+        self._waiting.clear()
+        while not self._queue.empty():
+            asked = self._queue.get()
+            if isinstance(asked, _Asked):
+                found.append(asked.message)
+        for message in found:
+            self._room.leave(message.memory)
+        self._queued.clear()
+        return found if taken is None else [taken, *found]
+
+    def close(self) -> bool:
+        """End the thread; a running merge ends at its next batch. Returns False if the thread waits
+        for the storage; then it ends with the process."""
+        self.worker.stopping.set()
+        self._view.interrupt()
+        self._queue.put(None)
+        ended = self._ended = self.worker.stop(CLOSE_S)
+        if ended:
+            if self._outbox is not None:
+                self._outbox.close()
+            self._view.close()
+        return ended
+
+    def _turn(self, worker: Worker) -> bool:
+        asked = self._ready()
+        if asked is None:
+            return self._listen()
+        message = self._taken = asked.message
+        self._queued.discard(message.sender)
+        self._room.leave(message.memory)
+        header, payload = self._answer(asked)
+        self.served += 1
+        self._send(message, asked.arrived, header, payload)
+        self._taken = None
+        return bool(header[0] != "error")
+
+    def _ready(self) -> _Asked | None:
+        """The oldest request that can be answered now."""
+        if self._unsent.full:
+            return None
+        found = next(
+            (asked for asked in self._waiting if asked.message.sender not in self._unsent), None
+        )
+        if found is not None:
+            self._waiting.remove(found)
+        return found
+
+    def _listen(self) -> bool:
+        """Wait for a request, for room, or until a merge is due."""
+        wait = self._wait()
+        if self._unsent.full:
+            wait = min(STUCK_LOOK_S, wait if wait is not None else STUCK_LOOK_S)
+        try:
+            item = self._queue.get(timeout=wait)
+        except queue.Empty:
+            return self._idle()
+        if isinstance(item, _Asked):
+            self._waiting.append(item)
+        elif isinstance(item, _Left):
+            self._unsent.left(item.sender, item.number)
+        elif item is not None:
+            self._drop(item.sender)
+        return item is None
+
+    def _drop(self, sender: bytes) -> None:
+        """A connection has ended: drop its waiting requests."""
+        for asked in [asked for asked in self._waiting if asked.message.sender == sender]:
+            self._waiting.remove(asked)
+            self._queued.discard(sender)
+            self._room.leave(asked.message.memory)
+        self._listings.forget(sender)
+
+    def _idle(self) -> bool:
+        if self._unsent.full and (stuck := self._unsent.stuck()) is not None:
+            self._disconnect(
+                stuck, "a peer does not read its answer, and other answers need the room"
+            )
+        if self._wait() != 0:
+            return False
+        return self._refresh() if self._restore_at is None else self._restore()
+
+    def _wait(self) -> float | None:
+        """Seconds until a merge without a request is due; None: none is planned."""
+        until = self._restore_at
+        if until is None and self.served and FRESH_BYTES:
+            until = self._fresh_at
+        return None if until is None else max(0.0, until - self._clock.monotonic())
+
+    def _restore(self) -> bool:
+        """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
+        not, it is tried again later."""
+        self._restore_at, self._pause = (
+            self._clock.monotonic() + self._pause,
+            min(2 * self._pause, AGAIN_S_MAX),
+        )
+        try:
+            self._view.catch_up()
+        except (ImapWalError, StorageError) as error:
+            _log.warning("restore at start failed", error=str(error))
+            return False
+        self._restore_at = None
+        return True
+
+    def _refresh(self) -> bool:
+        """Merge what was appended, if that is enough and members read here. Returns whether it was
+        done."""
+        began, appended = self._clock.monotonic(), self._appended()
+        self._fresh_at = began + FRESH_LOOK_S
+        if not self.served or self.unmerged_bytes < FRESH_BYTES:
+            return False
+        try:
+            self._view.catch_up()
+            if self._partition_count:
+                self._view.hash_keys(self._partition_count)
+        except (ImapWalError, StorageError) as error:
+            _log.warning("a merge without a request failed", error=str(error))
+            return False
+        finally:
+            self._merged_bytes, now = appended, self._clock.monotonic()
+            self._fresh_at = now + max(FRESH_LOOK_S, FRESH_SHARE * (now - began))
+        return True
+
+    def _send(
+        self, message: Message, number: int, header: list[Any], payload: bytes | bytearray
+    ) -> None:
+        if self._outbox is None:
+            self._outbox = self._make_outbox()
+        if isinstance(payload, Payload):
+            self._unsent.add(message.sender, number, len(payload))
+        try:
+            self._outbox.send(message.sender, header, payload)
+        except Exception as error:  # noqa: BLE001  # with this socket or with this answer: another socket, and an error that can be sent
+            self.worker.failed(error)
+            self._unsent.left(message.sender, number)
+            self._outbox.close()
+            self._outbox = self._make_outbox()
+            text = f"the answer could not be sent: {type(error).__name__}: {error}"
+            self._outbox.send(
+                message.sender, ["error", message.request.number, "restore-failed", text]
+            )
+
+    def _catch_up(self, arrived: int) -> None:
+        """After this, the view has everything that was acknowledged before the request arrived.
+        Requests that waited together share one catch-up."""
+        version, covered = self._covered
+        if arrived > covered or version != self._view.version:
+            newest, appended = self._arrived, self._appended()
+            self._view.catch_up()
+            self._merged_bytes = appended
+            self._covered = self._view.version, newest
+            self._gather_schemas()
+
+    def _payload(self, asked: _Asked) -> Payload:
+        """An empty payload for an answer, which is counted until it has left the agent."""
+        return Payload(partial(self._queue.put, _Left(asked.message.sender, asked.arrived)))
+
+    def _answer(self, asked: _Asked) -> tuple[list[Any], bytes | bytearray]:
+        request, kind, number = (
+            asked.message.request,
+            asked.message.kind,
+            asked.message.request.number,
+        )
+        try:
+            self._demand(asked.message)
+            if isinstance(request, Keys):
+                return self._keys(asked, request)
+            if isinstance(request, List):
+                return self._list(asked, request)
+            if isinstance(request, Load):
+                return self._load(asked, request)
+            if isinstance(request, Maps):
+                return self._maps(asked, request)
+            assert isinstance(request, Schemas)
+            return self._schemas(asked, request)
+        except NotAllowed as error:  # its key lost the right while it waited
+            return ["error", number, "not-allowed", str(error)], b""
+        except ListingGone as error:
+            return ["error", number, "listing-gone", str(error)], b""
+        except StorageError as error:
+            self._lines.error("read failed", (kind, str(error)), kind=kind, error=str(error))
+            return ["error", number, "storage", str(error)], b""
+        except InvalidSetting as error:
+            return ["error", number, "bad-request", f"{kind}: {error}"], b""
+        except ImapWalError as error:
+            self._lines.error("read failed", (kind, str(error)), kind=kind, error=str(error))
+            return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
+        except (TypeError, ValueError) as error:
+            return ["error", number, "bad-request", f"{kind}: {error}"], b""
+        except Exception as error:  # noqa: BLE001  # such as a full scratch folder, or a bug: it becomes the answer, and `stat` shows it
+            self.worker.failed(error)
+            return ["error", number, "restore-failed", f"{type(error).__name__}: {error}"], b""
+
+    def _keys(self, asked: _Asked, request: Keys) -> tuple[list[Any], bytearray]:
+        page = self._page(asked, request, None)
+        pack = msgpack.Packer(use_bin_type=True).pack
+        payload = self._payload(asked)
+        payload += b"".join([pack(key) for key in page.keys])
+        return ["keys", request.number, page.cursor, len(page.keys), page.total], payload
+
+    def _list(self, asked: _Asked, request: List) -> tuple[list[Any], bytearray]:
+        """A page of the keys in some partitions, with as many entries of the first keys as fit into
+        an answer."""
+        page = self._page(
+            asked, request, Partitions(frozenset(request.partitions), asked.partition_count)
+        )
+        rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
+        payload = self._payload(asked)
+        payload += _packed(rows)
+        pack = msgpack.Packer(use_bin_type=True).pack
+        payload += b"".join([pack(key) for key in page.keys[loaded:]])
+        return [
+            "list",
+            request.number,
+            page.cursor,
+            len(page.keys),
+            page.total,
+            loaded,
+            len(rows),
+        ], payload
+
+    def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
+        layout.check_map_name(request.map)
+        if partitions is not None:
+            self._partition_count = asked.partition_count
+        if request.cursor is None:
+            self._catch_up(asked.arrived)
+        return self._listings.page(
+            request.map, request.cursor, request.limit, partitions, asked.message.sender
+        )
+
+    def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
+        """The entries of the first keys: as many as fit into an answer and its time, at least of
+        one key."""
+        name, count = request.map, request.count
+        layout.check_map_name(name)
+        keys = keys_of(asked.message.payload, count)
+        self._catch_up(asked.arrived)
+        payload = self._payload(asked)
+        entries = taken = 0
+        until = self._clock.monotonic() + LOAD_S
+        while (
+            taken < count
+            and len(payload) < ANSWER_BYTES
+            and (not taken or self._clock.monotonic() < until)
+        ):
+            rows, done = self._view.load_some(
+                name, keys[taken : taken + LOAD_KEYS], ANSWER_BYTES - len(payload)
+            )
+            packed = _packed(rows)
+            if payload and len(payload) + len(packed) > ANSWER_BYTES:
+                break  # an entry that does not fit is the first one of the next answer
+            payload += packed
+            entries += len(rows)
+            taken += done
+        return ["entries", request.number, entries, taken], payload
+
+    def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytes]:
+        """The maps that have entries in the log. For an invalid name, the answer has the reason, so
+        that the request for the other maps succeeds."""
+        wrong: dict[str, str] = {}
+        for name in request.names:
+            try:
+                layout.check_map_name(name)
+            except InvalidSetting as error:
+                wrong[name] = str(error)
+        self._catch_up(asked.arrived)
+        known = self._view.known([name for name in request.names if name not in wrong])
+        return ["maps", request.number, known, wrong], b""
+
+    def _schemas(self, asked: _Asked, request: Schemas) -> tuple[list[Any], bytearray]:
+        """The schemas with the next higher ids, as many as fit into an answer, and the last of
+        these ids; None: there are no more."""
+        self._catch_up(asked.arrived)
+        after, payload, count = request.after, self._payload(asked), 0
+        left = sorted(schema_id for schema_id in self.schemas if after is None or schema_id > after)
+        for schema_id in left:
+            payload += msgpack.packb(
+                (schema_id, self.schemas[schema_id].to_bytes()), use_bin_type=True
+            )
+            count += 1
+            if len(payload) >= ANSWER_BYTES:
+                break
+        return [
+            "schemas",
+            request.number,
+            count,
+            left[count - 1] if count < len(left) else None,
+        ], payload
+
+    def _gather_schemas(self) -> None:
+        """Set `schemas` to the valid schemas of all logs. Log each of the others once."""
+        metadata = self._view.metadata()
+        if len(metadata) == self._metadata:
+            return
+        self.schemas, bad = sound_schemas(metadata)
+        self._metadata = len(metadata)
+        for what in bad:
+            if what not in self._named:
+                self._named.add(what)
+                _log.error(
+                    "a schema in the log is not used; values that need it cannot be read",
+                    schema=what,
+                )
+
+
+def _packed(rows: list[Row]) -> bytes:
+    """The msgpack stream of entries: key, value, expires_at_ms."""
+    pack = msgpack.Packer(use_bin_type=True).pack
+    return b"".join([pack((row[KEY], row[VALUE], row[EXPIRES_AT_MS])) for row in rows])

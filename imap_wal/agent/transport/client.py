@@ -1,0 +1,77 @@
+"""The other end of the socket, for tools and tests."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgpack
+
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.transport.gate import identify
+from imap_wal.agent.transport.router import parts
+from imap_wal.errors import NotAllowed
+from storage_backends.extras import needs
+
+with needs("agent"):
+    import zmq
+
+
+class Client:
+    """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
+    both for an endpoint with keys. `answer` raises TimeoutError if no answer arrives, and
+    `NotAllowed` if the agent refuses the connection."""
+
+    def __init__(
+        self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
+    ) -> None:
+        self.endpoint, self._timeout_ms = endpoint, timeout_ms
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        if key is not None:
+            identify(self._socket, key, agent_key)
+        self._refusals = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        )
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._refusals, zmq.POLLIN)
+        self._socket.connect(endpoint)
+        self._number = 0
+
+    def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes]:
+        """Send `[kind, number, *fields]`. Returns the answer's header and payload."""
+        return self.answer(self.post(kind, *fields, payload=payload))
+
+    def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
+        """Send a request. Returns its number."""
+        self._number += 1
+        self._socket.send_multipart([msgpack.packb([kind, self._number, *fields]), payload])
+        return self._number
+
+    def answer(self, number: int) -> tuple[list[Any], bytes]:
+        """The answer to the request of this number; answers to earlier requests are skipped."""
+        while ready := dict(self._poller.poll(self._timeout_ms)):
+            if self._socket not in ready:
+                raise self._refusal()
+            header, payload = parts(self._socket.recv())
+            if header[1] == number:
+                return header, payload
+        raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
+
+    def _refusal(self) -> NotAllowed:
+        event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            return NotAllowed(
+                f"the agent at {self.endpoint} does not admit this user or key; its log "
+                "lines say whom it refused and why"
+            )
+        return NotAllowed(
+            f"{self.endpoint} did not accept the handshake: the agent has keys and this "
+            "client has none, or the reverse"
+        )
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)

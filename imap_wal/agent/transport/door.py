@@ -1,0 +1,252 @@
+"""Counts the connections that libzmq accepts, closes those above a limit, and reports those that
+have ended.
+
+libzmq has no limit of connections. It reports each connection that it accepts or loses. For one
+above the limit, this thread shuts down the socket, and libzmq closes it as if the peer had left. It
+has its own thread, because the agent's loop may wait for a sync.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from imap_wal.agent.lines import Lines
+from imap_wal.clock import Clock
+from imap_wal.worker import Worker
+
+GREETING_S = 1.0
+"""Above the limit, the oldest connection that has not said hello within this time is closed."""
+CLOSED_S = 0.02
+"""libzmq reports an end shortly before it closes the descriptor. If the connection still exists
+after this time, the report was about an earlier one on the same descriptor."""
+SWEEP_S = 1.0
+"""How often all connections are checked while there are too many: libzmq does not report every
+end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """libzmq has accepted or lost the connection on the descriptor `fd`."""
+
+    accepted: bool
+    fd: int
+
+
+class Ended(Exception):
+    """There are no more events."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """An open connection. `inode`: of its socket, because the number `fd` is reused. `since`: when
+    it was accepted. `sender`: the routing id of its messages; b"": none came yet. `greeted`: its
+    hello was accepted. `reported`: when libzmq reported its end. Times are monotonic seconds."""
+
+    fd: int
+    inode: int
+    since: float
+    sender: bytes = b""
+    greeted: bool = False
+    reported: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DoorStatistics:
+    """`open`: connections now. `most`: their limit. `refused`: connections that were closed because
+    they were too many or broke the protocol."""
+
+    open: int
+    most: int
+    refused: int
+
+
+class Door:
+    """Counts and closes connections. `next_event` waits briefly for an event; it returns None if
+    there was none, and raises `Ended`. `place`: where libzmq listens, a path or a port, as
+    `getsockname` returns it for each accepted connection. `most`: the limit of connections."""
+
+    def __init__(
+        self,
+        next_event: Callable[[], Event | None],
+        place: str | int,
+        most: int,
+        clock: Clock,
+        lines: Lines,
+    ) -> None:
+        self._next_event, self._place, self._most, self._clock, self._lines = (
+            next_event,
+            place,
+            most,
+            clock,
+            lines,
+        )
+        self._mutex = threading.Lock()
+        self._open: dict[int, _Known] = {}
+        self._by_sender: dict[bytes, _Known] = {}
+        self._gone: list[bytes] = []
+        self._ending: deque[_Known] = deque()
+        self._refused, self._swept = 0, -SWEEP_S
+        # Examining a socket needs a descriptor; reserve one in case none is left.
+        self._nothing, self._spare = (
+            os.open(os.devnull, os.O_RDONLY),
+            os.open(os.devnull, os.O_RDONLY),
+        )
+        self.worker = Worker("imap-wal-door", self._turn)
+
+    # ---- the door's thread ----
+
+    def _turn(self, worker: Worker) -> bool:
+        try:
+            event = self._next_event()
+        except Ended:
+            worker.stopping.set()
+            return False
+        with self._mutex:
+            if event is None:
+                self._settle()
+                return False
+            if event.accepted:
+                self._enter(event.fd)
+            elif (known := self._open.get(event.fd)) is not None:
+                known.reported = self._clock.monotonic()
+                self._ending.append(known)
+            self._settle(CLOSED_S)
+        return True
+
+    def _settle(self, after: float = 0.0) -> None:
+        """Remove the ended connections that were reported at least `after` seconds ago."""
+        until = self._clock.monotonic() - after
+        while self._ending and self._ending[0].reported <= until:
+            known = self._ending.popleft()
+            if self._open.get(known.fd) is known and self._inode(known.fd) != known.inode:
+                self._leave(known.fd)
+
+    def _enter(self, fd: int) -> None:
+        known = self._admit(fd)
+        if known is None or len(self._open) <= self._most:
+            return
+        self._settle()
+        now = self._clock.monotonic()
+        if len(self._open) > self._most and now - self._swept >= SWEEP_S:
+            self._swept = now
+            for each in list(self._open.values()):
+                if self._inode(each.fd) != each.inode:
+                    self._leave(each.fd)
+        if len(self._open) > self._most:
+            before = now - GREETING_S
+            silent = next(
+                (each for each in self._open.values() if not each.greeted and each.since < before),
+                known,
+            )
+            self._shut(silent)
+            self._lines.warning("too many connections", most=self._most, refused=self._refused)
+
+    def _admit(self, fd: int) -> _Known | None:
+        """The current connection on this descriptor; None: it is closed."""
+        inode, known = self._inode(fd), self._open.get(fd)
+        if known is not None and known.inode == inode:
+            return known
+        if known is not None:
+            self._leave(fd)
+        if not inode:
+            return None
+        known = self._open[fd] = _Known(fd, inode, self._clock.monotonic())
+        return known
+
+    def _leave(self, fd: int) -> None:
+        known = self._open.pop(fd, None)
+        if known is not None and known.sender:
+            self._by_sender.pop(known.sender, None)
+            self._gone.append(known.sender)
+
+    def _shut(self, known: _Known) -> None:
+        """Shut down its socket; libzmq then closes it."""
+        self._refused += 1
+        self._inode(known.fd, shut=known.inode)
+        self._leave(known.fd)
+
+    def _inode(self, fd: int, shut: int = 0) -> int:
+        """The inode of an accepted connection's socket; 0: the descriptor is not one any more.
+        `shut`: shut down the socket if it has this inode. This examines a duplicate, because libzmq
+        may close the descriptor at any time."""
+        try:
+            os.dup2(fd, self._spare, inheritable=False)
+        except OSError:
+            return 0
+        try:
+            with socket.socket(fileno=self._spare) as found:
+                try:
+                    name = found.getsockname()
+                    if (name[1] if isinstance(name, tuple) else name) != self._place:
+                        return 0
+                    inode = os.fstat(self._spare).st_ino
+                    if inode == shut:
+                        with suppress(OSError):  # the peer has disconnected
+                            found.shutdown(socket.SHUT_RDWR)
+                    return inode
+                finally:
+                    found.detach()
+        except OSError:
+            return 0
+        finally:
+            os.dup2(self._nothing, self._spare, inheritable=False)
+
+    # ---- the serving thread, and reads ----
+
+    def met(self, sender: bytes, fd: int) -> bool:
+        """The first message of `sender` arrived on this descriptor. Returns whether its connection
+        is still open."""
+        with self._mutex:
+            known = self._admit(fd)
+            if known is None:
+                return False
+            if known.sender and known.sender != sender:
+                if not _later(sender, known.sender):
+                    return False  # of a closed connection whose descriptor is reused
+                self._by_sender.pop(known.sender, None)
+                self._gone.append(known.sender)
+                known.greeted = False
+            known.sender = sender
+            self._by_sender[sender] = known
+            return True
+
+    def greeted(self, sender: bytes) -> None:
+        """The hello of this connection was accepted, so it is not closed to make room."""
+        with self._mutex:
+            if known := self._by_sender.get(sender):
+                known.greeted = True
+
+    def shut(self, sender: bytes, why: str) -> None:
+        """Close the connection of this sender, and log the reason."""
+        with self._mutex:
+            if known := self._by_sender.get(sender):
+                self._lines.warning("connection closed", why, reason=why)
+                self._shut(known)
+
+    def gone(self) -> list[bytes]:
+        """The senders whose connections have ended since the last call."""
+        with self._mutex:
+            found, self._gone = self._gone, []
+            return found
+
+    @property
+    def statistics(self) -> DoorStatistics:
+        with self._mutex:
+            return DoorStatistics(len(self._open), self._most, self._refused)
+
+    def close(self) -> None:
+        """Release the descriptors. Call it after the thread has ended."""
+        for each in (self._nothing, self._spare):
+            os.close(each)
+
+
+def _later(sender: bytes, other: bytes) -> bool:
+    """Whether `sender` is later than `other`; libzmq's routing ids are a zero byte and a
+    counter."""
+    return 0 < (int.from_bytes(sender[1:]) - int.from_bytes(other[1:])) % 2**32 < 2**31

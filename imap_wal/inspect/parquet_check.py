@@ -1,0 +1,118 @@
+"""Reads one archive or one file of a snapshot, and says whether it is whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import google_crc32c
+
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import EncryptionError, LogError
+from imap_wal.format import START
+from imap_wal.inspect.finding import (
+    ADVICE,
+    CLEAN,
+    CORRUPT,
+    Deadline,
+    Finding,
+    damaged,
+)
+from imap_wal.manifest import missing
+from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.node import node_manifests
+from imap_wal.parquet.salvage import survey_file
+from imap_wal.read.file_scan import ARCHIVE, FileScan
+from imap_wal.read.parquet_scan import read_archive, read_snapshot
+from storage_backends import NotFound, SegmentStore
+
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+def check_parquet(
+    store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline
+) -> Finding:
+    """`wanted`: the manifest's checksum of the whole file, 0 if it has none."""
+    found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
+    if piece.first > START:
+        found = replace(
+            found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records
+        )
+    try:
+        found = replace(found, bytes=store.size(piece.path))
+        crc = 0
+        with store.open_input(piece.path) as file:
+            while wanted and (data := file.read(CHUNK_BYTES)):
+                crc = google_crc32c.extend(crc, data)
+                deadline.check()
+        if crc != wanted:
+            what = "the file does not match the checksum that the manifest has of it"
+            return _readable(store, replace(found, offset=0, what=what), piece, records)
+        count = 0
+        for batch in (
+            read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece)
+        ):
+            count += len(batch.rows)
+            deadline.check()
+    except NotFound:
+        lost = _still_named(store, piece)
+        if lost is None:
+            what = "merged or removed while it was being verified"
+            return Finding(piece.path, piece.kind, CLEAN, what=what)
+        return replace(found, offset=0, what=lost.what)
+    except EncryptionError as error:
+        if wanted and error.is_missing:
+            return Finding(
+                piece.path,
+                piece.kind,
+                CLEAN,
+                found.bytes,
+                records or 0,
+                what=error.what,
+                unopened=True,
+            )
+        return replace(found, offset=0, what=error.what, advice=error.advice)
+    except LogError as error:
+        said = damaged(piece.path, piece.kind, found.bytes, error, None)
+        return _readable(
+            store,
+            replace(
+                found, status=said.status, offset=said.offset, what=said.what, advice=said.advice
+            ),
+            piece,
+            records,
+        )
+    if records is not None and count != records:
+        return replace(
+            found,
+            records=count,
+            lost_records=records - count,
+            what=f"{count} records, the manifest says {records}",
+        )
+    return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
+
+
+def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
+    """Why a missing file is damage: the manifest, read again, still names it. None if it does
+    not."""
+    folders = piece.path.split("/")
+    clock, randomness = SystemClock(), SystemRandomness()
+    if piece.kind == ARCHIVE:
+        manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
+        return missing.archive(piece.path, piece.node, manifests.read()[1])
+    clusters = cluster_manifests(store, "/".join(folders[:2]), clock, randomness)
+    return missing.snapshot_file(piece.path, clusters.read()[1])
+
+
+def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
+    """Adds what `repair` can read of a damaged file."""
+    try:
+        kept = survey_file(
+            store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None
+        )
+    except EncryptionError as error:
+        return replace(found, what=f"{found.what}; {error.what}")
+    return replace(
+        found,
+        records=kept.records,
+        lost_records=kept.lost if records is None else records - kept.records,
+    )

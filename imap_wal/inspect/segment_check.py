@@ -1,0 +1,213 @@
+"""Reads one segment, and says what is whole in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from imap_wal.entry import decoded
+from imap_wal.errors import CorruptLog, EncryptionError
+from imap_wal.format import OF_ENTRIES, Frame, Home, Position
+from imap_wal.inspect.finding import (
+    ADVICE,
+    CLEAN,
+    CORRUPT,
+    CUT,
+    TORN,
+    UNSUPPORTED,
+    Deadline,
+    Finding,
+)
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.read.scan import entries_of
+from imap_wal.segment.listing import SegmentFile
+from imap_wal.segment.salvage import last_lost, scan_segment
+from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
+from storage_backends import NotFound, SegmentStore
+
+NAMED_MAX = 100
+"""How many invalid entries of a segment a finding names."""
+
+
+class _Read(NamedTuple):
+    """A segment that was read. `wrong`: its entries with invalid content. `unread`: why it was not
+    decrypted."""
+
+    verdict: Verdict
+    records: int
+    wrong: list[str]
+    unread: EncryptionError | None
+
+
+def _read_segment(
+    store: SegmentStore,
+    node: NodeView,
+    segment: SegmentFile,
+    later: Sequence[SegmentFile],
+    deadline: Deadline,
+) -> _Read:
+    manifest = node.manifest
+    place = Place(
+        segment.path,
+        manifest.directory,
+        segment.epoch,
+        segment.number,
+        bool(later),
+        manifest.checkpoint,
+        manifest.newest,
+    )
+    # Without a gap.
+    paths = [
+        each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
+    ]
+    records, ended_at = 0, -1
+    wrong: list[str] = []
+    unread: EncryptionError | None = None
+
+    def count(frame: Frame) -> None:
+        nonlocal records
+        deadline.check()
+        records += frame.count if frame.kind in OF_ENTRIES else 0
+
+    def visit(frame: Frame) -> None:
+        count(frame)
+        if frame.kind in OF_ENTRIES:
+            wrong.extend(_wrong_entries(segment, frame))
+
+    while True:
+        records = 0
+        wrong.clear()
+        try:
+            verdict, _ = judge(
+                store, place, visit, partial(said_by, store, manifest.directory, paths)
+            )
+        except EncryptionError as error:
+            unread, records = error, 0
+            verdict, _ = judge(
+                store,
+                place,
+                count,
+                partial(said_by, store, manifest.directory, paths),
+                opened=False,
+            )
+        if verdict.status == CLEAN or later or verdict.end == ended_at:
+            return _Read(verdict, records, wrong, unread)
+        # Perhaps a commit under way: a writer continues, but damage does not move.
+        ended_at = verdict.end
+
+
+def check_segment(
+    store: SegmentStore,
+    view: ClusterView,
+    node: NodeView,
+    segment: SegmentFile,
+    later: Sequence[SegmentFile],
+    deadline: Deadline,
+) -> Finding:
+    found = Finding(segment.path, "segment", CLEAN, segment.bytes)
+    try:
+        read = _read_segment(store, node, segment, later, deadline)
+    except NotFound:
+        return replace(found, bytes=0, what="archived while it was being verified")
+    verdict, records, wrong = read.verdict, read.records, read.wrong
+    if read.unread is not None and verdict.status in (CLEAN, TORN, CORRUPT):
+        return _not_opened(found, read.unread, verdict, records)
+    if verdict.status == CLEAN and wrong:
+        advice = (
+            "write a copy of the log without such an entry: imap-wal repair --drop-entry POSITION"
+        )
+        more = [f"and {len(wrong) - NAMED_MAX} more"] if len(wrong) > NAMED_MAX else []
+        return replace(
+            found,
+            status=CORRUPT,
+            records=records,
+            what="; ".join(wrong[:NAMED_MAX] + more),
+            advice=advice,
+        )
+    if verdict.status == CLEAN:
+        return replace(found, records=records)
+    found = replace(
+        found,
+        offset=verdict.end,
+        first_lost=str(verdict.lost),
+        what=verdict.what,
+        advice=verdict.advice,
+    )
+    if verdict.status == UNSUPPORTED:
+        return replace(found, status=UNSUPPORTED)
+    if verdict.status == FOREIGN:
+        return replace(found, status=CORRUPT)
+    if verdict.is_tail:
+        found = replace(found, status=TORN, advice=CUT)
+        return (
+            found
+            if verdict.status == UNBORN
+            else _lost(found, segment, store, view.home(node, segment))
+        )
+    found = replace(found, status=CORRUPT, advice=ADVICE)
+    if verdict.status == SHORT and verdict.end:
+        named = node.manifest.checkpoint
+        last = str(named) if named[:2] == (segment.epoch, segment.number) else None
+        return replace(found, records=records, last_lost=last)
+    return _lost(found, segment, store, view.home(node, segment))
+
+
+def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
+    """For an encrypted file that the keys do not open. Without its key only its checksums were
+    verified, and `what` says so. Another key under its id, or an unencrypted file where encryption
+    is required, is a finding."""
+    what = error.what
+    if verdict.status != CLEAN:
+        found = replace(
+            found,
+            offset=verdict.end,
+            first_lost=str(verdict.lost),
+            frames_after=verdict.frames_after,
+        )
+        what = f"{verdict.what}; {what}"
+    if verdict.is_damage or not error.is_missing:
+        return replace(found, status=CORRUPT, records=records, what=what, advice=error.advice)
+    if verdict.is_tail:
+        return replace(found, status=TORN, records=records, what=what, advice=CUT, unopened=True)
+    return replace(found, records=records, what=what, unopened=True)
+
+
+def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
+    """Invalid entries of an undamaged frame, with their positions. Only early versions wrote
+    them."""
+    try:
+        decoded(frame.payload, frame.count)
+    except ValueError:
+        try:
+            _, named = entries_of(
+                segment.path, Position(segment.epoch, segment.number, frame.offset, 0), frame
+            )
+        except CorruptLog as error:
+            return [error.what]
+        return [
+            f"the entry at {position} has an impossible number: {what}" for position, what in named
+        ]
+    return []
+
+
+def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
+    """Adds the known facts about damaged frames. `records` are those that `repair` can read."""
+    try:
+        scan = scan_segment(store, segment.path, home)
+    except EncryptionError as error:
+        return replace(found, what=f"{found.what}; {error.what}")
+    gaps = scan.gaps
+    told = all(gap.records is not None for gap in gaps)
+    last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
+    after = (
+        sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
+    )
+    return replace(
+        found,
+        records=scan.records,
+        last_lost=str(last) if last is not None else None,
+        frames_after=after,
+        lost_records=sum(gap.records or 0 for gap in gaps) if told else None,
+    )

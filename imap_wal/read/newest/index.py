@@ -1,0 +1,500 @@
+"""The newest change of every key, in bounded memory.
+
+    add ─▶ one dict for each map: key → newest row     the fast path: a lookup and a tuple compare
+             │ more than `memory_bytes`
+             ▼
+           shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`)
+                                                         ─▶ too many runs: merged
+
+A row has its node at the end, unless that is the first node of the map. If several nodes claim the
+same (incarnation, partition version) for a key, the newest row of each is kept until a newer row is
+found (`rivals`), so the winner does not depend on the order of merging. Everything is read in pages
+of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md. Cleared
+entries (`clears`) are left out by reads and by merges of runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, compress
+from pathlib import Path
+from typing import TypeAlias, cast
+
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row
+from imap_wal.read.newest import runs
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.partitions import Partitions
+from imap_wal.read.newest.rivals import Claim, Conflict, conflict
+from imap_wal.read.newest.runs import Entry, Run, Values
+from imap_wal.read.newest.stored_rows import RUNS_MAX, Page, StoredRows
+from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
+
+KeyState: TypeAlias = tuple[bytes, bool, int]
+"""(key, deleted, expires_at_ms) of a newest row."""
+
+ROW_BYTES = 700
+"""Memory of a row from msgpack besides key and value: tuples, integers, its own three strings, its
+slot in the dict."""
+SHARED_ROW_BYTES = 500
+"""The same after equal strings are shared."""
+PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
+
+
+class NewestIndex:
+    """Not thread-safe. `memory_bytes` limits its memory; for more it uses files in `scratch`
+    (default: the system's temporary folder). They have no names, so nothing is left even after a
+    kill. `StorageUnavailable` if there is no room for them; earlier rows are not lost then."""
+
+    def __init__(
+        self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True
+    ) -> None:
+        self._memory_bytes, self._spill = memory_bytes, spill
+        self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)
+        """Keys and values of a page together; a single larger one has its own page."""
+        self.full = False
+        """For an index without `spill`: the caller must take out `every` row and call `clear`."""
+        self.overflowed = False
+        """Whether memory did not suffice."""
+        self._tables: dict[str, Table] = {}
+        self._grown = 0
+        self._room = memory_bytes
+        self._cleared = Cleared()
+        self._stored = StoredRows(memory_bytes, scratch, self._cleared)
+        self._version = 0
+        self._met: list[Callable[[], Conflict | None]] = []
+
+    def add(
+        self,
+        node: str,
+        rows: Sequence[Row],
+        payload_bytes: int | None = None,
+        *,
+        clears: bool = False,
+    ) -> None:
+        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows, if known.
+        `clears`: there may be clears among them."""
+        if clears:
+            rows = self._cleared.take(node, rows)
+        name: str | None = None
+        table = Table(node)
+        known_rows = table.rows
+        get = known_rows.get
+        alone = True
+        tail: tuple[str, ...] = ()
+        new = 0
+        for row in rows:
+            if row[MAP] != name:
+                new += len(known_rows) + len(table.rivals)
+                name = row[MAP]
+                table = self._tables.get(name) or self._tables.setdefault(name, Table(node))
+                known_rows = table.rows
+                get = known_rows.get
+                tail = () if table.node == node else (node,)
+                alone = table.alone = table.alone and not tail
+                new -= len(known_rows) + len(table.rivals)
+            key = row[KEY]
+            known = get(key)
+            if known is None:
+                known_rows[key] = row + tail
+            elif not alone:
+                table.offer(key, row + tail)
+            elif known[ORDER] < row[ORDER]:
+                known_rows[key] = row
+        if payload_bytes is None:
+            payload_bytes = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
+        new += len(known_rows) + len(table.rivals)
+        self._version += 1
+        # An upper bound: the size of replaced rows is not subtracted.
+        self._grown += payload_bytes + ROW_BYTES * new
+        if self._grown > self._room:
+            self._tighten()
+
+    def maps(self) -> list[str]:
+        """Names of all maps that have a row, also a tombstone or a clear."""
+        in_memory = {name for name, table in self._tables.items() if table.rows}
+        return sorted(
+            in_memory.union(
+                self._cleared.maps(), *(run.sections for run in self._stored.runs.values())
+            )
+        )
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a map has a row or a clear."""
+        table = self._tables.get(name)
+        return (
+            bool(table and table.rows)
+            or name in self._cleared
+            or any(name in run.sections for run in self._stored.runs.values())
+        )
+
+    def clears(self, name: str) -> list[Claim]:
+        """The newest clear of each partition of a map, and the node that wrote it."""
+        return self._cleared.claims(name)
+
+    def get(
+        self, name: str, keys: Sequence[bytes], bytes_max: int | None = None
+    ) -> list[Row | None]:
+        """The newest row of each key, also tombstones; None without one. `bytes_max`: only as many
+        of the first keys as fit, at least one. It limits the size of keys and values."""
+        found: list[Row | None] = []
+        size = 0
+        if not self._stored.runs:
+            table = self._tables.get(name)
+            for each in (
+                self._rows_of(name, table, keys) if table is not None else [None] * len(keys)
+            ):
+                if bytes_max is not None:
+                    size += len(each[KEY]) + len(each[VALUE] or b"") if each is not None else 0
+                    if size > bytes_max and found:
+                        break
+                found.append(each)
+            return found
+        entries = {entry[runs.KEY]: entry for entry in self._find(name, keys)}
+        wanted: list[Entry] = []
+        taken = 0
+        for key in keys:
+            if key in entries:
+                size += len(key) + max(0, entries[key][runs.LENGTH])
+                if bytes_max is not None and size > bytes_max and taken:
+                    break
+                wanted.append(entries[key])
+            taken += 1
+        rows = {
+            row[KEY]: row
+            for row in self._stored.loaded(name, wanted, Values(self._stored.runs, 0))[0]
+        }
+        return [rows.get(key) for key in keys[:taken]]
+
+    def keys(
+        self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None
+    ) -> Iterator[list[KeyState]]:
+        """Key, deleted flag and expiry of every newest row, without reading values. `partitions`:
+        only keys in these. In memory the time grows with the number of such keys; on scratch all
+        keys are read. Otherwise like `batches`."""
+        if partitions is not None and partitions.all:
+            partitions = None
+        if not self._stored.runs:
+            for _, some in self._pages_of_memory(
+                name, rows_max, ordered=False, partitions=partitions
+            ):
+                states = [(row[KEY], row[DELETED], row[EXPIRES_AT_MS]) for row in some]
+                yield from in_pages(states, [len(state[0]) for state in states], self.page_bytes)
+            return
+        for entries, _ in self._stored_pages(
+            name, rows_max, lambda entries: [len(entry[runs.KEY]) for entry in entries]
+        ):
+            states = [
+                (entry[runs.KEY], entry[runs.DELETED], entry[runs.EXPIRES_AT_MS])
+                for entry in entries
+            ]
+            yield (
+                states
+                if partitions is None
+                else list(compress(states, partitions.have([state[0] for state in states])))
+            )
+
+    def hash_keys(self, count: int) -> None:
+        """Hash the keys in memory, for `keys` of some of `count` partitions."""
+        for table in self._tables.values():
+            table.keys_in(Partitions(frozenset(), count))
+
+    def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
+        """All newest rows of a map, also tombstones, in pages of at most `page_bytes` and
+        `rows_max`. Rows that are added meanwhile may or may not appear; a key that is present all
+        the time appears once."""
+        for rows, _ in self.batches_with_nodes(name, rows_max):
+            yield rows
+
+    def batches_with_nodes(
+        self, name: str, rows_max: int = 10_000, *, ordered: bool = False
+    ) -> Iterator[tuple[list[Row], list[str]]]:
+        """`batches`, with the node that wrote each row; `ordered` by key."""
+        if self._stored.runs:
+            yield from self._stored_rows(name, rows_max)
+            return
+        for table, some in self._pages_of_memory(name, rows_max, ordered):
+            for page in in_pages(
+                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
+            ):
+                yield table.split(page)
+
+    def batches_with_rivals(
+        self, name: str
+    ) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
+        """`batches_with_nodes` in key order, with the keys in conflict of each page."""
+        self._met = []
+        pending: dict[bytes, Conflict] = {}
+        for rows, nodes in self.batches_with_nodes(name, ordered=True):
+            pending.update((each.key, each) for each in self.conflicts())
+            here = (
+                {row[KEY]: pending.pop(row[KEY]) for row in rows if row[KEY] in pending}
+                if pending
+                else {}
+            )
+            yield rows, nodes, here
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """The keys in conflict among the rows returned since the last call. Values are read one key
+        at a time."""
+        found, self._met = self._met, []
+        return (each for read in found if (each := read()) is not None)
+
+    def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
+        """All contenders of every key, for a merge elsewhere."""
+        if self._stored.runs:
+            for entries in self._stored.contenders(name, self._sources(name)):
+                yield from self._stored.pages_of(
+                    name, entries, self._page(rows_max), dict(self._stored.runs)
+                )
+            return
+        table = self._tables.get(name)
+        found = (
+            []
+            if table is None
+            else [*table.rows.values(), *chain.from_iterable(table.rivals.values())]
+        )
+        for start in range(0, len(found), rows_max):
+            some = found[start : start + rows_max]
+            for page in in_pages(
+                some, [len(row[KEY]) + len(row[VALUE] or b"") for row in some], self.page_bytes
+            ):
+                yield cast(Table, table).split(page)
+
+    def count(self, name: str) -> int:
+        """How many keys of a map have a row, also a tombstone."""
+        sections = [
+            run.sections[name] for run in self._stored.runs.values() if name in run.sections
+        ]
+        table = self._tables.get(name)
+        if not sections:
+            return len(table.rows) if table is not None else 0
+        if len(sections) == 1 and (table is None or not table.rows):
+            return sections[0].keys
+        return sum(
+            len(set(map(runs.key_of, entries))) for entries in runs.merged(self._sources(name))
+        )
+
+    def counts(self) -> dict[str, int]:
+        return {name: self.count(name) for name in self.maps()}
+
+    def remove(self, name: str) -> None:
+        """Remove a map."""
+        self._version += 1
+        self._cleared.remove(name)
+        self._tables.pop(name, None)
+        self._stored.remove(name)
+
+    def forget(self) -> None:
+        """Remove everything. Listings under way continue with rows that are added later."""
+        self.clear()
+        self._cleared.forget()
+        self._stored.runs = {}
+
+    def clear(self) -> None:
+        """Remove the rows in memory."""
+        self._version += 1
+        self._tables.clear()
+        self._grown, self._room, self.full = 0, self._memory_bytes, False
+
+    def close(self) -> None:
+        """Free memory and the scratch files. Safe to call twice."""
+        self.forget()
+
+    # ---- in memory ----
+
+    def _pages_of_memory(
+        self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None
+    ) -> Iterator[tuple[Table, list[Owned]]]:
+        """The rows of a map that was all in memory at the start, or of some partitions, with the
+        table that has their nodes. Rows that have moved to scratch since are found there, with
+        their nodes."""
+        table = self._tables.get(name)
+        if table is None:
+            return
+        keys = list(table.rows) if partitions is None else table.keys_in(partitions)
+        if ordered:
+            keys.sort()
+        for start in range(0, len(keys), rows_max):
+            some = keys[start : start + rows_max]
+            if self._stored.runs:
+                for rows, nodes in self._stored.pages_of(
+                    name, self._find(name, some), self._page(rows_max), dict(self._stored.runs)
+                ):
+                    yield table, [(*row, node) for row, node in zip(rows, nodes, strict=True)]
+                continue
+            now = self._tables.get(name)
+            if now is not None:
+                self._meet(name, now, some)
+                yield now, [row for row in self._winners(name, now, some) if row is not None]
+
+    def _rows_of(self, name: str, table: Table, keys: Sequence[bytes]) -> Iterator[Row | None]:
+        self._meet(name, table, keys)
+        for row in self._winners(name, table, keys):
+            yield None if row is None else cast(Row, row[:OWN_FIELDS])
+
+    def _winners(self, name: str, table: Table, keys: Sequence[bytes]) -> list[Owned | None]:
+        """The newest row of each key that was not cleared."""
+        found = list(map(table.rows.get, keys))
+        if name in self._cleared:
+            there = [(index, row) for index, row in enumerate(found) if row is not None]
+            for each in self._cleared.hidden(
+                name, [row[KEY] for _, row in there], [row[ORDER] for _, row in there]
+            ):
+                index, row = there[each]
+                found[index] = next(iter(self._contenders_of(name, table, row[KEY])), None)
+        return found
+
+    def _contenders_of(self, name: str, table: Table, key: bytes) -> list[Owned]:
+        """The contenders that were not cleared, the winner first."""
+        found = table.of(key)
+        hidden = self._cleared.hidden(name, [key] * len(found), [row[ORDER] for row in found])
+        return [row for index, row in enumerate(found) if index not in hidden]
+
+    def _meet(self, name: str, table: Table, keys: Sequence[bytes]) -> None:
+        if table.rivals:
+            found = [self._contenders_of(name, table, key) for key in keys if key in table.rivals]
+            self._met += [
+                partial(conflict, name, rows[0][KEY], list(map(table.claim, rows)))
+                for rows in found
+                if rows
+            ]
+
+    def _tighten(self) -> None:
+        """Drop cleared keys, and count exactly. If little room is left, share equal strings; if
+        that is not enough, move everything to scratch."""
+        self._purge()
+        tables = list(self._tables.values())
+        rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
+        held = chain(rivals, *(table.rows.values() for table in tables))
+        payload = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in held)
+        count = len(rivals) + sum(len(table.rows) for table in tables)
+        used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
+        if self._stored.runs:
+            least = used  # it will not fit, so sharing strings gains nothing
+        elif used > self._memory_bytes // 2 and (
+            least <= self._memory_bytes * 3 // 4 or not self._spill
+        ):
+            for table in tables:
+                table.share_strings()
+            used = least
+        if least > self._memory_bytes * 3 // 4:
+            if self._spill:
+                self._spill_all()
+                used = 0
+            else:
+                self.full = True
+        self._grown, self._room = 0, self._memory_bytes - used
+
+    def _purge(self) -> None:
+        """Drop the cleared keys. A listing would not find them."""
+        for name, table in self._tables.items():
+            keys = list(table.rows) if name in self._cleared else []
+            hidden = self._cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys])
+            gone = [
+                keys[index] for index in hidden if not self._contenders_of(name, table, keys[index])
+            ]
+            if gone:
+                table.remove(gone)
+
+    # ---- on scratch ----
+
+    def _spill_all(self) -> None:
+        """Write all rows in memory as a run."""
+        self._stored.add(self._tables)
+        self.overflowed = True
+        self.clear()
+        self._stored.settle(RUNS_MAX)
+
+    def _moves(self) -> int:
+        """Grows with every change to what a pass over the index would find, or where."""
+        return self._version + self._stored.version
+
+    def _page(self, rows_max: int) -> Page:
+        return Page(rows_max, self.page_bytes)
+
+    def _sources(self, name: str, after: bytes | None = None) -> list[Iterator[list[Entry]]]:
+        """All sources of a map's entries above a key."""
+        return self._stored.sources(name, self._tables.get(name), after)
+
+    def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
+        """The newest entries of those keys, in order of keys."""
+        winners, rivals = self._stored.find(name, self._tables.get(name), keys)
+        self._meet_stored(name, winners, rivals, dict(self._stored.runs))
+        return winners
+
+    def _meet_stored(
+        self,
+        name: str,
+        winners: Iterable[Entry],
+        rivals: dict[bytes, list[Entry]],
+        here: dict[int, Run],
+    ) -> None:
+        """Removes these winners' entries from `rivals`."""
+        for entry in winners if rivals else ():
+            if entry[runs.KEY] in rivals:
+                self._met.append(
+                    partial(
+                        self._stored.conflict, name, [entry, *rivals.pop(entry[runs.KEY])], here
+                    )
+                )
+
+    def _stored_pages(
+        self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
+    ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
+        """Pages of the newest entries of a map, and the runs that have their values. It continues
+        after the last key, not at a place: the index may change between two pages."""
+        after: bytes | None = None
+        while True:
+            version, here = self._moves(), dict(self._stored.runs)
+            held: list[Entry] = []
+            rivals: dict[bytes, list[Entry]] = {}
+            size = 0
+
+            def weighed(
+                entries: list[Entry], rivals: dict[bytes, list[Entry]] = rivals
+            ) -> list[int]:
+                if not rivals:
+                    return sizes(entries)
+                found = zip(
+                    sizes(entries),
+                    (rivals.get(entry[runs.KEY], []) for entry in entries),
+                    strict=True,
+                )
+                return [own + sum(sizes(others)) for own, others in found]
+
+            for entries in self._ended(runs.merged(self._sources(name, after))):
+                winners, others = self._stored.newest(name, entries)
+                rivals.update(others)
+                held += winners
+                size += sum(weighed(winners))
+                if winners and len(held) < rows_max and size < self.page_bytes:
+                    continue
+                for start in range(0, len(held), rows_max):
+                    some = held[start : start + rows_max]
+                    for page in in_pages(some, weighed(some), self.page_bytes):
+                        self._meet_stored(name, page, rivals, here)
+                        yield page, here
+                        after = page[-1][runs.KEY]
+                        if self._moves() != version:
+                            break
+                    if self._moves() != version:
+                        break
+                held, size = [], 0
+                if self._moves() != version:
+                    break
+            else:
+                return
+
+    @staticmethod
+    def _ended(lists: Iterator[list[Entry]]) -> Iterator[list[Entry]]:
+        """An empty list marks the end."""
+        yield from lists
+        yield []
+
+    def _stored_rows(self, name: str, rows_max: int) -> Iterator[tuple[list[Row], list[str]]]:
+        values = Values({}, 0)
+        for entries, here in self._stored_pages(name, rows_max):
+            if values.runs is not here:
+                values = Values(here, self._stored.window_bytes)
+            yield self._stored.loaded(name, entries, values)

@@ -1,0 +1,312 @@
+"""Sorted runs on scratch, for entries of an index that do not fit in memory.
+
+    run      two files without a name: entries sorted by map and key, in blocks; and their values,
+             in the same order
+    merge    any number of sorted sources ─▶ one, by windows; values of superseded entries are not
+             read
+
+In memory a run has the first key and the place of every block. An entry names the run that has its
+value, so a listing of keys reads no values. No other process reads these files, so they need no
+sync and no checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate, repeat
+from operator import add, itemgetter
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgpack
+
+from imap_wal.entry import Order
+from imap_wal.read.newest.rivals import joined
+
+Entry: TypeAlias = tuple[Any, ...]
+"""(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
+label is a number for key class, value class and node. The last three are the place of the value;
+length -1 means None. In memory: run IN_MEMORY, the row in place of the offset."""
+Chunk: TypeAlias = tuple[Sequence[Sequence[Any]], Sequence[int], Iterable[bytes | None]]
+"""Some entries as columns up to the partition, the lengths of their values, and the values."""
+
+KEY, ORDER, LABEL, DELETED, TIMESTAMP_MS, EXPIRES_AT_MS, PARTITION, RUN, OFFSET, LENGTH = range(10)
+IN_MEMORY = -1
+
+BLOCK_ENTRIES_MIN = 16
+BLOCK_BYTES_MAX = 64 * 1024
+"""A block ends with the entry that makes its keys larger than this."""
+BLOCK_INDEX_BYTES = 80
+"""Approximate memory of a block: its first key and its place."""
+BUFFER_BYTES = 256 * 1024
+
+key_of, length_of = itemgetter(KEY), itemgetter(LENGTH)
+_place_of = itemgetter(RUN, OFFSET, LENGTH)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The entries of one map in a run. `offsets` has one more item than there are blocks: the end
+    of the last. `keys` counts distinct ones."""
+
+    entries: int
+    keys: int
+    size: int
+    first_keys: list[bytes]
+    offsets: Sequence[int]
+
+
+class _Scratch:
+    """A file without a name. It is closed when nothing refers to it: a listing under way may still
+    read a run that was merged."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file: Any = None
+        self._file = tempfile.TemporaryFile(
+            prefix="imap-wal-index-", dir=folder, buffering=BUFFER_BYTES
+        )
+        self.write, self.writelines, self.flush = (
+            self._file.write,
+            self._file.writelines,
+            self._file.flush,
+        )
+
+    def read(self, offset: int, length: int) -> bytes:
+        """`length` bytes, fewer at the end."""
+        return os.pread(self._file.fileno(), length, offset)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # unwritten data are not needed
+                self._file.close()
+
+
+class Run:
+    """Sorted entries of some maps. A `RunWriter` creates it; its files are deleted with it."""
+
+    def __init__(
+        self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]
+    ) -> None:
+        self.number, self.sections = number, sections
+        self._entries, self._values = entries, values
+        self._written = self.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of its sections on disk."""
+        return sum(section.size for section in self.sections.values())
+
+    @property
+    def sparse(self) -> bool:
+        """Whether more than half of its files belong to removed maps."""
+        return self.size * 2 < self._written
+
+    def windows(self, name: str, after: bytes | None, window_bytes: int) -> Iterator[list[Entry]]:
+        """The entries of a map with keys above `after` (None: all), in order, in lists. Equal keys
+        are in one list."""
+        section = self.sections.get(name)
+        if section is None:
+            return
+        offsets = section.offsets
+        block = first = 0 if after is None else max(0, bisect_right(section.first_keys, after) - 1)
+        while block < len(section.first_keys):
+            stop = max(block + 1, bisect_right(offsets, offsets[block] + window_bytes) - 1)
+            unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=0)
+            unpacker.feed(self._read(offsets[block], offsets[stop]))
+            found: list[Entry] = []
+            for entries in unpacker:
+                found += entries
+            if after is not None and block == first:
+                found = found[bisect_right(found, after, key=key_of) :]
+            if found:
+                yield found
+            block = stop
+
+    def find(self, name: str, keys: Sequence[bytes]) -> list[Entry]:
+        """The entries of those keys, which must be sorted."""
+        section = self.sections.get(name)
+        found: list[Entry] = []
+        if section is None:
+            return found
+        first_keys, offsets, unpack = section.first_keys, section.offsets, msgpack.unpackb
+        here = -1
+        entries: tuple[Entry, ...] = ()
+        for key in keys:
+            block = bisect_right(first_keys, key) - 1
+            if block < 0:
+                continue
+            if block != here:
+                here, entries = (
+                    block,
+                    unpack(self._read(offsets[block], offsets[block + 1]), use_list=False),
+                )
+            index = bisect_left(entries, key, key=key_of)
+            while index < len(entries) and entries[index][KEY] == key:
+                found.append(entries[index])
+                index += 1
+        return found
+
+    def value(self, offset: int, length: int) -> bytes:
+        """`length` bytes of the values, fewer at the end."""
+        return self._values.read(offset, length)
+
+    def _read(self, start: int, stop: int) -> bytes:
+        return self._entries.read(start, stop - start)
+
+
+class RunWriter:
+    """Writes one run, map after map. `OSError` if the disk is full; then its files are deleted."""
+
+    def __init__(self, number: int, scratch: Path | None, entries: int, index_bytes: int) -> None:
+        """`entries`: the most that will be written. In memory their blocks need about
+        `index_bytes`."""
+        self._number = number
+        self._block_entries = max(
+            BLOCK_ENTRIES_MIN, entries * BLOCK_INDEX_BYTES // max(1, index_bytes)
+        )
+        self._entries, self._values = _Scratch(scratch), _Scratch(scratch)
+        self._end = self._values_end = 0
+        self._sections: dict[str, Section] = {}
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """All entries of a map, sorted by key, in chunks, equal keys together. Keeps no values in
+        memory."""
+        begin, values_begin = self._end, self._values_end
+        put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
+        first_keys: list[bytes] = []
+        offsets = array("Q")
+        count = distinct = 0
+        for heads, lengths, values in chunks:
+            keys: Sequence[bytes] = heads[KEY]
+            ends = list(accumulate(map(max, lengths, repeat(0)), initial=self._values_end))
+            entries = list(zip(*heads, repeat(self._number), ends, lengths, strict=False))
+            most = min(
+                self._block_entries, 1 + BLOCK_BYTES_MAX * len(keys) // (1 + sum(map(len, keys)))
+            )
+            start = 0
+            while start < len(entries):
+                stop = start + most
+                while stop < len(entries) and keys[stop] == keys[stop - 1]:
+                    stop += 1
+                first_keys.append(keys[start])
+                offsets.append(self._end)
+                self._end += put(pack(entries[start:stop]))
+                start = stop
+            self._values.writelines(filter(None, values))
+            self._values_end = ends[-1]
+            count += len(entries)
+            distinct += len(set(keys))
+        if count:
+            offsets.append(self._end)
+            size = self._end - begin + self._values_end - values_begin
+            self._sections[name] = Section(count, distinct, size, first_keys, offsets)
+
+    def finish(self) -> Run:
+        """Finish writing; returns the run for reading."""
+        self._entries.flush()
+        self._values.flush()
+        return Run(self._number, self._entries, self._values, self._sections)
+
+
+class Values:
+    """Reads values of entries that come in order, with read-ahead (`window_bytes`; 0: none)."""
+
+    def __init__(self, runs: Mapping[int, Run], window_bytes: int) -> None:
+        self.runs, self._window_bytes = runs, window_bytes
+        self._windows: dict[int, tuple[int, bytes]] = {}
+
+    def each(self, entries: Iterable[Entry]) -> Iterator[bytes | None]:
+        """The value of each entry."""
+        runs, windows, window_bytes = self.runs, self._windows, self._window_bytes
+        here, start, data = IN_MEMORY, 0, b""
+        for run, offset, length in map(_place_of, entries):
+            if run == IN_MEMORY:
+                yield offset[3]
+            elif length <= 0:
+                yield None if length < 0 else b""
+            elif length >= window_bytes:
+                yield runs[run].value(offset, length)
+            else:
+                if run != here:
+                    here = run
+                    start, data = windows.get(run, (0, b""))
+                at = offset - start
+                if at < 0 or at + length > len(data):
+                    start, at = offset, 0
+                    data = runs[run].value(offset, window_bytes)
+                    windows[run] = start, data
+                yield data[at : at + length]
+
+
+def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
+    """All entries of sorted sources, sorted by key, in lists. Equal keys are in one list, as in
+    each source."""
+    if len(sources) == 1:
+        yield from sources[0]
+        return
+    windows: list[list[Any]] = []  # [entries, index of the next, source]
+    for source in sources:
+        first = next(source, None)
+        if first is not None:
+            windows.append([first, 0, source])
+    while windows:
+        # Below the first end of a window no entry can come from elsewhere.
+        bound = min(window[0][-1][KEY] for window in windows)
+        found: list[Entry] = []
+        slices = 0
+        for window in windows:
+            entries, start, source = window
+            stop = bisect_right(entries, bound, start, key=key_of)
+            if stop > start:
+                found += entries[start:stop]
+                slices += 1
+                window[1] = stop
+            if stop == len(entries):
+                window[0], window[1] = next(source, None), 0
+        windows = [window for window in windows if window[0] is not None]
+        if slices > 1:
+            found.sort(key=key_of)  # Timsort only merges the sorted slices
+        yield found
+
+
+def newest(
+    entries: list[Entry], labels: Sequence[tuple[str, str, str]]
+) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+    """From entries sorted by key: the newest entry of each key, and, for keys that several nodes
+    claim, the other contenders (`imap_wal.read.newest.rivals`)."""
+    if len(set(map(key_of, entries))) == len(entries):
+        return entries, {}
+
+    def about(entry: Entry) -> tuple[Order, str, bool]:
+        return entry[ORDER], labels[entry[LABEL]][2], entry[DELETED]
+
+    found: dict[bytes, Entry] = {}
+    rivals: dict[bytes, list[Entry]] = {}
+    for entry in entries:
+        key = entry[KEY]
+        known = found.get(key)
+        if known is None:
+            found[key] = entry
+            continue
+        order, other = entry[ORDER], known[ORDER]
+        if order[:2] > other[:2]:
+            found[key] = entry
+            rivals.pop(key, None)
+        elif order[:2] == other[:2]:
+            if key not in rivals and labels[entry[LABEL]][2] == labels[known[LABEL]][2]:
+                if other < order:
+                    found[key] = entry
+                continue
+            found[key], *rivals[key] = joined([known, *rivals.get(key, ())], entry, about)
+    return list(found.values()), rivals
+
+
+def sizes(entries: Sequence[Entry]) -> list[int]:
+    """Approximate size of key and value of each."""
+    return list(map(add, map(len, map(key_of, entries)), map(length_of, entries)))

@@ -1,0 +1,288 @@
+"""The part of an index on scratch: writes, merges and reads its runs."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    KEY_CLASS,
+    ORDER,
+    PARTITION,
+    TIMESTAMP_MS,
+    VALUE,
+    VALUE_CLASS,
+    Row,
+)
+from imap_wal.errors import StorageUnavailable
+from imap_wal.read.newest import runs
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.rivals import Conflict, conflict
+from imap_wal.read.newest.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, Values
+from imap_wal.read.newest.table import OWN_FIELDS, Owned, Table, in_pages
+
+RUNS_MAX = 16
+"""Runs that may wait for their merge; a lookup first merges them."""
+_WINDOW_BYTES_MAX = 64 * 1024
+
+
+class Page(NamedTuple):
+    """Limits of a page: rows, and bytes of keys and values."""
+
+    rows: int
+    bytes: int
+
+
+class _Labels(dict[tuple[str, str, str], int]):
+    """(key class, value class, node) → their number in runs."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, str, str]] = []
+
+    def __missing__(self, words: tuple[str, str, str]) -> int:
+        self[words] = number = len(self.words)
+        self.words.append(words)
+        return number
+
+
+class StoredRows:
+    """Not thread-safe. `cleared`: entries that are left out."""
+
+    def __init__(self, memory_bytes: int, scratch: Path | None, cleared: Cleared) -> None:
+        self._memory_bytes, self._scratch, self._cleared = memory_bytes, scratch, cleared
+        self.runs: dict[int, Run] = {}
+        self.version = 0
+        """Grows with every merge."""
+        self.window_bytes = min(max(memory_bytes // 2048, 4096), _WINDOW_BYTES_MAX)
+        self._next_run = 0
+        self._labels = _Labels()
+
+    def add(self, tables: Mapping[str, Table]) -> None:
+        """Write the tables as one run."""
+        entries = sum(
+            len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values()
+        )
+        with self._needing_room():
+            writer = self._writer(entries)
+            for name, table in sorted(tables.items()):
+                writer.write(name, self._chunks(table))
+            run = writer.finish()
+        self.runs[run.number] = run
+
+    def remove(self, name: str) -> None:
+        """Remove a map."""
+        for run in self.runs.values():
+            run.sections.pop(name, None)
+        self.runs = {number: run for number, run in self.runs.items() if run.sections}
+        self.merge([run for run in self.runs.values() if run.sparse])
+
+    def settle(self, runs_max: int) -> None:
+        """If there are more runs than that, merge the smallest ones: each that is not much larger
+        than those before it together. So an entry is rewritten about as often as the index doubles,
+        and less often if many runs may wait."""
+        if len(self.runs) <= runs_max:
+            return
+        smallest = sorted(self.runs.values(), key=lambda run: run.size)
+        size, count = smallest[0].size, 1
+        while count < len(smallest) and smallest[count].size <= 2 * size:
+            size += smallest[count].size
+            count += 1
+        if count > 1 or len(smallest) > RUNS_MAX:
+            self.merge(smallest[: max(count, 2)])
+
+    def merge(self, merging: Sequence[Run]) -> None:
+        """Merge several runs into one."""
+        if not merging:
+            return
+        by_number = {run.number: run for run in merging}
+        with self._needing_room():
+            writer = self._writer(
+                sum(section.entries for run in merging for section in run.sections.values())
+            )
+            for name in sorted(set().union(*(run.sections for run in merging))):
+                values = Values(by_number, self.window_bytes)
+                sources = [run.windows(name, None, self.window_bytes) for run in merging]
+                contenders = self.contenders(name, sources)
+                columns = ((list(zip(*entries, strict=True)), entries) for entries in contenders)
+                writer.write(
+                    name,
+                    (
+                        (some[: runs.RUN], some[runs.LENGTH], values.each(entries))
+                        for some, entries in columns
+                    ),
+                )
+            run = writer.finish()
+        self.runs = {number: each for number, each in self.runs.items() if number not in by_number}
+        self.runs[run.number] = run
+        self.version += 1
+
+    def find(
+        self, name: str, table: Table | None, keys: Iterable[bytes]
+    ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+        """`newest` of those keys, in key order."""
+        with suppress(StorageUnavailable):  # a full disk only makes lookups slower
+            self.settle(1)
+        wanted = sorted(set(keys))
+        found = [entry for run in self.runs.values() for entry in run.find(name, wanted)]
+        if table is not None and table.rows:
+            found += [
+                self._entry(table, row)
+                for key in wanted
+                if key in table.rows
+                for row in table.of(key)
+            ]
+        found.sort(key=runs.key_of)
+        return self.newest(name, found)
+
+    def sources(
+        self, name: str, table: Table | None, after: bytes | None
+    ) -> list[Iterator[list[Entry]]]:
+        """All sources of a map's entries above a key."""
+        found = [
+            run.windows(name, after, self.window_bytes)
+            for run in self.runs.values()
+            if name in run.sections
+        ]
+        if table is not None and table.rows:
+            found.append(self._memory_windows(table, after))
+        return found
+
+    def contenders(
+        self, name: str, sources: Sequence[Iterator[list[Entry]]]
+    ) -> Iterator[list[Entry]]:
+        """All contenders of each key, the winner first."""
+        for entries in runs.merged(sources):
+            winners, rivals = self.newest(name, entries)
+            if rivals:
+                winners = [
+                    each for entry in winners for each in (entry, *rivals.get(entry[runs.KEY], ()))
+                ]
+            if winners:
+                yield winners
+
+    def newest(
+        self, name: str, entries: list[Entry]
+    ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
+        """`runs.newest` without cleared entries."""
+        if name in self._cleared:
+            hidden = self._cleared.hidden(
+                name,
+                [entry[runs.KEY] for entry in entries],
+                [entry[runs.ORDER] for entry in entries],
+            )
+            entries = [entry for index, entry in enumerate(entries) if index not in hidden]
+        return runs.newest(entries, self._labels.words)
+
+    def pages_of(
+        self, name: str, entries: list[Entry], page: Page, here: dict[int, Run]
+    ) -> Iterator[tuple[list[Row], list[str]]]:
+        """The rows and nodes of those entries, in pages. `here`: the runs that have their
+        values."""
+        values = Values(here, self.window_bytes)
+        for start in range(0, len(entries), page.rows):
+            some = entries[start : start + page.rows]
+            for part in in_pages(some, runs.sizes(some), page.bytes):
+                yield self.loaded(name, part, values)
+
+    def loaded(
+        self, name: str, entries: Sequence[Entry], values: Values
+    ) -> tuple[list[Row], list[str]]:
+        """The rows and nodes of those entries."""
+        if not entries:
+            return [], []
+        keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(
+            *entries, strict=True
+        )
+        key_classes, value_classes, nodes = zip(
+            *map(self._labels.words.__getitem__, labels), strict=True
+        )
+        columns = (
+            keys,
+            key_classes,
+            values.each(entries),
+            value_classes,
+            deleted,
+            timestamps,
+            expires,
+            partitions,
+            orders,
+        )
+        return list(zip(repeat(name), *columns, strict=False)), list(nodes)
+
+    def conflict(self, name: str, contenders: list[Entry], here: dict[int, Run]) -> Conflict | None:
+        """The conflict of one key among those entries."""
+        rows, nodes = self.loaded(name, contenders, Values(here, 0))
+        return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))
+
+    def _chunks(self, table: Table) -> Iterator[Chunk]:
+        """A table's rows, sorted, in columns: that avoids Python code for each row."""
+        own, node = OWN_FIELDS, table.node
+        for rows in table.windows(None):
+            (
+                _,
+                keys,
+                key_classes,
+                values,
+                value_classes,
+                deleted,
+                timestamps,
+                expires,
+                partitions,
+                orders,
+                *_,
+            ) = zip(*rows, strict=False)
+            nodes = (
+                repeat(node)
+                if table.alone
+                else [row[own] if len(row) > own else node for row in rows]
+            )
+            labels = list(
+                map(self._labels.__getitem__, zip(key_classes, value_classes, nodes, strict=False))
+            )
+            lengths = (
+                list(map(len, values))
+                if None not in values
+                else [-1 if value is None else len(value) for value in values]
+            )
+            yield (keys, orders, labels, deleted, timestamps, expires, partitions), lengths, values
+
+    def _memory_windows(self, table: Table, after: bytes | None) -> Iterator[list[Entry]]:
+        for rows in table.windows(after):
+            yield [self._entry(table, row) for row in rows]
+
+    def _entry(self, table: Table, row: Owned) -> Entry:
+        length = -1 if row[VALUE] is None else len(row[VALUE])
+        return (
+            row[KEY],
+            row[ORDER],
+            self._labels[row[KEY_CLASS], row[VALUE_CLASS], table.owner(row)],
+            row[DELETED],
+            row[TIMESTAMP_MS],
+            row[EXPIRES_AT_MS],
+            row[PARTITION],
+            IN_MEMORY,
+            row,
+            length,
+        )
+
+    def _writer(self, entries: int) -> RunWriter:
+        self._next_run += 1
+        return RunWriter(self._next_run, self._scratch, entries, self._memory_bytes // 8)
+
+    @contextmanager
+    def _needing_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            room = self._scratch or tempfile.gettempdir()
+            raise StorageUnavailable(
+                f"a merge that is larger than memory needs room in {room}: {error}; the log "
+                "was not changed"
+            ) from error

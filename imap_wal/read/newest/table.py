@@ -1,0 +1,144 @@
+"""The newest rows of one map in memory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Order, Row
+from imap_wal.read.newest.partitions import PartitionedKeys, Partitions
+from imap_wal.read.newest.rivals import Claim, Conflict, conflict, joined
+
+Owned: TypeAlias = tuple[Any, ...]
+"""A row of a table, with its node at the end if that is not the table's."""
+OWN_FIELDS = 10
+"""The length of a row without its node."""
+WINDOW_ROWS = 1024
+
+T = TypeVar("T")
+
+
+class Table:
+    """The newest rows of one map in memory. `node` wrote those without a node of their own;
+    `alone`: no other node wrote any. `rivals`: the contenders that are not in `rows`, of keys that
+    several nodes claim."""
+
+    __slots__ = ("_partitioned", "alone", "node", "rivals", "rows")
+
+    def __init__(self, node: str = "") -> None:
+        self.node, self.alone = node, True
+        self.rows: dict[bytes, Owned] = {}
+        self.rivals: dict[bytes, list[Owned]] = {}
+        self._partitioned: PartitionedKeys | None = None
+
+    def keys_in(self, partitions: Partitions) -> list[bytes]:
+        """The keys of some partitions. Only new keys are hashed."""
+        known = self._partitioned
+        if known is None or known.count != partitions.count:
+            known = self._partitioned = PartitionedKeys(partitions.count)
+        return known.within(partitions, self.rows)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            del self.rows[key]
+            self.rivals.pop(key, None)
+        self._partitioned = None
+
+    def owner(self, row: Owned) -> str:
+        return row[OWN_FIELDS] if len(row) > OWN_FIELDS else self.node
+
+    def claim(self, row: Owned) -> Claim:
+        """A row as it was written, and its node."""
+        return cast(Row, row[:OWN_FIELDS]), self.owner(row)
+
+    def of(self, key: bytes) -> list[Owned]:
+        """The contenders of a key, the winner first."""
+        row = self.rows.get(key)
+        return [] if row is None else [row, *self.rivals.get(key, ())]
+
+    def offer(self, key: bytes, row: Owned) -> None:
+        """Add a row of a map that several nodes write."""
+        known = self.rows.get(key)
+        if known is None:
+            self.rows[key] = row
+            return
+        pair, known_pair = row[ORDER][:2], known[ORDER][:2]
+        if pair > known_pair:
+            self.rows[key] = row
+            if self.rivals:
+                self.rivals.pop(key, None)
+        elif pair == known_pair:
+            if key not in self.rivals and self.owner(row) == self.owner(known):
+                if known[ORDER] < row[ORDER]:
+                    self.rows[key] = row
+                return
+            self.rows[key], *rest = joined(self.of(key), row, self._about)
+            self.rivals[key] = rest
+
+    def conflict(self, name: str, key: bytes) -> Conflict | None:
+        """The conflict of a key, if there is one."""
+        return (
+            conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
+        )
+
+    def _about(self, row: Owned) -> tuple[Order, str, bool]:
+        return row[ORDER], self.owner(row), row[DELETED]
+
+    def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
+        """The rows, and the node of each."""
+        own, node = OWN_FIELDS, self.node
+        return [cast(Row, row[:own]) for row in page], [
+            row[own] if len(row) > own else node for row in page
+        ]
+
+    def windows(self, after: bytes | None) -> Iterator[list[Owned]]:
+        """All contenders of the keys above `after`, in key order, in lists."""
+        keys = sorted(self.rows if after is None else (key for key in self.rows if key > after))
+        for start in range(0, len(keys), WINDOW_ROWS):
+            some = keys[start : start + WINDOW_ROWS]
+            yield (
+                [row for key in some for row in self.of(key)]
+                if self.rivals
+                else [self.rows[key] for key in some]
+            )
+
+    def share_strings(self) -> None:
+        """Share equal strings."""
+        intern, rows = sys.intern, self.rows
+        for key, row in rows.items():
+            rows[key] = (
+                intern(row[MAP]),
+                row[KEY],
+                intern(row[KEY_CLASS]),
+                row[VALUE],
+                intern(row[VALUE_CLASS]),
+                *row[DELETED:],
+            )
+        for rivals in self.rivals.values():
+            rivals[:] = [
+                (
+                    intern(row[MAP]),
+                    row[KEY],
+                    intern(row[KEY_CLASS]),
+                    row[VALUE],
+                    intern(row[VALUE_CLASS]),
+                    *row[DELETED:],
+                )
+                for row in rivals
+            ]
+
+
+def in_pages(found: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:
+    """Cuts a list where `sizes` add up to more than `bytes_max`; no page is empty."""
+    if sum(sizes) <= bytes_max:
+        if found:
+            yield found
+        return
+    start = size = 0
+    for index, each in enumerate(sizes):
+        if size + each > bytes_max and index > start:
+            yield found[start:index]
+            start, size = index, 0
+        size += each
+    yield found[start:]

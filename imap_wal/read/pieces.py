@@ -1,0 +1,138 @@
+"""Which files a reader reads, in which order, and what of each counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import Snapshot
+from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
+from imap_wal.read.state import ClusterState, NodeState
+
+
+def cluster_pieces(
+    state: ClusterState,
+    *,
+    since: Mapping[str, Position] | None = None,
+    until: Mapping[str, Position] | None = None,
+    maps: Collection[str] | None = None,
+    nodes: Collection[str] | None = None,
+    snapshots: bool = True,
+    covered: bool = False,
+) -> list[FileScan]:
+    """The files to read, snapshots first, then node by node in log order. `covered=True` also
+    reads what a snapshot covers, if it still exists."""
+    found: list[FileScan] = []
+    if snapshots:
+        for name, snapshot in sorted(state.manifest.snapshots.items()):
+            if maps is None or name in maps:
+                found += snapshot_pieces(name, snapshot)
+    for node in sorted(state.nodes):
+        if nodes is None or node in nodes:
+            found += node_pieces(
+                state,
+                node,
+                since=(since or {}).get(node),
+                until=None if until is None else until.get(node, START),
+                maps=maps,
+                covered=covered,
+            )
+    return found
+
+
+def node_pieces(
+    state: ClusterState,
+    node: str,
+    *,
+    since: Position | None = None,
+    until: Position | None = None,
+    maps: Collection[str] | None = None,
+    covered: bool = False,
+) -> list[FileScan]:
+    """`cluster_pieces` of one node."""
+    if until == START:
+        return []
+    log = state.nodes[node]
+    marks = {} if covered else state.covered(node)
+    cuts = state.cuts(node)
+    overtaken = {} if covered else state.overtaken()
+    found: list[FileScan] = []
+    for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
+        below = max(since or START, marks.get(archive.map, START))
+        if (
+            archive.last <= below
+            or (until is not None and archive.first > until)
+            or (maps is not None and archive.map not in maps)
+        ):
+            continue
+        found.append(
+            FileScan(
+                ARCHIVE,
+                node,
+                archive.path,
+                archive.map,
+                log.manifest.directory,
+                first=archive.first,
+                last=archive.last,
+                since=since,
+                until=until,
+                covered=marks,
+                cuts=cuts,
+                bytes=archive.bytes,
+                records=archive.records,
+                checksum=archive.checksum,
+                overtaken=overtaken,
+            )
+        )
+    all_covered = (
+        min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
+    )
+    below = max(since or START, all_covered)
+    for index, segment in enumerate(log.segments):
+        here = (segment.epoch, segment.number)
+        if here < below[:2] or (until is not None and here > until[:2]):
+            continue
+        found.append(
+            replace(
+                segment_piece(log, index, since),
+                until=until,
+                covered=marks,
+                cuts=cuts,
+                bytes=segment.bytes,
+                checkpoint=log.manifest.checkpoint,
+                newest=log.manifest.newest,
+                overtaken=overtaken,
+            )
+        )
+    return found
+
+
+def segment_piece(log: NodeState, index: int, since: Position | None) -> FileScan:
+    """The segment `index` of those that are not archived, from `since` on."""
+    segment = log.segments[index]
+    following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
+    return FileScan(
+        SEGMENT,
+        log.name,
+        segment.path,
+        "",
+        log.manifest.directory,
+        segment.epoch,
+        segment.number,
+        next_path=following,
+        since=since,
+    )
+
+
+def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
+    """The part files of a snapshot, with their facts from the manifest."""
+    count = len(snapshot.files)
+    sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
+    rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
+    return [
+        FileScan(SNAPSHOT, "", path, name, bytes=size, records=records, checksum=checksum)
+        for path, size, records, checksum in zip(
+            snapshot.files, sizes, rows, checksums, strict=True
+        )
+    ]

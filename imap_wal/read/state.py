@@ -1,0 +1,82 @@
+"""The logs of a cluster as they were when they were looked at: manifests and listings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imap_wal.errors import MissingNode
+from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import NodeManifest, Seen
+from imap_wal.manifest.older import MISSING_ADVICE
+from imap_wal.read.file_scan import Overtaken
+from imap_wal.segment.listing import SegmentFile
+from imap_wal.settings import RecoveryPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node's log when it was read. `segments` are those that are not archived, in order,
+    without gaps. `missing`: why its segments cannot be read here; "" if they can."""
+
+    name: str
+    folder: str
+    manifest: NodeManifest
+    segments: tuple[SegmentFile, ...]
+    missing: str = ""
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(epoch, number) of the last segment that is not archived; (0, 0) if there is none."""
+        return self.segments[-1].name if self.segments else (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason."""
+
+    manifest: ClusterManifest
+    nodes: Mapping[str, NodeState]
+    missing: Mapping[str, str]
+    number: int = 0
+    """The number of the cluster's manifest."""
+
+    @property
+    def seen(self) -> Seen:
+        """What a process that acts on this state has seen of the cluster."""
+        return self.manifest.seen(self.number)
+
+    def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
+        """(incarnation, position) of each cluster lifetime: entries of older incarnations after the
+        position are void. A node that a lifetime does not name had no log when it began."""
+        return tuple(
+            (lifetime.incarnation, lifetime.cuts.get(node, START))
+            for lifetime in self.manifest.lifetimes
+        )
+
+    def covered(self, node: str) -> dict[str, Position]:
+        """Map → position up to which a snapshot covers this node's entries. Marks of another log
+        directory do not count."""
+        directory = self.nodes[node].manifest.directory
+        marks = {
+            name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()
+        }
+        return {
+            name: mark.position
+            for name, mark in marks.items()
+            if mark is not None and mark.directory == directory
+        }
+
+    def overtaken(self) -> Overtaken:
+        """Map → partition → pair, for entries above the marks of that map's snapshot."""
+        tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
+        return {name: pairs for name, pairs in tables.items() if pairs}
+
+    def demand(self, policy: RecoveryPolicy) -> None:
+        """`MissingNode` unless no registered node is missing, or the policy allows it."""
+        if self.missing and policy is RecoveryPolicy.FULL:
+            raise MissingNode(
+                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),
+                MISSING_ADVICE,
+            )

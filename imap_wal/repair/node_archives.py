@@ -1,0 +1,200 @@
+"""Which archives of one node's log the repaired copy has, and what of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from imap_wal import layout
+from imap_wal.entry import ORDER
+from imap_wal.format import Position
+from imap_wal.manifest.node import Archive
+from imap_wal.parquet import salvage
+from imap_wal.parquet.file import checksum
+from imap_wal.repair.node_plan import NodePlan
+from imap_wal.repair.report import COPIED, GIVEN_UP, POINT_IN_TIME, REWRITTEN, Extent, Item
+from imap_wal.segment.listing import SegmentFile, WalFolder
+from storage_backends import NotFound
+
+
+class ArchivePlanner:
+    """Fills the archives of a node's plan."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+
+    def decide(self) -> Position | None:
+        """Decide for each archive. Returns the position at which a point-in-time repair ends
+        because an archive is damaged: only entries below it are kept. None: no such position."""
+        found = [(archive, *self._look_at(archive)) for archive in self._plan.manifest.archives]
+        below: Position | None = None
+        if self._plan.mode == POINT_IN_TIME:
+            ends = [
+                kept.end or archive.first._replace(index=0)
+                for archive, _, kept in found
+                if kept is not None and kept.lost != 0
+            ]
+            below = min(ends, default=None)
+        for archive, status, damaged in found:
+            late = below is not None and archive.last >= below
+            if damaged is None and not late:
+                self._plan.archives.append((archive, None, False))
+                whole = Extent(
+                    str(archive.first), str(archive.last), None, archive.records, archive.bytes
+                )
+                self._plan.items.append(Item(archive.path, "archive", status, COPIED, whole))
+                continue
+            self._plan.changed = True
+            kept = damaged
+            if late or kept is None:
+                kept = salvage.survey_file(
+                    self._plan.store, archive.path, log=self._plan.manifest.directory, below=below
+                )
+            self._rewrite(archive, kept, status, damaged.what if damaged is not None else "", below)
+        return below
+
+    def _look_at(self, archive: Archive) -> tuple[str, salvage.Salvaged | None]:
+        """The status of an archive, and what of it can be read; None: it is whole."""
+        self._plan.tell(archive.path)
+        try:
+            with self._plan.store.open_input(archive.path) as file:
+                whole = archive.checksum != 0 and checksum(file) == archive.checksum
+        except NotFound:
+            whole = False
+        if whole:
+            return "clean", None
+        kept = salvage.survey_file(
+            self._plan.store, archive.path, log=self._plan.manifest.directory
+        )
+        if not archive.checksum and not kept.what and kept.records == archive.records:
+            return "clean", None
+        return "corrupt", kept._replace(lost=archive.records - kept.records)
+
+    def _rewrite(
+        self,
+        archive: Archive,
+        kept: salvage.Salvaged,
+        status: str,
+        damage: str,
+        below: Position | None,
+    ) -> None:
+        lost = archive.records - kept.records
+        what = damage or (
+            "its bytes do not match the checksum that the manifest has of them"
+            if status == "corrupt"
+            else f"it has entries after {below}"
+        )
+        given_up = None
+        if lost:
+            begins = [
+                place for place in (kept.end if kept.what else below, below) if place is not None
+            ]
+            first = str(max(archive.first, min(begins, default=archive.first)))
+            given_up = Extent(first, str(archive.last), None, lost, None)
+        if kept.first is None or kept.last is None:
+            self._plan.items.append(
+                Item(archive.path, "archive", status, GIVEN_UP, given_up=given_up, what=what)
+            )
+            return
+        path = layout.archive_path(
+            self._plan.node.folder,
+            archive.map,
+            kept.first,
+            kept.last,
+            self._plan.manifest.epoch,
+            "0",
+        )
+        copy = replace(
+            archive,
+            path=path,
+            first=kept.first,
+            last=kept.last,
+            records=kept.records,
+            tombstones=kept.tombstones,
+        )
+        self._plan.sources[path] = archive.path
+        self._plan.archives.append((copy, below, True))
+        extent = Extent(str(kept.first), str(kept.last), None, kept.records, None)
+        to = path if path != archive.path else ""
+        self._plan.items.append(
+            Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to)
+        )
+
+    def adopt(self) -> None:
+        """For an older manifest. Archives that it does not name, and whose segments are deleted,
+        were published: segments are deleted only after that. Entries that are still in segments are
+        read from the segments, even if such an archive has them too."""
+        manifest, wal = self._plan.manifest, self._plan.wal()
+        known = {archive.path for archive in manifest.archives}
+        unknown = []
+        for file in self._plan.node.files:
+            name = layout.parse_archive_path(file.path)
+            if name is not None and file.path not in known and name.last[:2] > manifest.archived:
+                unknown.append((file, name))
+        first = self._first_left(wal, [name for _, name in unknown])
+        if first is not None and first.number == manifest.archived[1] + 1:
+            return  # no segment is deleted
+        requests = dict(manifest.requests)
+        found = []
+        for file, name in unknown:
+            if first is not None and name.first.segment >= first.number:
+                continue
+            map_name = salvage.map_of(
+                self._plan.store,
+                file.path,
+                file.path.split("/")[-2],
+                [],
+                log=self._plan.manifest.directory,
+            )
+            if not map_name:
+                continue
+            rows = salvage.survey_file(
+                self._plan.store, file.path, log=self._plan.manifest.directory
+            )
+            found.append(
+                Archive(
+                    map_name,
+                    file.path,
+                    name.first,
+                    name.last,
+                    rows.records,
+                    rows.tombstones,
+                    file.size,
+                )
+            )
+            for row in salvage.rows_of(
+                self._plan.store, file.path, log=self._plan.manifest.directory
+            ):
+                _, _, session, request = row[ORDER]
+                requests[session] = max(request, requests.get(session, 0))
+        if not found:
+            return
+        last = max(archive.last for archive in found)
+        archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
+        self._plan.manifest = replace(
+            manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests
+        )
+
+    def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:
+        """The first segment that is not archived. On a storage that cannot append, the last small
+        object of each epoch stays, archived or not (`layout.fences`). If segments after it are
+        deleted, and an archive has their entries, it was archived too."""
+        segments = wal.segments
+        first = segments[0] if segments else None
+        if self._plan.store.capabilities.durable_append:
+            return first
+        in_wal = [
+            file
+            for file in self._plan.node.files
+            if file.path.startswith(f"{self._plan.node.folder}/wal/")
+        ]
+        kept = layout.fences(in_wal, segments[-1].epoch + 1) if segments else set()
+        for segment, following in pairwise(segments):
+            if segment.path not in kept:
+                break
+            gone = segment.number + 1, following.number - 1
+            if gone[0] <= gone[1] and any(
+                name.first.segment <= gone[1] and name.last.segment >= gone[0] for name in unknown
+            ):
+                first = following
+        return first

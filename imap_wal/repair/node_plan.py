@@ -1,0 +1,109 @@
+"""What becomes of each file of one node's log in the repaired copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.format import START, Position, SegmentHeader
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.manifest.node import Archive, NodeManifest
+from imap_wal.repair.report import Item
+from imap_wal.repair.segment import Segment
+from imap_wal.security.encryption import keys_of, sealed
+from imap_wal.segment.listing import WalFolder, sorted_out
+from imap_wal.segment.salvage import Place, Scan
+from storage_backends import SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """How a segment is written into the copy. `places`: the frames of the original that a rewritten
+    segment keeps."""
+
+    path: str
+    head: bytes
+    """Replaces as many bytes at the start of the original; b"" replaces nothing."""
+    source: str = ""
+    until: int | None = 0
+    """The original is copied from the end of `head` up to this offset; None: up to its end."""
+    places: tuple[Place, ...] = ()
+    drops: frozenset[Position] = frozenset()
+    """Entries that are not written."""
+    scan: Scan | None = None
+    """Of the original, if it is rewritten."""
+
+
+@dataclass
+class NodePlan:
+    """`node_archives` and `node_segments` fill it, `node_copy` carries it out."""
+
+    store: SegmentStore
+    view: ClusterView
+    node: NodeView
+    mode: str
+    clock: Clock
+    randomness: Randomness
+    tell: Callable[[str], None]
+    drops: frozenset[Position] = frozenset()
+    """Entries to set aside."""
+    items: list[Item] = field(default_factory=list)
+    aside: dict[str, bytes] = field(default_factory=dict)
+    """Path in the copy → the bytes of an entry that is set aside."""
+    archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
+    """The archives of the copy. Of each: the position below which entries are kept (None: all
+    entries), and whether the file is rewritten."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """The path of a rewritten archive in the copy → its path in the log."""
+    writes: list[Write] = field(default_factory=list)
+    moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
+    """Of each rewritten segment: the old and the new positions of the frames that are kept."""
+    cut: dict[tuple[int, int], Position] = field(default_factory=dict)
+    """Of each segment whose end is missing: its last frame."""
+    end: Position = START
+    """The last position of the copy."""
+    newest: int = 0
+    """The number of the copy's last segment."""
+    changed: bool = False
+    """The copy gets a new manifest."""
+    manifest: NodeManifest = field(default_factory=NodeManifest)
+
+    def wal(self) -> WalFolder:
+        """The segments of the log, as the manifest sorts them now."""
+        return sorted_out(
+            (file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")),
+            self.manifest.archived,
+            self.manifest.begins,
+        )
+
+    def position(self, place: Position) -> Position:
+        """The position in the copy for a position of the log: that of the last kept entry of the
+        same segment that is at or below it."""
+        frames = self.moved.get(place[:2])
+        if frames is None:
+            return min(place, self.cut.get(place[:2], place))
+        below = [pair for pair in frames if pair[0].frame <= place.frame]
+        if not below:
+            return place._replace(frame=0, index=0)
+        old, new = below[-1]
+        return new._replace(index=place.index) if old.frame == place.frame else new
+
+    def header(self, segment: Segment) -> bytes:
+        """A new header for a segment of the copy."""
+        view, manifest = self.view, self.manifest
+        created_ms = (
+            segment.header.created_ms if segment.header is not None else self.clock.now_ms()
+        )
+        header = SegmentHeader(
+            self.randomness.token(),
+            view.namespace,
+            view.cluster,
+            self.node.name,
+            segment.epoch,
+            segment.number,
+            0,
+            created_ms,
+            manifest.directory,
+        )
+        return sealed(keys_of(self.store).ring, header, self.randomness)[0].encode()

@@ -1,0 +1,336 @@
+"""Which segments of one node's log the repaired copy has, and what of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from imap_wal import format, layout
+from imap_wal.errors import NotRepairable
+from imap_wal.format import START, Home, Position
+from imap_wal.inspect import older_manifests
+from imap_wal.repair.node_copy import frame_of
+from imap_wal.repair.node_plan import NodePlan, Write
+from imap_wal.repair.report import (
+    COPIED,
+    EMPTIED,
+    GIVEN_UP,
+    LEFT_OUT,
+    POINT_IN_TIME,
+    REWRITTEN,
+    TRIMMED,
+    Extent,
+    Item,
+)
+from imap_wal.repair.segment import (
+    Segment,
+    cleared,
+    dropped,
+    find_missing_ends,
+    look_at,
+    pieces_of,
+    renamed,
+    text,
+)
+from imap_wal.security.encryption import SEAL_BYTES, resealed
+from imap_wal.segment.listing import WalFolder
+from imap_wal.segment.salvage import Place, Scan, scan_segment
+
+MISSING_MAX = 10_000
+"""If more segments are missing, it is no damage: a foreign file has a name like a segment's."""
+_CHANGED = -1
+"""Instead of the checksum of a segment's last frame: that frame is different in the copy."""
+
+
+class SegmentPlanner:
+    """Fills the segments of a node's plan, from the oldest to the newest."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+
+    def decide(self, *, given_up: bool) -> None:
+        """Decide for each segment. `given_up`: nothing of them is kept."""
+        manifest, folder = self._plan.manifest, self._plan.node.folder
+        wal = self._plan.wal()
+        misplaced = older_manifests.misplaced_wal(self._plan.node)
+        if misplaced:
+            self._plan.changed = True
+            self._plan.items.append(
+                Item(
+                    f"{folder}/wal", "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced
+                )
+            )
+            wal = WalFolder(())
+        for segments, what in (
+            (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
+            (wal.copied, "a recovery made a copy of it, which counts instead"),
+        ):
+            self._plan.items += [
+                Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments
+            ]
+        living = wal.segments
+        found: dict[int, Segment] = {}
+        for index, segment in enumerate(living):
+            self._plan.tell(segment.path)
+            found[segment.number] = look_at(
+                self._plan.store,
+                segment,
+                self._plan.view.home(self._plan.node, segment),
+                manifest,
+                newest=index == len(living) - 1,
+            )
+        find_missing_ends(found)
+        before: int | None = None
+        # A missing segment keeps its name if the name is known: then a mark in it is not above the
+        # log's end. Otherwise it gets the epoch of the last known segment before it, or else of the
+        # first one after it: epochs never fall.
+        marks = self._marks()
+        epochs = {
+            place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch
+        }
+        known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
+        epoch = manifest.archived[0] or (known[min(known)] if known else 0)
+        # If this folder was restored from an older copy, the marks name later segments.
+        last_number = max(
+            [
+                *found,
+                manifest.checkpoint.segment,
+                manifest.newest,
+                *(mark.segment for mark in marks),
+            ]
+        )
+        if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
+            raise NotRepairable(
+                f"{folder}/wal: of {last_number} segments there are {len(found)}; if one "
+                "with a strange number is not of this log, move it away"
+            )
+        for number in range(manifest.archived[1] + 1, last_number + 1):
+            planned = found.get(number)
+            if planned is None:
+                epoch = epochs.get(number, epoch)
+                path = layout.wal_path(folder, epoch, number)
+                planned = Segment(
+                    path,
+                    epoch,
+                    number,
+                    status="missing",
+                    what="this segment is missing: the log goes on after it",
+                )
+            if planned.torn and planned.scan is not None and planned.scan.header is None:
+                what = "a crash before its first commit: nothing was ever in it"
+                self._plan.items.append(
+                    Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what)
+                )
+                continue
+            epoch = planned.epoch
+            self._plan.newest = number
+            before = self._decide(planned, before, given_up=given_up)
+            given_up = given_up or (
+                self._plan.mode == POINT_IN_TIME and planned.damaged and planned.lost
+            )
+        if not found and manifest.checkpoint[:2] <= manifest.archived:
+            self._plan.end = manifest.checkpoint
+
+    def _marks(self) -> list[Position]:
+        """The positions up to which snapshots cover this log."""
+        marks = (
+            snapshot.marks.get(self._plan.node.name)
+            for snapshot in self._plan.view.manifest.snapshots.values()
+        )
+        return [
+            mark.position
+            for mark in marks
+            if mark is not None and mark.directory == self._plan.manifest.directory
+        ]
+
+    def _decide(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
+        """Decide for one segment. `before`, and the result: the checksum of the last frame, which
+        the header of the next segment names."""
+        place = segment.epoch, segment.number
+        all_frames = Extent(
+            text(segment.first), text(segment.last), segment.frames, segment.records, segment.bytes
+        )
+        if given_up:
+            self._plan.changed = True
+            self._note_empty(
+                segment, segment.everything(), segment.what or "it comes after the first damage"
+            )
+            return before if segment.checksum == 0 else _CHANGED
+        drops = frozenset(each for each in self._plan.drops if each[:2] == place)
+        if drops and segment.status == "clean":
+            self._plan.changed = True
+            self._drop(segment, drops, before)
+            return _CHANGED
+        if drops:
+            raise NotRepairable(
+                f"{segment.path} is damaged ({segment.what}): repair it first, then drop "
+                "entries from the copy"
+            )
+        if segment.status == "clean" or (
+            segment.header is not None and segment.end_missing is not None
+        ):
+            self._copy(segment, before, None)
+            lost = None
+            if segment.end_missing is not None:
+                self._plan.changed = True
+                self._plan.cut[place] = segment.last or Position(*place, 0, 0)
+                lost = Extent(
+                    str(Position(*place, segment.end, 0)),
+                    text(segment.end_missing if segment.end_missing > START else None),
+                )
+            self._plan.items.append(
+                Item(
+                    segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what
+                )
+            )
+            self._plan.end = max(self._plan.end, segment.last or START)
+            if segment.end_missing is not None and before is None:
+                return segment.checksum or _CHANGED  # the next header names a frame that is lost
+            return segment.checksum or before
+        if segment.torn and segment.scan is not None:
+            self._copy(segment, before, segment.end)
+            self._plan.items.append(
+                Item(
+                    segment.path, "segment", segment.status, TRIMMED, all_frames, what=segment.what
+                )
+            )
+            self._plan.end = max(self._plan.end, segment.last or START)
+            return segment.checksum or before
+        self._plan.changed = True
+        scan = segment.scan
+        frames = scan.frames if scan is not None else []
+        if scan is not None and self._plan.mode == POINT_IN_TIME and scan.gaps:
+            frames = [frame for frame in frames if frame.offset < scan.gaps[0].start]
+        if scan is None or not frames:
+            self._note_empty(segment, segment.everything(), segment.what)
+            return _CHANGED
+        self._rewrite(segment, scan, frames, before)
+        return _CHANGED
+
+    def _drop(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
+        """Rewrite an undamaged segment without some entries. The bytes of each are written to a
+        separate file. `NotRepairable` if there is no such entry."""
+        scan = scan_segment(
+            self._plan.store,
+            segment.path,
+            Home(
+                *self._plan.view.names(self._plan.node),
+                self._plan.manifest.directory,
+                segment.epoch,
+                segment.number,
+            ),
+        )
+        data = self._plan.store.read(segment.path)
+        for drop in sorted(drops):
+            frame = next(
+                (
+                    each
+                    for each in scan.frames
+                    if each.offset == drop.frame and drop.index < each.entries
+                ),
+                None,
+            )
+            if frame is None:
+                raise NotRepairable(
+                    f"{segment.path} has no entry at {drop}; `imap-wal verify` and `imap-wal "
+                    "dump` name positions"
+                )
+            piece = pieces_of(scan.payload(data, frame), frame, segment.path)[drop.index]
+            kind = "wal" if scan.cipher else "msgpack"
+            path = f"{self._plan.node.folder}/lost/dropped-{drop}.{kind}"
+            self._plan.aside[path] = self._alone(segment, frame, piece) if scan.cipher else piece
+            self._plan.items.append(
+                Item(
+                    path,
+                    "lost",
+                    "clean",
+                    REWRITTEN,
+                    Extent(records=1),
+                    what=f"the entry at {drop} of {segment.path}, set aside",
+                )
+            )
+        self._rewrite(segment, scan, scan.frames, before, drops)
+
+    def _copy(self, segment: Segment, before: int | None, until: int | None) -> None:
+        assert segment.header is not None
+        said = segment.header.previous_checksum
+        head = b""
+        if said and before is not None and said != before:
+            head = resealed(
+                self._plan.store,
+                cleared(self._plan.store.read(segment.path, 0, 4096)),
+                segment.path,
+            )
+        self._plan.writes.append(Write(segment.path, head, segment.path, until))
+
+    def _rewrite(
+        self,
+        segment: Segment,
+        scan: Scan,
+        frames: list[Place],
+        before: int | None,
+        drops: frozenset[Position] = frozenset(),
+    ) -> None:
+        place = segment.epoch, segment.number
+        if scan.header is None:
+            head = self._plan.header(segment)
+        else:
+            said = scan.header.previous_checksum
+            # It has the same length, so the frames before the damage keep their positions.
+            head = renamed(scan.raw, self._plan.randomness.token())
+            if said and before is not None and said != before:
+                head = cleared(head)
+            head = resealed(self._plan.store, head, segment.path)
+        moved: list[tuple[Position, Position]] = []
+        data = self._plan.store.read(segment.path) if drops else b""
+        offset = len(head)
+        more = SEAL_BYTES * (format.says_encrypted(head) - (scan.cipher is not None))
+        for frame in frames:
+            index = max(frame.count - 1, 0)
+            moved.append((Position(*place, frame.offset, index), Position(*place, offset, index)))
+            size = frame.end - frame.offset
+            offset += (
+                size
+                + more
+                - sum(map(len, dropped(scan, data, frame, drops, segment.path).values()))
+            )
+        self._plan.moved[place] = moved
+        self._plan.end = max(self._plan.end, moved[-1][1])
+        self._plan.writes.append(
+            Write(segment.path, head, segment.path, 0, tuple(frames), drops, scan)
+        )
+        kept = Extent(
+            str(moved[0][0]._replace(index=0)),
+            str(moved[-1][0]),
+            len(frames),
+            sum(frame.entries for frame in frames),
+            sum(frame.end - frame.offset for frame in frames),
+        )
+        lost = None
+        if scan.gaps and self._plan.mode == POINT_IN_TIME:
+            lost = segment.everything(frames)
+        elif scan.gaps:
+            lost = segment.gaps()
+        what = segment.what
+        if drops:
+            kept = replace(kept, records=(kept.records or 0) - len(drops))
+            lost = Extent(str(min(drops)), str(max(drops)), 0, len(drops), None)
+            what = (
+                f"without {len(drops)} dropped entries; each is kept in "
+                f"{self._plan.node.folder}/lost"
+            )
+        self._plan.items.append(
+            Item(segment.path, "segment", segment.status, REWRITTEN, kept, lost, what)
+        )
+
+    def _note_empty(self, segment: Segment, lost: Extent | None, what: str) -> None:
+        self._plan.writes.append(Write(segment.path, self._plan.header(segment)))
+        self._plan.moved[segment.epoch, segment.number] = []
+        self._plan.items.append(
+            Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what)
+        )
+
+    def _alone(self, segment: Segment, frame: Place, piece: bytes) -> bytes:
+        """One entry of an encrypted segment, as a segment of its own."""
+        head = self._plan.header(segment)
+        chunks, _ = frame_of(self._plan, head, segment.path, len(head), frame.kind, 1, [piece])
+        return b"".join([head, *chunks])

@@ -1,0 +1,169 @@
+"""Which snapshots the repaired copy has, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import zip_longest
+
+from imap_wal.clock import Clock
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.manifest.cluster import Snapshot
+from imap_wal.parquet import salvage
+from imap_wal.parquet.file import checksum
+from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
+from storage_backends import NotFound, SegmentStore, StoredFile
+
+
+class SnapshotRepair:
+    """The part of `ClusterRepair` for snapshots; `items` are those of the whole repair."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        view: ClusterView,
+        clock: Clock,
+        tell: Callable[[str], None],
+        items: list[Item],
+    ) -> None:
+        self._store, self._view, self._clock = store, view, clock
+        self._tell, self._items = tell, items
+        self.planned: dict[str, Snapshot] = {}
+        """The snapshots of the copy, by map."""
+        self.anew: set[str] = set()
+        """Files that are rewritten."""
+        self.generation = 0
+        """The highest generation that has a folder."""
+        self.taken_in: list[str] = []
+        """Files of snapshots that no manifest names but the copy keeps."""
+
+    def unnamed(self) -> dict[str, list[StoredFile]]:
+        """Map → files of its newest generation, if that is newer than the one that the manifest
+        names. A lost manifest may have named it, and the log below it may have been removed. If no
+        manifest is left, the newest generation may be of an unfinished rewrite: then all files."""
+        newest: dict[str, tuple[int, list[StoredFile]]] = {}
+        for file in self._store.list(f"{self._view.folder}/snapshot"):
+            *_, name, number, part = file.path.split("/")
+            if not number.isdigit() or not part.endswith(".parquet"):
+                continue
+            map_name = salvage.map_of(
+                self._store, file.path, name, self._view.manifest.snapshots, log=None
+            )
+            if not map_name:
+                continue
+            self.generation = max(self.generation, int(number))
+            known = self._view.manifest.snapshots.get(map_name)
+            generation, files = newest.get(
+                map_name, (known.generation if known is not None else 0, [])
+            )
+            if not self._view.manifest_number:
+                newest[map_name] = max(generation, int(number)), [*files, file]
+            elif int(number) >= generation and file.path not in (
+                known.files if known is not None else ()
+            ):
+                newest[map_name] = (
+                    int(number),
+                    [*(files if int(number) == generation else []), file],
+                )
+        return {name: files for name, (_, files) in newest.items() if files}
+
+    def adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
+        """The snapshot with these files added. Its marks stay as they are: the log above them is
+        read, and the newest change of each key wins."""
+        known = self._view.manifest.snapshots.get(name)
+        if known is None:
+            known = Snapshot(0, (), {}, 0, 0, 0, self._clock.now_ms())
+        if not unnamed:
+            return known
+        there = {file.path for file in self._store.list(f"{self._view.folder}/snapshot")}
+        # A missing file was replaced by the newer ones.
+        old = [(path, checksum) for path, checksum in _files(known) if path in there]
+        files = [*old, *((file.path, 0) for file in unnamed)]
+        self.taken_in += [file.path for file in unnamed]
+        return replace(
+            known,
+            generation=max(int(file.path.split("/")[-2]) for file in unnamed),
+            files=tuple(path for path, _ in files),
+            checksums=tuple(checksum for _, checksum in files),
+            bytes=known.bytes + sum(file.size for file in unnamed),
+            sizes=(),
+            rows=(),
+        )
+
+    def decide(self, name: str, snapshot: Snapshot) -> None:
+        files: list[str] = []
+        checksums: list[int] = []
+        records = tombstones = 0
+        damaged = False
+        for path, wanted in _files(snapshot):
+            self._tell(path)
+            try:
+                size = self._store.size(path)
+                with self._store.open_input(path) as file:
+                    whole = wanted != 0 and checksum(file) == wanted
+            except NotFound:
+                whole, size = False, 0
+            kept = salvage.survey_file(self._store, path, log=None)
+            records, tombstones = records + kept.records, tombstones + kept.tombstones
+            if whole or (not wanted and not kept.what):
+                files.append(path)
+                checksums.append(wanted)
+                self._items.append(
+                    Item(
+                        path, "snapshot", "clean", COPIED, Extent(records=kept.records, bytes=size)
+                    )
+                )
+                continue
+            damaged = True
+            lost = Extent(records=kept.lost) if kept.lost != 0 else None
+            what = kept.what or "its bytes do not match the checksum that the manifest has of them"
+            if not kept.records:
+                self._items.append(
+                    Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)
+                )
+                continue
+            files.append(path)
+            checksums.append(wanted)
+            self.anew.add(path)
+            self._items.append(
+                Item(
+                    path, "snapshot", "corrupt", REWRITTEN, Extent(records=kept.records), lost, what
+                )
+            )
+        if damaged:
+            live = records - tombstones
+            snapshot = replace(
+                snapshot,
+                files=tuple(files),
+                checksums=tuple(checksums),
+                live=live,
+                tombstones=tombstones,
+                sizes=(),
+                rows=(),
+            )
+        self.planned[name] = snapshot
+
+    def write(self, target: SegmentStore, name: str, snapshot: Snapshot) -> None:
+        checksums: list[int] = []
+        size = snapshot.bytes
+        for path, known in _files(snapshot):
+            self._tell(path)
+            if path in self.anew:
+                written = salvage.rewrite_file(self._store, path, target, path, log=None)
+                size += written.bytes - self._store.size(path)
+                checksums.append(written.checksum)
+            else:
+                salvage.copy_file(self._store, path, target)
+                checksums.append(known)
+        if self.anew & set(snapshot.files):
+            self.planned[name] = replace(
+                snapshot, checksums=tuple(checksums), bytes=max(size, 0), sizes=(), rows=()
+            )
+
+
+def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
+    """Each file with its checksum in the manifest, 0 if it has none."""
+    return [
+        (str(path), int(known))
+        for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)
+    ]

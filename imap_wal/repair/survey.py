@@ -1,0 +1,59 @@
+"""What is in a storage, where manifests are damaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imap_wal.errors import CorruptLog
+from imap_wal.inspect.inventory import ClusterView, survey
+from storage_backends import SegmentStore, StoredFile
+
+
+def tolerant_survey(
+    store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
+) -> tuple[list[ClusterView], dict[str, int]]:
+    """Like `survey`, but uses an older manifest if the newest is damaged. Also returns how many
+    newer ones of each folder cannot be read."""
+    without = _Without(store)
+    while True:
+        try:
+            views = survey(without, namespaces, clusters)
+            for view in views:  # the packed part of a manifest is parsed at its first use
+                for manifest in (
+                    view.manifest.snapshots,
+                    *(node.manifest.archives for node in view.nodes),
+                ):
+                    len(manifest)
+            break
+        except CorruptLog as error:
+            without.hidden.add(error.file)
+    lost: dict[str, int] = {}
+    for view in views:
+        claims = f"{view.folder}/claims", view.claims_number
+        for folder, number in (
+            (view.folder, view.manifest_number),
+            claims,
+            *((node.folder, node.manifest_number) for node in view.nodes),
+        ):
+            hidden = [
+                int(path.rpartition("/")[2][:-5])
+                for path in without.hidden
+                if path.startswith(f"{folder}/manifest/")
+            ]
+            if hidden:
+                lost[f"{folder}/manifest"] = max(hidden) - number
+    return views, lost
+
+
+class _Without:
+    """A store without some files."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self.hidden: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def list(self, folder: str) -> list[StoredFile]:
+        return [file for file in self._store.list(folder) if file.path not in self.hidden]

@@ -1,0 +1,105 @@
+"""What of sealed segments must outlive them, and how they are deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from imap_wal import layout
+from imap_wal.disposal import dispose
+from imap_wal.entry import MAP, ORDER
+from imap_wal.format import START, Position
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.read.file_scan import EntryBatch, FileScan, Metadata
+from imap_wal.read.scan import read_piece
+from imap_wal.segment.listing import sorted_out
+from storage_backends import SegmentStore
+
+MEMBERS_MAX = 1000
+"""Metadata records that a manifest keeps, besides schemas; the oldest are dropped first."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What must be kept of sealed segments when they are deleted. `maps`: map → position of its
+    last entry. `requests`: session → its last request. `end`: the last position."""
+
+    maps: dict[str, Position] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
+    metadata: dict[Metadata, None] = field(default_factory=dict)
+    end: Position = START
+    clears: bool = False
+
+    def add(self, changes: EntryBatch) -> None:
+        """Add a batch that was read with positions."""
+        self.end = max(self.end, changes.last)
+        self.clears |= changes.clears
+        for item in changes.metadata:
+            self.metadata.setdefault(to_manifest(item))
+        maps, requests = self.maps, self.requests
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            maps[row[MAP]] = place
+            _, _, session, request = row[ORDER]
+            if request > requests.get(session, 0):
+                requests[session] = request
+
+
+def summarize(store: SegmentStore, piece: FileScan) -> Summary:
+    """Read one segment for its summary."""
+    summary = Summary()
+    for changes in read_piece(store, piece, positions=True):
+        summary.add(changes)
+    return summary
+
+
+def carried(
+    manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
+) -> NodeManifest:
+    """The manifest without the segments up to `archived`, with what must be kept of them."""
+    requests = dict(manifest.requests)
+    metadata = list(manifest.metadata)
+    end, clears = manifest.checkpoint, manifest.clears
+    for summary in summaries:
+        clears |= summary.clears
+        for session, request in summary.requests.items():
+            requests[session] = max(request, requests.get(session, 0))
+        metadata += summary.metadata
+        end = max(end, summary.end)
+    requests = manifest.known_requests(requests)
+    archived = max(manifest.archived, archived)
+    return replace(
+        manifest,
+        archived=archived,
+        requests=requests,
+        metadata=_carry(metadata),
+        checkpoint=end,
+        clears=clears,
+    )
+
+
+def delete_segments(
+    store: SegmentStore, node_folder: str, epoch: int, paths: Iterable[str]
+) -> set[str]:
+    """Delete segments that are archived or covered. Returns the deleted paths. `epoch`: the node's
+    current one.
+
+    On a storage that cannot append, fence segments and the newest segment are kept. Without the
+    newest one, a copy of the folder made during the deletion could have no segments and look
+    complete. (On other storages, the manifest names the newest segment.)"""
+    kept: set[str] = set()
+    if not store.capabilities.durable_append:
+        listed = store.list(f"{node_folder}/wal")
+        kept = layout.fences(listed, epoch) | {sorted_out(listed).newest}
+    return dispose(store, [path for path in paths if path not in kept], f"{node_folder}/wal")
+
+
+def to_manifest(item: Metadata) -> Metadata:
+    """Metadata as JSON values. `imap_wal.read.cluster.from_manifest` is the inverse."""
+    return tuple(part.hex() if isinstance(part, bytes) else part for part in item)
+
+
+def _carry(items: Iterable[Metadata]) -> tuple[Metadata, ...]:
+    distinct = list(dict.fromkeys(tuple(item) for item in items))
+    schemas = [item for item in distinct if item[0] == "schema"]
+    others = [item for item in distinct if item[0] != "schema"]
+    return (*schemas, *others[-MEMBERS_MAX:])

@@ -1,0 +1,1 @@
+"""Secrets and encryption: files that have secrets, credentials of storages, keys, ciphers."""

@@ -1,0 +1,282 @@
+"""Encryption of segments and Parquet files. The only module that imports `cryptography`.
+
+    ring's key ─HKDF─▶ archive key ─▶ Parquet's own encryption
+         │     └─HKDF─▶ check value ─▶ in the cluster's manifest, under the key's id
+         │
+         └─HKDF, segment id, place─▶ frame key  ─▶ AES-256-GCM of each frame's msgpack stream
+                                     header key ─▶ HMAC-SHA256 of the header: its check value
+
+    place                        namespace, cluster, node, log directory, epoch, number
+
+    associated data of a frame   offset, body length, type and count, last synced offset
+    nonce                        12 random bytes: after a failed write, another frame may be written
+                                 at the same offset
+
+The segment id is random, so no two segments have the same keys, and a frame cannot be decrypted as
+part of another segment. The keys also depend on the segment's place. If the header is damaged, the
+caller passes the place; a segment that was moved there cannot be decrypted. The header's check
+value shows a wrong key before a frame is read. So a frame with a correct CRC and a wrong tag is
+forged or moved, never a torn tail.
+
+The keys are attached to their store (`with_keys`): all code that has the store object can decrypt.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import struct
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+import storage_backends
+from imap_wal.clock import Randomness, SystemRandomness
+from imap_wal.errors import EncryptionError, Forged, InvalidSetting
+from imap_wal.format import (
+    FRAME_HEADER_BYTES,
+    KEY_CHECK_BYTES,
+    SYNCED_BYTES,
+    Frame,
+    Home,
+    SegmentHeader,
+    decode_header,
+    with_crc,
+)
+from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
+from imap_wal.settings import location
+from storage_backends import Appender, Lock, SegmentStore
+from storage_backends.gate import GatedStore
+from storage_backends.location import Location, located
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+NONCE_BYTES, TAG_BYTES = 12, 16
+SEAL_BYTES = NONCE_BYTES + TAG_BYTES
+"""How many bytes encryption adds to a frame."""
+_CONTEXT = struct.Struct("<QIIQ")
+_CRC_BYTES = 4
+_UNCHECKED = bytes(KEY_CHECK_BYTES)
+
+
+# ---- keys and stores -----------------------------------------------------------------------------
+
+
+class KeyedStore(GatedStore):
+    """A store with the keys of its files."""
+
+    def __init__(self, inner: SegmentStore, keys: Keys) -> None:
+        super().__init__(inner)
+        self.url = located(inner.url).with_keys(keys.source)
+        self.encryption_keys = keys
+
+    # Unchanged: an append needs no check first.
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return self.inner.open_append(path, preallocate_bytes)
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return self.inner.lock(path, holder, take=take)
+
+
+def with_keys(store: SegmentStore, source: str) -> SegmentStore:
+    """The store with the keys from `source`; the unchanged store if `source` is "". Raises
+    `InvalidSetting`."""
+    if not source:
+        return store
+    _library()
+    try:
+        return KeyedStore(store, Keys(source))
+    except InvalidSetting:
+        store.close()
+        raise
+
+
+def open_store(
+    url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = ""
+) -> SegmentStore:
+    """`storage_backends.open_store` with the keys that the location names. Raises the same errors,
+    and `InvalidSetting`."""
+    place = url if isinstance(url, Location) else location(url)
+    return with_keys(storage_backends.open_store(place, wal_dir=wal_dir), place.encryption_keys)
+
+
+def keys_of(store: object) -> Keys:
+    """The keys of a store, even if other stores wrap it."""
+    while store is not None:
+        keys = getattr(store, "encryption_keys", None)
+        if isinstance(keys, Keys):
+            return keys
+        store = getattr(store, "inner", None)
+    return NO_KEYS
+
+
+# ---- segments ------------------------------------------------------------------------------------
+
+
+class SegmentCipher:
+    """Encrypts (`seal`) and decrypts (`open`) the frames of one segment."""
+
+    def __init__(self, key: bytes, randomness: Randomness) -> None:
+        self._cipher = _library()(key)
+        self._token = randomness.token
+
+    def seal(
+        self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
+    ) -> list[bytes]:
+        """Nonce, ciphertext and tag, which replace the payload in the frame at `offset`."""
+        stream = b"".join(payload)
+        length = SYNCED_BYTES + len(stream) + SEAL_BYTES
+        nonce = self._token()[:NONCE_BYTES]
+        return [
+            nonce,
+            self._cipher.encrypt(
+                nonce, stream, _CONTEXT.pack(offset, length, kind | count << 8, synced)
+            ),
+        ]
+
+    def open(self, frame: Frame, file: str) -> Frame:
+        """The frame with its msgpack stream decrypted. Raises `Forged`."""
+        from cryptography.exceptions import InvalidTag
+
+        sealed = frame.payload
+        length = frame.end - frame.offset - FRAME_HEADER_BYTES
+        context = _CONTEXT.pack(frame.offset, length, frame.kind | frame.count << 8, frame.synced)
+        try:
+            return frame._replace(
+                payload=self._cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context)
+            )
+        except (InvalidTag, ValueError):  # ValueError: the payload is too short
+            what = (
+                "the checksum of this frame is right, but it was not encrypted for this place: "
+                "it was forged or moved here"
+            )
+            advice = (
+                "find out who can write to this storage; bring the file back from a copy, or "
+                "write a repaired copy with `imap-wal repair`"
+            )
+            raise Forged(file, frame.offset, what, advice) from None
+
+
+def sealed(
+    ring: KeyRing, header: SegmentHeader, randomness: Randomness
+) -> tuple[SegmentHeader, SegmentCipher | None]:
+    """The header of a new segment, and the cipher for its frames; None: they are not encrypted.
+    `ring`: the keys, already checked against the cluster's (`imap_wal.manifest.key_checks`)."""
+    if ring.active == PLAIN:
+        return header, None
+    header = header._replace(key_id=ring.active, key_check=_UNCHECKED)
+    frame_key, header_key = _segment_keys(ring.keys[ring.active], header.segment_id, header.home)
+    return header._replace(key_check=_check(header_key, header.encode())), SegmentCipher(
+        frame_key, randomness
+    )
+
+
+def cipher_of(
+    store: object,
+    header: SegmentHeader,
+    head: bytes,
+    file: str,
+    randomness: Randomness | None = None,
+) -> SegmentCipher | None:
+    """The cipher for the frames of a segment; None: they are not encrypted. `head`: the bytes of
+    its header. Raises `EncryptionError`."""
+    keys = keys_of(store)
+    if not header.key_id:
+        keys.demand_plain(file)
+        return None
+    frame_key, header_key = _segment_keys(
+        keys.find(file, header.key_id), header.segment_id, header.home
+    )
+    if not hmac.compare_digest(header.key_check, _check(header_key, head)):
+        what = (
+            f"the key {header.key_id!r} that is given is not the one it was written with, or its "
+            "header was forged"
+        )
+        raise EncryptionError(
+            file,
+            header.key_id,
+            what,
+            f"bring back the key that had the id {header.key_id!r}; nothing was changed",
+        )
+    return SegmentCipher(frame_key, randomness or SystemRandomness())
+
+
+def cipher_that_opens(
+    store: object, segment_id: bytes, home: Home, frame: Frame, file: str
+) -> SegmentCipher | None:
+    """The cipher that decrypts a frame of a segment at `home` whose header is damaged, found by
+    trying all keys; None: no key fits."""
+    for key in keys_of(store).ring.keys.values():
+        cipher = SegmentCipher(_segment_keys(key, segment_id, home)[0], SystemRandomness())
+        try:
+            cipher.open(frame, file)
+        except Forged:
+            continue
+        return cipher
+    return None
+
+
+def resealed(store: object, head: bytes, file: str) -> bytes:
+    """A changed header with a new check value and CRC."""
+    header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
+    if not header.key_id:
+        return head
+    _, header_key = _segment_keys(
+        keys_of(store).find(file, header.key_id), header.segment_id, header.home
+    )
+    return with_crc(head[: end - _CRC_BYTES - KEY_CHECK_BYTES] + _check(header_key, head[:end]))
+
+
+def _check(header_key: bytes, head: bytes) -> bytes:
+    """The check value over all preceding bytes of a header."""
+    return hmac.digest(header_key, head[: -_CRC_BYTES - KEY_CHECK_BYTES], "sha256")[
+        :KEY_CHECK_BYTES
+    ]
+
+
+def _segment_keys(key: bytes, segment_id: bytes, home: Home) -> tuple[bytes, bytes]:
+    both = _derived(key, segment_id, b"imap-wal segment" + msgpack.packb(tuple(home)), 64)
+    return both[:32], both[32:]
+
+
+def check_value(key: bytes) -> str:
+    """The value in the cluster's manifest that identifies a key, as hexadecimal digits."""
+    return _derived(key, b"", b"imap-wal key check", KEY_CHECK_BYTES).hex()
+
+
+# ---- Parquet -------------------------------------------------------------------------------------
+
+
+def archive_key(key: bytes) -> bytes:
+    """The key that encrypts Parquet files, derived from a key of the ring."""
+    return _derived(key, b"", b"imap-wal archives", 32)
+
+
+def archive_keys(keys: Keys) -> Mapping[str, bytes]:
+    """Id → archive key, the active one first."""
+    ring = keys.ring
+    return {name: archive_key(key) for name, key in ring.keys.items()}
+
+
+def _derived(key: bytes, salt: bytes, purpose: bytes, length: int) -> bytes:
+    _library()
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    found: Any = HKDF(SHA256(), length, salt or None, purpose).derive(key)
+    return bytes(found)
+
+
+def _library() -> type[AESGCM]:
+    """`AESGCM`; the library is loaded only if a log is encrypted. Raises `InvalidSetting` if it is
+    not installed."""
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as error:
+        raise InvalidSetting(
+            "encryption needs the library cryptography: pip install 'imap-wal[encryption]'"
+        ) from error
+    return AESGCM

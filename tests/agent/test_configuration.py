@@ -1,0 +1,109 @@
+"""A wrong configuration of an agent is refused, with the file and the setting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.agent.server import Agent
+from imap_wal.errors import InvalidSetting
+from tests.agent.harness import config, serving
+
+
+@pytest.mark.parametrize(
+    ("toml", "says"),
+    [
+        ("", "url is missing"),
+        ("url = 'file:///x'\nendpont = 'tcp://h:1'", "unknown setting endpont"),
+        ("url = 'file:///x'\n[log]\nsegment_size = 1", r"unknown setting log\.segment_size"),
+        ("url = 'file:///x'\nendpoint = 'udp://h:1'", "endpoint is 'udp://h:1'"),
+        (
+            "url = 'file:///x'\n[log]\ndurability = 'maybe'",
+            "durability is 'maybe'; it takes one of always",
+        ),
+        ("url = 'file:///x'\n[log]\nring_slots = 3", "ring_slots is 3"),
+        ("url = ", "not TOML"),
+    ],
+)
+def test_a_wrong_configuration_names_file_and_key(tmp_path: Path, toml: str, says: str) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(toml)
+    with pytest.raises(InvalidSetting, match=says) as raised:
+        AgentConfig.from_toml(file)
+    assert str(file) in str(raised.value)
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    """The error has the path."""
+    with pytest.raises(InvalidSetting, match=r"missing\.toml: No such file"):
+        AgentConfig.from_toml(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "url = 7",
+        "url = 'file:///x'\nnode = 5",
+        "url = 'file:///x'\n[log]\nsegment_bytes = 'big'",
+        "url = 'file:///x'\nlog = 5",
+        "url = 'file:///x'\nendpoint = 1",
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_invalid(tmp_path: Path, toml: str) -> None:
+    """It raises `InvalidSetting`, not an unexpected error."""
+    file = tmp_path / "agent.toml"
+    file.write_text(toml)
+    with pytest.raises(InvalidSetting):
+        AgentConfig.from_toml(file)
+
+
+def test_an_endpoint_in_use_is_named(tmp_path: Path) -> None:
+    """The log is released again, so a second attempt gets the same error."""
+    first = config(tmp_path, "n1", url="memory://endpoint-taken")
+    with serving(
+        AgentConfig.from_mapping(
+            {"url": first.url, "node": "n1", "endpoint": "tcp://127.0.0.1:17701"}
+        )
+    ):
+        for _ in range(2):
+            with pytest.raises(InvalidSetting, match=r"tcp://127\.0\.0\.1:17701"):
+                Agent(
+                    AgentConfig.from_mapping(
+                        {"url": first.url, "node": "n2", "endpoint": "tcp://127.0.0.1:17701"}
+                    )
+                )
+
+
+def test_the_agent_command_has_exit_codes_for_refusals(tmp_path: Path) -> None:
+    """Exit code 2 for a wrong configuration, and 4 for a locked log."""
+    imap_wal = [sys.executable, "-m", "rewrite_cli.cli"]
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("url = 'file:///x'\nnod = 'x'")
+    run = subprocess.run(
+        [*imap_wal, "agent", "--config", str(wrong)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr
+    assert "unknown setting nod" in run.stderr
+    held = config(tmp_path)
+    right = tmp_path / "right.toml"
+    right.write_text(
+        f"url = '{held.url}'\ncluster = 'c'\nnode = 'n1'\nendpoint = 'ipc://{tmp_path}/other.sock'"
+    )
+    with serving(held):
+        run = subprocess.run(
+            [*imap_wal, "agent", "--config", str(right)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert run.returncode == 4, run.stderr
+    assert "imap-wal agent at" in run.stderr

@@ -1,0 +1,141 @@
+"""repair of damaged archives, snapshots and manifests: what can be read stays."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import imap_wal
+from imap_wal.format import Position
+from imap_wal.manifest.cluster import IncarnationRecord
+from imap_wal.read.cluster import ClusterLog
+from storage_backends import open_store
+from tests.cli.conftest import Run
+from tests.kit.repairs import damaged_file, flip, frames, repair, values
+
+
+def test_a_damaged_archive_gives_what_can_be_read(run: Run, tmp_path: Path) -> None:
+    with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
+        for start in range(0, 6000, 100):
+            store.map("m").update(
+                {
+                    f"k{number}": [number, random.Random(number).randbytes(40).hex()]
+                    for number in range(start, start + 100)
+                }
+            )
+        store.archive()
+        store.map("m")["last"] = 1
+    (archive,) = (tmp_path / "log").rglob("*.parquet")
+    flip(archive, archive.stat().st_size // 2)
+    assert run("verify", tmp_path / "log").code == 3
+    found = damaged_file(repair(run, tmp_path))
+    assert found["kind"] == "archive"
+    assert found["kept"]["records"] + found["given_up"]["records"] == 6000
+    lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
+    assert len(lines) == found["kept"]["records"] + 1
+    archive.write_bytes(archive.read_bytes()[:-9])
+    ended = run("repair", tmp_path / "log", "--dry-run", "-o", "json")
+    assert damaged_file(ended.json)["action"] == "given-up"
+    archive.unlink()
+    ended = run("repair", tmp_path / "log", "--to", f"file://{tmp_path}/without", "-o", "json")
+    assert (ended.code, damaged_file(ended.json)["given_up"]["records"]) == (3, 6000)
+    assert [line["key"] for line in run("dump", f"{tmp_path}/without", "-o", "json").lines] == [
+        "last"
+    ]
+
+
+def test_point_in_time_ends_at_a_damaged_archive(run: Run, tmp_path: Path) -> None:
+    with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
+        for round_ in range(3):
+            for number in range(5):
+                store.map("a")[f"{round_}-{number}"] = "x" * 100
+                store.map("b")[f"{round_}-{number}"] = "y" * 100
+            store.archive()
+        store.map("a")["last"] = 1
+    second = sorted((tmp_path / "log").rglob("archive/a/*.parquet"))[1]
+    flip(second, second.stat().st_size - 100)
+    second.write_bytes(second.read_bytes()[:-30])
+    found = repair(run, tmp_path, "--mode", "point-in-time")
+    lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
+    assert sorted((line["map"], line["key"]) for line in lines) == [
+        (name, f"0-{number}") for name in "ab" for number in range(5)
+    ]
+    assert found["summary"]["given_up_records"] == 21
+    with imap_wal.open(f"file://{tmp_path}/copy", node="n1") as store:
+        assert len(store.map("a")) == len(store.map("b")) == 5
+
+
+def test_a_damaged_snapshot_gives_what_can_be_read(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
+    assert run("rewrite", url).code == 0
+    assert run("prune", url, "--yes").code == 0
+    snapshot = next((root / "prod/eu/snapshot").rglob("*.parquet"))
+    data = snapshot.read_bytes()
+    snapshot.write_bytes(data[: len(data) // 2])
+    ended = run("repair", url, "--to", f"file://{tmp_path}/copy", "-o", "json")
+    assert ended.code == 3
+    assert damaged_file(ended.json)["kind"] == "snapshot"
+    assert run("restore", f"{tmp_path}/copy").code == 0
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
+        store.map("orders")["new"] = 1
+    assert "new" in {line["key"] for line in run("export", f"{tmp_path}/copy").lines}
+
+
+def test_a_damaged_manifest_is_replaced_by_the_one_before(
+    run: Run, url: str, root: Path, tmp_path: Path
+) -> None:
+    state = run("export", url).out
+    manifest = max((root / "prod/eu/nodes/n1/manifest").glob("*.json"))
+    manifest.write_bytes(b"\0" * 100)
+    ended = run("repair", url, "--to", f"file://{tmp_path}/copy", "-o", "json")
+    assert ended.code == 3
+    assert damaged_file(ended.json)["kind"] == "manifest"
+    assert run("export", f"{tmp_path}/copy").out == state
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
+        store.map("orders")["o1"] = "newest"
+    with imap_wal.open(
+        f"file://{tmp_path}/copy", namespace="prod", cluster="eu", node="n1"
+    ) as store:
+        assert store.map("orders")["o1"] == "newest"
+
+
+def test_archives_of_a_lost_manifest_are_taken_in(run: Run, tmp_path: Path) -> None:
+    with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
+        store.map("m").update({f"k{key}": key for key in range(10)})
+        store.archive()
+        manifest = max((tmp_path / "log").rglob("nodes/n1/manifest/*.json"))
+        store.map("m")["k1"] = "after"
+    for lost in manifest.parent.glob("*.json"):
+        if lost >= manifest:
+            flip(lost, 30)
+    repair(run, tmp_path)
+    assert values(f"{tmp_path}/copy") == {**{f"k{key}": key for key in range(10)}, "k1": "after"}
+
+
+def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    _, middle, _ = sorted(log.glob("*.wal"))
+    all_frames = frames(middle)
+    cut = Position(2, 2, all_frames[6].offset, 0)
+    whole = ClusterLog(open_store(f"{tmp_path}/log"), "default", "embedded")
+    lifetime = IncarnationRecord(
+        "c", 3, {"n1": cut}
+    )  # the third open's entries count, the second's only up to the cut
+    whole.manifests.update(lambda manifest: replace(manifest, lifetimes=(lifetime,)))
+    lines = run("dump", f"{tmp_path}/log", "-o", "json").lines
+    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [
+        [1, key] for key in range(7)
+    ] + [[2, key] for key in range(10)]
+    flip(middle, all_frames[2].offset + 30)
+    repair(run, tmp_path)
+    lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
+    kept = [[1, key] for key in range(7) if key != 2]
+    assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + kept + [
+        [2, key] for key in range(10)
+    ]

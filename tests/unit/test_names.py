@@ -1,0 +1,33 @@
+"""Names of nodes and clusters, and of the files of a log."""
+
+from __future__ import annotations
+
+import pytest
+
+from imap_wal import layout
+from imap_wal.errors import InvalidSetting
+
+
+@pytest.mark.parametrize("name", ["../a b", "a/b", ".", "..", "ä", "a%2Fb", "~", "CON", "a" * 60])
+def test_every_name_is_one_path_component_and_comes_back(name: str) -> None:
+    encoded = layout.encode(name)
+    assert "/" not in encoded
+    assert encoded.strip(".")
+    assert layout.decode(encoded) == name
+
+
+def test_an_empty_name_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="empty"):
+        layout.encode("")
+
+
+def test_segment_name_has_only_epoch_and_number() -> None:
+    """Any other name is not the name of a segment."""
+    assert layout.parse_wal_path(layout.wal_path("n", 3, 123456789)) == (3, 123456789)
+    for path in (
+        "n/wal/3-1.wal",
+        "n/wal/00000003-00000001.wal.tmp",
+        "n/wal/x.wal",
+        "n/wal/00000003.fenced",
+    ):
+        assert layout.parse_wal_path(path) is None
