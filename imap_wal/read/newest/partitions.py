@@ -20,6 +20,8 @@ SEED = 0x01000193
 """Of Hazelcast's MurmurHash3_x86_32."""
 DATA = 8
 """Where the data begins."""
+NO_HASH = bytes(4)
+"""What a key without a partition hash of its own begins with."""
 LOWEST = -(2**31)
 HASHED_AT_ONCE = 10_000
 
@@ -77,7 +79,17 @@ class PartitionedKeys:
 
 def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:
     """The partition of each key, of `count`."""
-    return [0 for _ in keys] if count == 1 else [partition_number(key) % count for key in keys]
+    if count == 1:
+        return [0 for _ in keys]
+    murmur3 = _murmur3()
+    # Without a call for each key: a restore waits for this.
+    hashes = [
+        murmur3(key[DATA:], SEED)
+        if len(key) < DATA or key[:4] == NO_HASH
+        else int.from_bytes(key[:4], "big", signed=True)
+        for key in keys
+    ]
+    return [0 if each == LOWEST else abs(each) % count for each in hashes]
 
 
 def partition_id(key: bytes, count: int) -> int:
