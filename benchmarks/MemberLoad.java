@@ -19,9 +19,12 @@ import java.util.concurrent.atomic.AtomicLong;
 
 /**
  * One member under load, in one JVM; prints one line of JSON. Run as a source file:
- * {@code java -cp hazelcast.jar:plugin.jar MemberLoad.java mode=set store=wal agent=ipc:///… callers=64 seconds=10 bytes=100}.
- * Modes: {@code set} (callers set random keys), {@code fill} (putAll of {@code entries}), {@code load} (time until the map is loaded).
- * Stores: {@code none}, {@code noop}, {@code madeup} (a loader that makes the entries up), {@code wal} (ours), or a factory's class name.
+ * {@code java -cp hazelcast.jar:plugin.jar MemberLoad.java mode=set store=wal agent=ipc:///…
+ * callers=64 seconds=10 bytes=100}.
+ * Modes: {@code set} (callers set random keys), {@code fill} (putAll of {@code entries}),
+ * {@code load} (time until the map is loaded).
+ * Stores: {@code none}, {@code noop}, {@code madeup} (a loader that generates the entries),
+ * {@code wal} (ours), or a factory's class name.
  */
 public final class MemberLoad {
     public static void main(String[] args) throws Exception {
@@ -78,7 +81,7 @@ public final class MemberLoad {
         long warmupNanos = Long.parseLong(options.getOrDefault("warmup", "5")) * 1_000_000_000L;
         long nanos = Long.parseLong(options.getOrDefault("seconds", "10")) * 1_000_000_000L;
         IMap<Long, Object> map = member.getMap("bench");
-        // Some peers take no byte arrays: a string of as many letters is as many bytes.
+        // Some peers accept no byte arrays; a string of letters has as many bytes.
         Object value = "string".equals(options.get("values")) ? "v".repeat(bytes) : value(1, bytes);
         int keys = Integer.parseInt(options.getOrDefault("keys", "100000"));
         AtomicBoolean counting = new AtomicBoolean();

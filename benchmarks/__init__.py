@@ -1,1 +1,1 @@
-"""`make bench`: what imap-wal exists for, measured against peers in the same run, as ratios."""
+"""`make bench`: imap-wal measured against peers in the same run, as ratios."""

@@ -1,7 +1,6 @@
 """python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore]
-[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, and
-the same as JSON with -o json. With --save FOLDER, also result.json and a chart of each part
-there."""
+[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, or
+JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ Row = dict[str, Any]
 
 
 def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
-    """What can be measured, by name."""
+    """The measurements by name."""
     return {
         "embedded": lambda: embedded.run(3 if quick else 7, quick),
         "encryption": lambda: encryption.run(4 if quick else 8, quick),
@@ -53,7 +52,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
 
 
 def machine() -> str:
-    """What the numbers were measured on."""
+    """The machine of the measurement."""
     return (
         f"{platform.system()} {platform.release()}, {platform.machine()}, {os.cpu_count()} "
         f"processors, Python {platform.python_version()}"
@@ -82,7 +81,7 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments.add_argument(
-        "--save", type=Path, metavar="FOLDER", help="write result.json and charts (SVG) there, too"
+        "--save", type=Path, metavar="FOLDER", help="also write result.json and charts (SVG) there"
     )
     options = arguments.parse_args()
     known = parts(options.quick)

@@ -1,5 +1,5 @@
-"""Shared by the benchmarks with real members: filling a map, and reading from the members' output
-how long a comparison with the log took."""
+"""Shared by the benchmarks with real members: fills a map, and reads from the members' output how
+long a comparison with the log took."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fill(cluster: Cluster, entries: int) -> Any:
 
 
 def compared(cluster: Cluster, how: str) -> list[tuple[int, float]]:
-    """For each running member: entries that were compared ("settled" or "restored"), and
+    """For each running member: the number of compared entries ("settled" or "restored"), and
     seconds."""
     shares = []
     for member in cluster.running:

@@ -1,5 +1,5 @@
-"""The embedded map against a bare loop that writes the same bytes, and against SQLite: all in one
-run, in turns, medians and ratios."""
+"""The embedded map compared with a loop that writes the same bytes, and with SQLite: in one run, in
+turns, as medians and ratios."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = 256
 
 
 def frame_bytes(folder: Path) -> bytes:
-    """What one commit of 256 sets writes, taken from a real log."""
+    """The bytes of one commit of 256 sets, from a real log."""
     with imap_wal.open(folder.as_uri(), node="n") as store:
         before = store.statistics.commits.bytes
         store.map("m", raw=True).update({b"key%09d" % number: VALUE for number in range(BATCH)})
@@ -32,7 +32,7 @@ def frame_bytes(folder: Path) -> bytes:
 
 
 def bare_loop(folder: Path, data: bytes, batches: int) -> float:
-    """Records per second of: write 256 records' bytes, fdatasync, again."""
+    """Records per second of a loop that writes 256 records' bytes and calls fdatasync."""
     file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     start = time.perf_counter()
     for _ in range(batches):
@@ -44,14 +44,15 @@ def bare_loop(folder: Path, data: bytes, batches: int) -> float:
 
 
 async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
-    """Sets per second with so many awaiting at any time, each returning when it is durable."""
+    """Sets per second with this many in flight; each returns when it is durable."""
     async with imap_wal.aopen(folder.as_uri(), node="n") as store:
         items = store.map("m", raw=True)
         each = operations // in_flight
+        # Made before the measurement: the bare loop formats no keys either.
         keys = [
             [b"key%04d%05d" % (number, count) for count in range(each)]
             for number in range(in_flight)
-        ]  # the bare loop formats none either
+        ]
 
         async def caller(own: list[bytes]) -> None:
             for key in own:
@@ -63,7 +64,7 @@ async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
 
 
 def updates(folder: Path, count: int, size: int = 10_000) -> float:
-    """Records per second of `update` with 10,000 entries each."""
+    """Records per second of `update` with 10,000 entries per call."""
     batches = [
         {b"key%09d" % (start * size + number): VALUE for number in range(size)}
         for start in range(count)
@@ -114,7 +115,7 @@ def sqlite(folder: Path, operations: int) -> float:
 
 
 def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
-    """All of them, in turns, so that a slow period of the disk affects all alike. One row per
+    """All measurements, in turns, so that a slow period of the disk affects all alike. One row per
     measurement: rate, ratio, target."""
     scale = 1 if quick else 4
     seen: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What encryption at rest costs: the same work with and without it, in turns, as a ratio."""
+"""The cost of encryption at rest: the same work with and without it, in turns, as a ratio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def opened(folder: Path, source: str, **settings: Any) -> Store:
 
 
 def single(folder: Path, source: str, scale: int) -> float:
-    """Sets per second of one thread: a frame and a sync each."""
+    """Sets per second of one thread: a frame and a sync per set."""
     count = 1_000 * scale
     with opened(folder, source) as store:
         items = store.map("m", raw=True)
@@ -35,7 +35,7 @@ def single(folder: Path, source: str, scale: int) -> float:
 
 
 def in_flight(folder: Path, source: str, scale: int) -> float:
-    """Sets per second with 256 awaiting at any time: frames of about 256 entries."""
+    """Sets per second with 256 in flight: frames of about 256 entries."""
     each = 100 * scale
 
     async def measure() -> float:
@@ -54,7 +54,7 @@ def in_flight(folder: Path, source: str, scale: int) -> float:
 
 
 def updates(folder: Path, source: str, scale: int) -> float:
-    """Records per second of `update` with 10,000 entries each: frames of a megabyte."""
+    """Records per second of `update` with 10,000 entries per call: frames of a megabyte."""
     batches = [
         {b"key%09d" % (start * 10_000 + number): VALUE for number in range(10_000)}
         for start in range(10 * scale)
@@ -111,7 +111,7 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
     seen: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
-        # Each is first in every other round: what runs second finds a warm disk.
+        # They take turns in being first: the second run finds a warm disk.
         order = ("", f"env:{VARIABLE}") if number % 2 else (f"env:{VARIABLE}", "")
         rates = {source: round_of(source, scale) for source in order}
         for label, rate in rates[f"env:{VARIABLE}"].items():

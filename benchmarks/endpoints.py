@@ -18,7 +18,7 @@ from imap_wal.agent.gate import new_pair
 from imap_wal.agent.peers import Peer, Right
 
 WAYS = ("Unix socket", "TCP", "TCP with keys")
-# `os`: without the disk, so that the hop is what differs.
+# `os`: without disk syncs, so that only the connection differs.
 DURABILITY = "os"
 LOADS: dict[str, dict[str, Any]] = {
     "1 caller of 100 B": {"callers": 1, "bytes": 100},
@@ -55,7 +55,7 @@ def run(rounds: int, seconds: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def _agent(way: str, folder: Path) -> Iterator[dict[str, str]]:
-    """A running agent; the member's properties for it."""
+    """A running agent; yields the member's properties for it."""
     if way == "Unix socket":
         with agent(folder, DURABILITY) as endpoint:
             yield {"property__agent": endpoint}

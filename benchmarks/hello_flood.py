@@ -1,4 +1,4 @@
-"""Acknowledgements of one member, and of sixteen, while other connections send hello without
+"""Acknowledgements for one member, and for sixteen, while other connections send hello without
 pause."""
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _hellos(settings: AgentConfig) -> None:
 
 
 def _rate(settings: AgentConfig, callers: int, seconds: int) -> float:
-    """Each caller has a session of its own."""
+    """Appends per second. Each caller has its own session."""
     members = [
         Plugin(settings.endpoint, uuid=f"caller-{number}", member=f"caller-{number}")
         for number in range(callers)

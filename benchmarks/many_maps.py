@@ -1,5 +1,5 @@
-"""Many maps of one entry each in two members, with the log and without: how long it takes to make
-them and to read them all after everything was killed, and what each costs in a member's heap."""
+"""Many maps of one entry each in two members, with the log and without: the time to make them, the
+time to read them all after every process was killed, and the heap of a member for each."""
 
 from __future__ import annotations
 

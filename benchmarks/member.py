@@ -17,7 +17,7 @@ from rewrite_cli.local_cluster.jars import hazelcast_jar, java, plugin_jar
 from rewrite_cli.local_cluster.launcher import die_with_parent
 
 LOAD = Path(__file__).with_name("MemberLoad.java")
-OPERATION_THREADS = 64  # as `imap-wal plugin config` prints
+OPERATION_THREADS = 64  # as in the output of `imap-wal plugin config`
 TIMEOUT_S = 300
 
 
@@ -25,8 +25,8 @@ TIMEOUT_S = 300
 def agent(
     folder: Path, durability: str = "always", *, endpoint: str = "", **settings: str
 ) -> Iterator[str]:
-    """An agent as a process of its own; yields its endpoint: a Unix socket in `folder`, unless it
-    is given."""
+    """An agent in its own process; yields its endpoint: a Unix socket in `folder`, unless one is
+    given."""
     endpoint = endpoint or f"ipc://{folder}/agent.sock"
     more = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
     config = folder / "agent.toml"
@@ -44,7 +44,7 @@ def agent(
 
 
 def member(classpath: str = "", **options: Any) -> dict[str, Any]:
-    """Run one member in a JVM of its own; what MemberLoad printed."""
+    """Run one member in its own JVM; returns the output of MemberLoad."""
     words = [
         f"{key.replace('__', '.')}={value}"
         for key, value in {"operationThreads": OPERATION_THREADS, **options}.items()
@@ -74,8 +74,8 @@ def member(classpath: str = "", **options: Any) -> dict[str, Any]:
 
 
 def sets(rounds: int, seconds: int) -> list[dict[str, Any]]:
-    """`set` by members of one JVM each, in turns: no map store, one that does nothing, ours, and
-    SeaTunnel's (which never syncs on files)."""
+    """`set` by members in their own JVMs, in turns: without a map store, with one that does
+    nothing, with ours, and with SeaTunnel's (which never syncs files)."""
     rates: dict[str, list[float]] = {}
     notes: dict[str, str] = {}
     hung = errors = 0
@@ -162,8 +162,8 @@ def _peers() -> str:
 
 
 def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
-    """Time until a map of so many entries of 100 bytes is loaded: from the log (agent started
-    anew), and from a loader that generates the entries."""
+    """Time to load a map of this many entries of 100 bytes: from the log (with a new agent), and
+    from a loader that generates the entries."""
     ours: list[float] = []
     made_up: list[float] = []
     filled: list[float] = []
@@ -199,7 +199,7 @@ def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
             ratio,
             "made-up loader",
             2.0,
-            "agent and member started anew",
+            "agent and member restarted",
             at_most=True,
         ),
     ]
@@ -207,7 +207,7 @@ def restore(rounds: int, entries: int) -> list[dict[str, Any]]:
 
 def _loaded(found: dict[str, Any]) -> float:
     if not found["right"]:
-        raise RuntimeError(f"the map came back wrong: {found}")
+        raise RuntimeError(f"the restored map differs: {found}")
     return float(found["seconds"])
 
 

@@ -1,5 +1,5 @@
-"""What metadata costs: a log of 1,000 maps on 100 nodes after 30 days, beside one of a map on a
-node that was just made."""
+"""The cost of metadata: a log of 1,000 maps on 100 nodes after 30 days, compared with a new log of
+one map on one node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from imap_wal.write.ring import RingBuffer
 from storage_backends import SegmentStore, open_store
 
 DAYS, RUNS_A_DAY = 30, 144
-"""An archive run every ten minutes, and a rewrite of all maps with a prune every night."""
+"""An archive run every ten minutes; a rewrite of all maps with a prune every night."""
 ARCHIVE_BYTES = 200_000
 COMMITS, OPENS = 400, 7
 
@@ -48,13 +48,13 @@ def opened(store: SegmentStore, node: str) -> NodeLog:
 
 
 def unlike(digits: int) -> str:
-    """So many digits of a name that compresses as badly as a real one."""
+    """This many digits of a name that compresses as badly as a real one."""
     return f"{random.getrandbits(4 * digits):0{digits}x}"
 
 
 def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
-    """What so many archive runs since the last rewrite and prune leave, by the rule that merges
-    small ones."""
+    """The archives after this many runs since the last rewrite and prune, after small ones were
+    merged."""
     kept: list[Archive] = []
     for run in range(since_rewrite):
         place = Position(1, run + 1, 100, 0)
@@ -63,7 +63,7 @@ def archives(maps: int, since_rewrite: int) -> tuple[Archive, ...]:
         size = ARCHIVE_BYTES + sum(archive.bytes for archive in taken)
         kept = [archive for archive in kept if archive not in taken]
         kept.append(Archive("", "", first, place, 1000, 10, size, 0))
-    nonces = [unlike(32) for _ in kept]  # an archive run has one
+    nonces = [unlike(32) for _ in kept]  # one per archive run
     found = []
     for number in range(maps):
         for each, nonce in zip(kept, nonces, strict=True):
@@ -148,7 +148,7 @@ def open_seconds(store: SegmentStore) -> float:
 
 
 def commit_seconds(store: SegmentStore) -> float:
-    """Median of a commit as an agent makes it: frame, sync, permit, and whether another cluster
+    """Median of a commit like an agent's: frame, sync, permit, and whether another cluster has
     claimed the log."""
     log = opened(store, "n000")
     ring: RingBuffer[CommitRequest] = RingBuffer(64)

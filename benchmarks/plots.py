@@ -1,5 +1,5 @@
-"""Bar charts of measurements as SVG, legible in light and in dark. No library: a chart is
-rectangles and texts."""
+"""Bar charts of measurements as SVG, legible in light and dark mode. They need no library: a chart
+is rectangles and texts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 Row = dict[str, Any]
 
 WIDTH, LABELS, BARS, STEP, TOP = 640, 285, 250, 30, 44
-"""In pixels: the picture, its column of labels, the longest bar, the distance of two bars, the
-head."""
+"""In pixels: width of the picture, of its column of labels and of the longest bar; distance of two
+bars; height of the head."""
 
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 16px; }
@@ -29,11 +29,11 @@ OTHERS = (
     "made-up loader",
     "without a map store",
 )
-"""Labels with one of these are not imap-wal: they have another colour."""
+"""Labels with one of these are not imap-wal's and have another colour."""
 
 
 def chart(title: str, rows: Sequence[Row]) -> str:
-    """One bar for each row, as long as its median; a line from its least to its most."""
+    """One bar for each row, as long as its median, with a line from its least to its most."""
     longest = max(row.get("most", row["median"]) for row in rows)
     height = TOP + STEP * len(rows)
     parts = [
@@ -77,7 +77,7 @@ def charts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def short(label: str) -> str:
-    """A label without what the title already says."""
+    """A label without the text that the title already has."""
     for prefix in ("member set, ", "encrypted: "):
         label = label.removeprefix(prefix)
     return label

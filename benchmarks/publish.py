@@ -1,4 +1,4 @@
-"""Makes a run's numbers those of the documentation: `python -m benchmarks.publish
+"""Puts a run's numbers into the documentation: `python -m benchmarks.publish
 out/bench/result.json`.
 
 Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of
@@ -27,7 +27,7 @@ RUN = re.compile(r"(<!-- run -->\n).*?(\n<!-- end of run -->)", re.DOTALL)
 
 
 def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
-    """The charts and the table of one part as Markdown; a sentence where nothing was measured."""
+    """The charts and the table of one part as Markdown; a sentence if it was not measured."""
     measured = [row for row in rows if row["part"] == part]
     if not measured:
         return "\nNot measured in this run.\n"
@@ -51,7 +51,7 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def filled(page: str, measured: Mapping[str, Any]) -> str:
-    """The page with what each of its parts shows made anew."""
+    """The page with the new content of each of its parts."""
     page = PART.sub(lambda found: found[1] + section(found[2], measured["rows"]) + found[3], page)
     run = (
         f"The run: {measured['machine']}{', `--quick`' if measured['quick'] else ''}."

@@ -1,5 +1,5 @@
-"""The same log restored by one member and by three, each with an agent: how long until `size`
-answers. It waits for every partition. All agents share this machine's processors and disk, so
+"""The same log restored by one member and by three, each with an agent: the time until `size`
+returns, which waits for every partition. All agents share this machine's processors and disk, so
 three members cannot be three times as fast here."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(entries: int) -> list[dict[str, Any]]:
 def _restored(
     cluster: Cluster, members: int, entries: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Seconds, and of each member: entries and seconds."""
+    """Seconds, and for each member: entries and seconds."""
     cluster.kill_everything()
     cluster.start(members)
     client = cluster.client()

@@ -1,5 +1,5 @@
-"""The local rewrite of a large log: records per second and peak memory, of the command itself, as a
-process of its own."""
+"""The local rewrite of a large log: records per second and peak memory of the command in its own
+process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One of three members is killed: how long until every partition answers again, with the log and
-without. The members' own logs say how much of that the comparison with the log took."""
+"""One of three members is killed: the time until every partition answers again, with the log and
+without. The members' own logs say how much of it the comparison with the log took."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.cluster_log import VALUE, compared, fill, text
 from imap_wal.agent.reads import FRESH_BYTES
 from tests.cluster.harness import Agent, Cluster, compile_java, logged_map, until
 
-# With so many keys at random, each of the 271 partitions has one.
+# With this many random keys, each of the 271 partitions has one.
 PROBES = 5_000
 WITHIN_S = 120.0
 
@@ -41,7 +41,7 @@ def run(entries: int) -> list[dict[str, Any]]:
 
 
 def _killed(entries: int, *, log: bool) -> tuple[float, list[tuple[int, float]]]:
-    """Seconds, and of each settlement: entries and seconds."""
+    """Seconds, and for each settlement: entries and seconds."""
 
     def maps(endpoint: str) -> Mapping[str, Any]:
         return {"default": logged_map(endpoint, {"settle-timeout-ms": "120000"}) if log else {}}
@@ -55,7 +55,7 @@ def _killed(entries: int, *, log: bool) -> tuple[float, list[tuple[int, float]]]
             orders = fill(cluster, entries)
             cluster.wait_safe(3)
             if log:
-                # The tails of the logs are short then, as they are where changes come more slowly.
+                # Then the tails of the logs are short, as when changes come more slowly.
                 until(
                     "the agents have merged most of it",
                     lambda: all(_merged(agent) for agent in cluster.agents),

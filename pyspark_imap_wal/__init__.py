@@ -1,5 +1,5 @@
-"""Spark looks into every installed module whose name begins with `pyspark_` for a `DefaultSource`:
-this makes `spark.read.format("imap_wal")` work."""
+"""Makes `spark.read.format("imap_wal")` work: Spark looks for a `DefaultSource` in every installed
+module whose name begins with `pyspark_`."""
 
 from storage_backends.extras import needs
 

@@ -35,12 +35,12 @@ from storage_backends import SegmentStore
 from storage_backends.location import Location
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
-"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits the rows that it has, and
-a `latest` read spills to the worker's temporary folder."""
+"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
+read spills to the worker's temporary folder."""
 
 
 def session(**options: str) -> SparkSession:
-    """The running Spark session, or one on this machine; `options` are Spark's, for a new one."""
+    """The running Spark session, or a new one on this machine; `options` are for a new one."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     running = SparkSession.getActiveSession()
@@ -57,8 +57,6 @@ def session(**options: str) -> SparkSession:
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
-
-# ---- the data source -----------------------------------------------------------------------------
 
 LOG_FIELDS = (
     "namespace string, cluster string, map string, key binary, key_class string, value "
@@ -77,8 +75,8 @@ class Options:
     """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
     limit what is read (comma-separated); `mode` is raw or latest; `partial` continues without
     missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a
-    `latest` read. `encryption_keys` says where each worker gets the keys of an encrypted log (else
-    IMAP_WAL_ENCRYPTION_KEYS there); it is kept in `path`."""
+    `latest` read. `encryption_keys` says where each worker gets the keys of an encrypted log
+    (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -118,7 +116,7 @@ class Options:
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
         if mode == LATEST and given.get("node"):
             raise InvalidSetting(
-                "mode latest is over all nodes; take the option node away, or read mode raw"
+                "mode latest is over all nodes; leave out the option node, or read mode raw"
             )
         buckets = given.get("buckets", "1")
         if not buckets.isdigit() or int(buckets) < 1:
@@ -171,7 +169,7 @@ class ImapWalDataSource(DataSource):
 
 @dataclass
 class FilePartition(InputPartition):
-    """Raw: files of one cluster."""
+    """For raw: files of one cluster."""
 
     namespace: str
     cluster: str
@@ -181,7 +179,7 @@ class FilePartition(InputPartition):
 
 @dataclass
 class BucketPartition(InputPartition):
-    """Latest: the keys of one cluster whose hash falls into a bucket."""
+    """For latest: the keys of one cluster whose hash is in a bucket."""
 
     namespace: str
     cluster: str
@@ -192,7 +190,7 @@ class BucketPartition(InputPartition):
 
 
 class ImapWalReader(DataSourceReader):
-    """Plans on the driver, reads in the workers."""
+    """Plans on the driver, and reads in the workers."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -316,7 +314,7 @@ class ImapWalReader(DataSourceReader):
 def clusters_of(
     store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()
 ) -> list[tuple[str, str]]:
-    """(namespace, cluster) of all logs under a root, or of the given names."""
+    """(namespace, cluster) of all logs under a root, or of those with the given names."""
     from imap_wal import layout
 
     wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
@@ -331,7 +329,7 @@ def clusters_of(
 
 
 def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, ...]]:
-    """Schemas, for those who want keys and values as text."""
+    """Schemas, if keys and values are wanted as text."""
     if not options.decode:
         return []
     from imap_wal.read.cluster import from_manifest
@@ -360,8 +358,8 @@ def _decode(
 
 def known(url: str) -> Location:
     """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
-    its own file, so Spark neither shows nor sends secrets. So are the keys of an encrypted log:
-    what is sent says only where they come from."""
+    its own file, so Spark neither shows nor sends secrets. The same is true for keys of an
+    encrypted log: Spark sends only where they come from."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

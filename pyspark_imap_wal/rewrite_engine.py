@@ -1,7 +1,7 @@
 """The rewrite engine on Spark, for logs too large to merge on one machine.
 
-files ─▶ a task each: NewestIndex, newest of its own ─▶ shuffle by ranges of (map, key), sorted ─▶
-newest of all ─▶ part files
+files ─▶ a task each: NewestIndex, its newest rows ─▶ shuffle by ranges of (map, key), sorted
+─▶ newest of all ─▶ part files
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ ROWS_A_RANGE = 1_000_000
 _KEYS_A_BATCH = 10_000
 
 
-# ---- the rewrite engine --------------------------------------------------------------------------
-
 _EXTRA = [
     ("late", pa.bool_()),
     ("read_records", pa.int64()),
@@ -84,8 +82,8 @@ ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class SparkEngine:
-    """See the module. Storage must be one that the workers see: a shared directory or an object
-    store. `tasks`: the maximum number of tasks that read at a time."""
+    """See the module's docstring. The workers must reach the storage: a shared directory or an
+    object store. `tasks`: the maximum number of tasks that read at the same time."""
 
     name = "spark"
 
@@ -126,14 +124,14 @@ class SparkEngine:
             if former:
                 snapshots = self._combine(spark, job, former, tasks)
                 held.append(snapshots)
-                # `_read` raises the errors that the tasks found.
+                # `_read` raises the errors of the tasks.
                 versions = versions.raised(_read(snapshots)[1].pairs.items())
                 everything = combined.unionAll(snapshots)
             pairs = tuple(versions.pairs.items())
             cleared, late = _cleared(held)
             ranges = max(1, -(-sum(each.keys for each in read.values()) // ROWS_A_RANGE))
-            # By ranges, not by hash: part files are then in key order, as the local engine writes
-            # them.
+            # By ranges, not by hash: then part files are in key order, like those of the local
+            # engine.
             rows = everything.where(f"not ({_A_CLEAR})")
             ordered = rows.repartitionByRange(ranges, "map", "key").sortWithinPartitions(
                 "map", "key"
@@ -162,8 +160,7 @@ class SparkEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What was read of a map: records, bytes of segments, and how many (key, node) are left of
-    it."""
+    """What was read of a map: records, bytes of segments, and how many (key, node) remain."""
 
     records: int = 0
     bytes: int = 0
@@ -197,8 +194,8 @@ def clears_part(
     late: set[Subject],
     number: int,
 ) -> tuple[Part, ...]:
-    """The clears of a map that are kept: few rows, which the tasks of all ranges of keys needed. So
-    the driver writes them. `number`: one that no range has."""
+    """The clears of a map that are kept. They are few, and the tasks of all ranges of keys needed
+    them, so the driver writes them. `number`: one that no range has."""
     with tempfile.TemporaryDirectory(
         prefix="imap-wal-rewrite-", ignore_cleanup_errors=True
     ) as folder:
@@ -208,7 +205,7 @@ def clears_part(
 
 
 def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
-    """All clears that the tasks read, and the partitions of which one came late."""
+    """All clears that the tasks read, and the partitions of those that came late."""
     cleared, late = Cleared(), set[Subject]()
     for frame in frames:
         for batch in frame.where(_A_CLEAR).toArrow().to_batches():
@@ -224,7 +221,7 @@ def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
 
 def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
     """Map → parts in key order, from the answers of the last step: exactly one attempt of every
-    range of keys counts, whatever others wrote. `LostRace` when an answer is missing."""
+    range of keys counts, whatever others wrote. `LostRace` if an answer is missing."""
     attempts: dict[int, str] = {}
     parts: dict[str, list[Part]] = {}
     for row in found:
@@ -281,8 +278,8 @@ def _combine(job: RewritePlan) -> ArrowMap:
 
 
 def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
-    """Yield all rows of the index and empty it. The first row of each map carries the totals
-    of what was read of that map."""
+    """Yield all rows of the index and empty it. The first row of each map has the totals read of
+    that map."""
     for name in index.maps():
         claims = index.clears(name)
         clears = [([row for row, _ in claims], [node for _, node in claims])] if claims else []
@@ -302,7 +299,7 @@ def _write(job: RewritePlan, cleared: Cleared) -> ArrowMap:
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
-        randomness = SystemRandomness()  # the same work may be done twice, at the same time
+        randomness = SystemRandomness()  # two attempts may do the same work at the same time
         attempt = randomness.name()
         store = open_store(known(job.url))
         found: dict[str, tuple[Part, ...]] = {}
@@ -338,7 +335,7 @@ Page = tuple[str, list[Row], list[str], set[Subject], dict[bytes, Conflict]]
 
 
 class _Held:
-    """Rows of some keys of a map, held until all rows of these keys have arrived."""
+    """Rows of some keys of a map, collected until all rows of these keys have arrived."""
 
     def __init__(self, name: str) -> None:
         self.name, self._table, self.late = name, Table(), set[Subject]()
@@ -364,7 +361,7 @@ class _Held:
 
 
 def newest_of_sorted(batches: Iterator[Any], cleared: Cleared | None = None) -> Iterator[Page]:
-    """From record batches sorted by map and key, every key once that was not cleared."""
+    """From record batches sorted by map and key: every key that was not cleared, once."""
     held: _Held | None = None
     last = b""
     for batch in batches:
@@ -420,8 +417,8 @@ def _failure_row(error: Exception) -> Any:
     )
 
 
-# An error of a worker keeps its type; it is not text in Spark's own exception. Our errors'
-# constructors do not take their own `args`.
+# An error of a worker keeps its type instead of becoming text in Spark's own exception. Our errors'
+# constructors do not accept their own `args`.
 
 
 def _freeze(error: Exception) -> str:

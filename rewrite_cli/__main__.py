@@ -1,4 +1,4 @@
-"""Where the command `imap-wal` begins. Without the extra `cli` it says what to install."""
+"""The entry point of the command `imap-wal`. Without the extra `cli` it says what to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewrite_cli.console.interrupts import ends_the_process
 
 
 def main() -> Any:
-    """Run the command line; ends with its exit code, or with 1 if a library of it is missing."""
+    """Run the command line; exits with its code, or with 1 if one of its libraries is missing."""
     with ends_the_process():
         from storage_backends.extras import MissingExtra
 

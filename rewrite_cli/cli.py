@@ -1,4 +1,4 @@
-"""`imap-wal`: one group, one module per command under `commands`, loaded only when it is used.
+"""`imap-wal`: one group, with a module per command in `commands`, imported at its first use.
 
 flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (config)
 results on stdout as table or json, progress on stderr                (output)
@@ -20,21 +20,23 @@ with ends_the_process():
 
     with needs("cli"):
         import click
-        import rich  # noqa: F401  # every command needs it; a missing one is reported before anything is done
+
+        # Every command needs it; if it is missing, report that first.
+        import rich  # noqa: F401
 
     from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
     from rewrite_cli.console.failures import CLEAN, report
 
-# In the order a newcomer meets them.
+# In the order in which a new user needs them.
 COMMANDS = {
     "demo": "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
     "node": "real Hazelcast members with plug-in and agents, for trying out and tests",
     "agent": "the service beside a member",
-    "plugin": "where the jar is; the hazelcast.yaml to paste",
-    "keys": "who may connect to an agent over TCP; the token of a cluster",
+    "plugin": "the path of the jar; a hazelcast.yaml to paste",
+    "keys": "keys for agents over TCP; the token of a cluster",
     "ls": "clusters, nodes and files under a URL",
-    "stat": "live and dead records and bytes; how long a restart would load",
+    "stat": "live and dead records and bytes; how long a restart would take to load",
     "dump": "the raw entries of the log, newest last",
     "verify": "read every byte and say what is damaged",
     "repair": "a repaired copy of a damaged log; says what is given up",
@@ -45,19 +47,19 @@ COMMANDS = {
     "restore": "what a restart would load, or a clean copy of it",
     "encryption-key": "a new key for encryption at rest; the key of the Parquet files",
     "drop": "forget a map",
-    "forget-node": "forget a node that is gone for good",
-    "claim": "take the log from a Hazelcast cluster that is to be given up",
+    "forget-node": "forget a node that will not return",
+    "claim": "take the log from a Hazelcast cluster that you give up",
     "doctor": "check the environment, the storage and the agent",
 }
 
 
 COLLECTOR = (100_000, 20, 20)
-"""When the garbage collector runs. A merge makes millions of tuples and no cycles: with Python's
-own thresholds, a third of the time or more is spent on walking over them."""
+"""Thresholds of the garbage collector. A merge makes millions of tuples and no cycles: with the
+default thresholds, the collector takes a third of the time or more."""
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and imports one when it is asked for: `imap-wal --help` reads no
+    """Knows its commands by name, and imports one at its first use: `imap-wal --help` loads no
     Parquet library."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -170,15 +172,15 @@ def group(
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """The entry point: exit codes and error texts are decided here and in `failures`."""
+    """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    if (
-        arguments is None
-    ):  # this process is ours; a library leaves the collector of its program alone
+    # Only in a process of our own: a library must not change its program's collector.
+    if arguments is None:
         gc.set_threshold(*COLLECTOR)  # noqa: TID251
     try:
         code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)
-    except BaseException as error:  # noqa: BLE001  # the one place that turns every error into a line and a code
+    # Every error becomes a line and an exit code here.
+    except BaseException as error:  # noqa: BLE001
         sys.exit(report(error, debug="--debug" in words))
     sys.exit(code if isinstance(code, int) else CLEAN)
 

@@ -1,5 +1,4 @@
-"""What `doctor` looks at. Each check is a function that yields `Check`s; one that fails says what
-to do."""
+"""The checks of `doctor`. Each is a function that yields `Check`s; a failed one says what to do."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ from storage_backends.ownership import doubts
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DISK_FREE_MIN = 0.1
 ORDER_BYTES_MAX = 1024**3
-"""Of a larger log, only `verify` looks for conflicts of order."""
+"""For a larger log, only `verify` looks for conflicts of order."""
 EXTRAS = {
     "pyarrow": "archive",
     "pyzmq": "agent",
@@ -48,12 +47,12 @@ EXTRAS = {
     "cryptography": "encryption",
     "duckdb": "duckdb",
 }
-"""Which extra installs a package."""
+"""The extra that installs each package."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `advice` is empty where all is well."""
+    """One checked thing. `advice` is empty if there is no problem."""
 
     name: str
     status: str
@@ -62,7 +61,7 @@ class Check:
 
 
 def environment() -> Iterator[Check]:
-    """Python, the packages of the extras."""
+    """Python, and the packages of the extras."""
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
     yield Check(
         "python",
@@ -81,12 +80,12 @@ def environment() -> Iterator[Check]:
         yield Check(
             "extras",
             OK,
-            f"not installed, needed only for their own kind of work: {', '.join(absent)}",
+            f"not installed, needed only for optional features: {', '.join(absent)}",
         )
 
 
 def java_side() -> Iterator[Check]:
-    """Java, the plug-in's jar, Hazelcast's jar: needed beside members, not for embedded maps."""
+    """Java, the plug-in's jar, Hazelcast's jar: needed by members, not by embedded maps."""
     try:
         release = jars.java_version()
         yield Check(
@@ -112,8 +111,7 @@ def java_side() -> Iterator[Check]:
 
 
 def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
-    """Whether an agent answers, and what it says of itself. `key`, `agent_key`: as `Client` takes
-    them."""
+    """Whether an agent answers, and its own report. `key`, `agent_key`: as for `Client`."""
     from rewrite_cli.local_cluster.launcher import ask_stat
 
     try:
@@ -147,7 +145,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             f"{where}: {health.get('failure')}",
-            "mend what the text names; the agent then goes on by itself",
+            "correct what the text names; the agent then continues by itself",
         )
     start = health.get("start") or {}
     if start.get("waiting"):
@@ -159,7 +157,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends by itself when its cause is gone; `imap-wal claim` shows which "
+            "the wait ends by itself when its cause is removed; `imap-wal claim` shows which "
             "agents gave a sign",
         )
     if health.get("archive_error"):
@@ -179,7 +177,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
 
 
 def storage(url: str) -> Iterator[Check]:
-    """Whether the storage answers and what it can do; then each cluster on it."""
+    """Whether the storage answers, its capabilities, and each cluster on it."""
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:
@@ -229,7 +227,7 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
         yield Check(
             "exclusive create",
             PROBLEM,
-            "no: two writers could not be told apart",
+            "no: two writers could overwrite each other",
             "use a storage with conditional creates, or one that enforces them",
         )
     if not can.locks:
@@ -278,14 +276,14 @@ def _space(url: str) -> Iterator[Check]:
 
 def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     name = f"cluster {view}"
-    without = {node.name for node in view.nodes if node.of_no_manifest}  # said below
+    without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
     away = [node for node in view.unreadable_nodes if node not in without]
     if away:
         nodes = ", ".join(map(repr, away))
         yield Check(
             name,
             PROBLEM,
-            f"the log of {nodes} is missing: a restart refuses to go on without it",
+            f"the log of {nodes} is missing: a restart refuses to continue without it",
             'bring its disk back, start with recovery_policy = "partial", or forget the '
             "node: `imap-wal forget-node`",
         )
@@ -318,7 +316,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         yield Check(
             name,
             WARNING,
-            f"nobody writes {', '.join(map(repr, crashed))}, and they were not closed: a "
+            f"no process writes {', '.join(map(repr, crashed))}, and they were not closed: a "
             "crash or kill",
             "the next start recovers them; nothing acknowledged is lost",
         )
@@ -330,7 +328,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             name,
             WARNING,
             f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
-            "`imap-wal stat` tells what is dead; `imap-wal rewrite`, then `prune`",
+            "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
         )
     if not found and not view.unreadable_nodes and not crashed:
         yield Check(
@@ -342,10 +340,10 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:
-    """Keys that two nodes claim. To find them, everything is read."""
+    """Keys that two nodes claim. To find them, all files are read."""
     name = f"order of {view}"
     if size > ORDER_BYTES_MAX:
-        what = f"not checked: {output.size(size)} would have to be read"
+        what = f"not checked: that would read {output.size(size)}"
         yield Check(name, OK, what, "`imap-wal verify` reads everything, and checks it")
         return
     try:

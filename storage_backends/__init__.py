@@ -1,23 +1,22 @@
-"""Where the bytes go: a small protocol (`interface`), its implementations, and a factory from a
-URL.
+"""Storage: a small protocol (`interface`), its implementations, and a factory from a URL.
 
     interface   SegmentStore, Appender, Lock, Capabilities: imports nothing of ours
     errors      what a store raises
     extras      libraries that only some installs have
     local       a directory: fdatasync, directory fsync, link, flock
-    descriptors a segment being written and a held lock, for local
+    descriptors open segments and held locks, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
-    lease       the lock of storage that has none
+    lease       the lock for storage without locks
     hdfs        WebHDFS
     memory      this process, for tests and trials
     testing     check_segment_store (conformance)
     faults      FaultyStore: any store, failing as planned
-    paths       what a path inside a store looks like
+    paths       valid paths inside a store
     ownership   who owns a local folder
     location    a URL without its options, which are kept separately
     factory     open_store(url)
 
-The log is the only caller. fsspec is imported in this package and nowhere else.
+Only the log calls it. No other package imports fsspec.
 """
 
 from storage_backends.errors import (

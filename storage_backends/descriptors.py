@@ -1,5 +1,5 @@
-"""What holds a file descriptor of the operating system: a segment being written and a held lock;
-and how its errors become ours."""
+"""Owners of file descriptors: open segments and held locks. Also translates errors of the operating
+system."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ _IOV_MAX = 1024
 
 ZERO_AHEAD_BYTES = 1024 * 1024
 _SMALL_BYTES = 64 * 1024
-"""Reserved space is written with zeros so far ahead of small appends. The first write to reserved
-space changes the file's extents, which the sync must then journal; ahead of 300 small commits it
-does so once instead of 300 times (3 KiB: 95 µs a sync instead of 140; PostgreSQL's `wal_init_zero`
-is the same thought)."""
+"""How far ahead of small appends reserved space is written with zeros. The first write to reserved
+space changes the file's extents, and the sync must journal the change. With zeros written ahead,
+300 small commits share one change instead of making 300 (3 KiB: 95 µs a sync instead of 140).
+PostgreSQL's `wal_init_zero` does the same."""
 _ZEROS = bytes(ZERO_AHEAD_BYTES)
 
 
 def translate(error: OSError, path: str) -> StorageError:
-    """The error of a store that stands for one of the operating system; `path` is relative to the
-    root."""
+    """The store's error for an error of the operating system; `path` is relative to the root."""
     text = (
         f"{os.strerror(error.errno)} [{errno.errorcode.get(error.errno, error.errno)}]"
         if error.errno
@@ -77,8 +76,8 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
 
 
 class Descriptor:
-    """Something that owns a file descriptor. A forked child lets go of all of them: a child must
-    neither keep the lock of a parent that died, nor write into its segment."""
+    """Owns a file descriptor. A forked child closes all of them: it must neither keep the lock of a
+    dead parent nor write into its segment."""
 
     _open: ClassVar[set[Descriptor]] = set()
 
@@ -87,7 +86,7 @@ class Descriptor:
         Descriptor._open.add(self)
 
     def _forget(self) -> int:
-        """The descriptor, which is the caller's to close; -1 when it was let go before."""
+        """The descriptor, which the caller must close; -1 if it is closed already."""
         fd, self._fd = self._fd, -1
         Descriptor._open.discard(self)
         return fd
@@ -95,17 +94,16 @@ class Descriptor:
     @staticmethod
     def _after_fork_in_child() -> None:
         for held in list(Descriptor._open):
-            os.close(
-                held._forget()
-            )  # closing a copy leaves the parent's flock in place; LOCK_UN would not
+            # Closing a copy leaves the parent's flock in place; LOCK_UN would not.
+            os.close(held._forget())
 
 
 os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 
 class LocalAppender(Descriptor):
-    """A segment being written. It keeps its own offset: with preallocated space the end of the file
-    is not the end of the data."""
+    """An open segment. It keeps its own offset: with preallocated space the end of the file is not
+    the end of the data."""
 
     def __init__(self, fd: int, path: str, reserved_bytes: int = 0) -> None:
         super().__init__(fd)
@@ -113,16 +111,15 @@ class LocalAppender(Descriptor):
         self.size = 0
         self._reserved = reserved_bytes
         self._zeroed = 0
-        """Up to here zeros, or data, were written."""
+        """The file has zeros or data up to this offset."""
         self._why_closed = "closed"
 
     def append(self, *chunks: bytes) -> None:
         size = self.size
         total = sum(map(len, chunks))
         end = ahead = size + total
-        if (
-            self._zeroed < end < self._reserved and 0 < total <= _SMALL_BYTES
-        ):  # a large append changes the extents once for many bytes anyway
+        # A large append changes the extents once for many bytes anyway.
+        if self._zeroed < end < self._reserved and 0 < total <= _SMALL_BYTES:
             ahead = min(end + ZERO_AHEAD_BYTES, self._reserved)
             chunks = (*chunks, _ZEROS[: ahead - end])
         try:
@@ -140,8 +137,7 @@ class LocalAppender(Descriptor):
         try:
             _sync_data(self._fd)
         except OSError as error:
-            # Linux reports a lost page once and then answers that all is well, so a second sync
-            # must not be possible.
+            # Linux reports a lost page only once: a second sync would succeed without the data.
             self._why_closed = f"an earlier sync failed: {error}"
             os.close(self._forget())
             raise translate(error, self.path) from error
@@ -174,10 +170,10 @@ class LocalAppender(Descriptor):
 
 
 class LocalLock(Descriptor):
-    """A held `flock`; the kernel lets go of it when the process dies."""
+    """A held `flock`; the kernel releases it when the process dies."""
 
     expires_ms = 0
-    """Never: there is nothing to renew (see `storage_backends.lease`)."""
+    """Always 0: there is nothing to renew (see `storage_backends.lease`)."""
 
     def renew(self) -> None:
         pass
@@ -186,12 +182,11 @@ class LocalLock(Descriptor):
         fd = self._forget()
         if fd >= 0:
             try:
-                os.ftruncate(fd, 0)  # nobody is to be told of a holder that is gone
-                fcntl.flock(
-                    fd, fcntl.LOCK_UN
-                )  # closing is not enough while a child between fork and exec has a copy
+                os.ftruncate(fd, 0)  # readers must not see a holder that no longer exists
+                # A close is not enough while a child between fork and exec has a copy.
+                fcntl.flock(fd, fcntl.LOCK_UN)
             except OSError:
-                pass  # closing lets go as well
+                pass  # the close releases it as well
             finally:
                 os.close(fd)
 

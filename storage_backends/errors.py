@@ -1,12 +1,10 @@
-"""What a storage can answer besides success. The log turns these into its own public errors
-(`imap_wal.errors`)."""
+"""Errors of a storage. The log turns them into its own public errors (`imap_wal.errors`)."""
 
 from __future__ import annotations
 
 
 class StorageError(Exception):
-    """The storage did not do what was asked. `path` names the file, relative to the root of the
-    store."""
+    """The storage did not do what was asked. `path` is relative to the root of the store."""
 
     def __init__(self, message: str, path: str = "") -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -14,7 +12,7 @@ class StorageError(Exception):
 
 
 class AlreadyExists(StorageError):
-    """An exclusive create found the name taken; nothing was changed."""
+    """An exclusive create found a file of that name; nothing was changed."""
 
 
 class NotFound(StorageError):
@@ -26,20 +24,19 @@ class NoSpace(StorageError):
 
 
 class Unavailable(StorageError):
-    """The storage could not be reached, refused the credentials, or failed with an input/output
-    error."""
+    """The storage could not be reached, refused the credentials, or had an input/output error."""
 
 
 class Linked(StorageError):
-    """A symbolic link is in the path of a file that was to be discarded; nothing was changed."""
+    """The path of a file to discard has a symbolic link in it; nothing was changed."""
 
 
 class Unsupported(StorageError):
-    """The storage cannot do this at all; `Capabilities` says so beforehand."""
+    """The storage cannot do this at all; `Capabilities` says so."""
 
 
 class Locked(StorageError):
-    """Somebody else holds the lock; `holder` is what they wrote about themselves."""
+    """Another process holds the lock; `holder` is the text it wrote about itself."""
 
     def __init__(self, path: str, holder: str) -> None:
         super().__init__(f"held by {holder or 'an unknown process'}", path)

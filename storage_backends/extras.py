@@ -1,9 +1,10 @@
-"""Libraries that are not part of the core install, and which extra of imap-wal installs each.
+"""Libraries outside the core install, and the extra of imap-wal that installs each.
 
     with needs("archive"):
         import pyarrow
 
-It is here because every package may import this one. See docs/decisions/0034-a-small-core.md.
+It is in this package because every other package may import it. See
+docs/decisions/0034-a-small-core.md.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ EXTRA_OF_SCHEME = {
     "swebhdfs": "hdfs",
     "hdfs": "hdfs",
 }
-"""Which extra installs the driver of a URL's scheme. Of every other scheme fsspec knows the
+"""The extra that installs the driver for a scheme. For all other schemes fsspec knows the
 driver."""
 
 
 class MissingExtra(ModuleNotFoundError):
-    """A library is not installed; `extra` of imap-wal installs it, and the text says how."""
+    """A library is not installed. `extra` installs it; the text says how."""
 
     def __init__(self, module: str, extra: str) -> None:
         super().__init__(
@@ -42,10 +43,10 @@ class MissingExtra(ModuleNotFoundError):
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Imports within this need an extra of imap-wal.
+    """Imports inside this block need an extra of imap-wal.
 
-    `extra`: its name in `pyproject.toml`. `MissingExtra` if a library is not installed; every other
-    error of an import passes, also that of a broken install.
+    `extra`: its name in `pyproject.toml`. Raises `MissingExtra` if a library is not installed.
+    Other import errors pass through, also those of a broken install.
     """
     try:
         yield

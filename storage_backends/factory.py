@@ -1,10 +1,14 @@
-"""From a URL to a store: the one place that knows all of them.
+"""Opens the store for a URL.
 
-/path, relative/path, file:///path     LocalStore; ~/path and file://~/path: below the home folder
-memory://name                          MemoryStore
-objects+file:///path                   one immutable object per commit, on a local directory (for
-trials and tests) webhdfs://host:port/path, hdfs://…     HdfsStore s3://, gs://, abfs://, …
-ObjectStore over fsspec; `?key=value` are options of its driver
+    /path, relative/path, file:///path     LocalStore
+    ~/path, file://~/path                  LocalStore below the home folder
+    memory://name                          MemoryStore
+    objects+file:///path                   one immutable object per commit, in a local directory
+                                           (for trials and tests)
+    webhdfs://host:port/path, hdfs://…     HdfsStore
+    s3://, gs://, abfs://, …               ObjectStore over fsspec
+
+`?key=value` are options of the driver.
 """
 
 from __future__ import annotations
@@ -30,14 +34,17 @@ def open_store(
     wal_dir: str | os.PathLike[str] = "",
     clock_ms: Callable[[], int] = system_clock_ms,
 ) -> SegmentStore:
-    """The store at `url`, with its segments at another URL where `wal_dir` (or the root itself,
-    since an earlier open) says so. Nothing is created before the first write, but for the root's
-    record of `wal_dir`. Options in `storage_options` win over those of the URL, and may hold what
-    does not belong into one: `open_store("s3://bucket/root", {"key": …, "secret": …})`. A place for
-    the segments that only the root names is followed within the root's own scheme and server, and
-    without options but those of a file of credentials (`Location.known`). `StorageError` for a
-    place that is not followed, for a URL that no store serves, or whose driver is not installed
-    (the text says what to install). `clock_ms` gives Unix milliseconds for leases."""
+    """The store at `url`. Its segments are at another URL if `wal_dir` names one, or if the root
+    recorded one at an earlier open. Only that record is written before the first write of data.
+
+    `storage_options` override the options of the URL, and may have what does not belong in one:
+    `open_store("s3://bucket/root", {"key": …, "secret": …})`. `clock_ms` gives Unix milliseconds
+    for leases.
+
+    A place for the segments that only the root names must have the root's scheme and server. It
+    gets no options except those of a file of credentials (`Location.known`). Raises `StorageError`
+    for any other place, for a URL that no store serves, and for a driver that is not installed (the
+    text says what to install)."""
     place = _at_home(located(os.fspath(url), storage_options))
     if not place:
         raise StorageError(
@@ -68,15 +75,15 @@ def open_store(
 
 
 def _at_home(url: Location) -> Location:
-    """With `~` at the front of a local path as the home folder. The root remembers `wal_dir` so:
-    another user has another home."""
+    """Replaces a leading `~` by the home folder. It must happen before the root records `wal_dir`:
+    another user has another home folder."""
     protocol, separator, path = url.rpartition("://")
     if not path.startswith("~") or protocol not in ("", "file", "local", "objects+file"):
         return url
     found = os.path.expanduser(path)
     if found == path:
         raise StorageError(
-            f"{url}: there is no such home folder; a folder of that name is written ./{path}"
+            f"{url}: there is no such home folder; write ./{path} for a folder of that name"
         )
     return url.moved(f"{protocol}{separator}{found}")
 
@@ -90,13 +97,12 @@ def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
             f"{', '.join(sorted(options))}"
         )
     if not separator:
-        return _local(url, url.file_mode)  # a plain path may hold a question mark
+        return _local(url, url.file_mode)  # a plain path may have a question mark in it
     if protocol in ("file", "local"):
         return _local(_local_path(url, rest), url.file_mode)
     if protocol == "memory":
         return MemoryStore(rest.strip("/"))
-    # The rest is imported when it is asked for: not every install has fsspec and its drivers, and
-    # they take longer to load than all of the log.
+    # Imported late: not every install has fsspec and its drivers, and they load slowly.
     try:
         with needs(extra_of(protocol)):
             if protocol == "objects+file":

@@ -1,21 +1,21 @@
-"""A store that fails on purpose: a wrapper of the same protocol around any other, following a plan.
+"""A store that fails on purpose: a wrapper around any other store, following a plan.
 
-    plan = Plan((Fault("kill", at=7),), seed=42)             # the process dies before its 7th
-    storage operation store = FaultyStore(MemoryStore("test"), plan)
+    # The process dies before its 7th storage operation.
+    plan = Plan((Fault("kill", at=7),), seed=42)
+    store = FaultyStore(MemoryStore("test"), plan)
 
 Operations are counted from 1 over all kinds: list, folders, exists, size, read, open_input, create,
 create_from, replace, open_append, append, sync, truncate, delete, lock, renew. To try every place
-of a workload: run it once without faults, look at `store.count`, and run it again with
-`Fault("kill", at=k)` for each k. Whatever a fault raises says the plan with its seed, which replays
+of a workload, run it once without faults, read `store.count`, and run it again with
+`Fault("kill", at=k)` for each k. The text of each fault has the plan with its seed, which replays
 it.
 
-`kill` and `power-loss` raise a `BaseException`, as no handler of the code under test may catch its
-own death; after it every operation of this wrapper raises the same, locks are let go of as an
-operating system would, and the wrapped store holds what survived. After a power loss that is all
-that was synced, and of each open segment's unsynced bytes what the seed decides. All other
-operations of the interface are durable on return, so there are no directory entries to be
-forgotten: an operation is done or it is not. That the local backend keeps to this, names and all,
-is what `tests/faults/disk.py` tries at every system call.
+`kill` and `power-loss` raise a `BaseException`, because no handler of the code under test may catch
+its own death. After that every operation of this wrapper raises the same, locks are released as an
+operating system would do, and the wrapped store has what survived. After a power loss that is what
+was synced, and the part of each open segment's unsynced bytes that the seed selects. All other
+operations are durable on return, so directory entries are never lost. `tests/faults/disk.py` checks
+that for the local store at every system call.
 """
 
 from __future__ import annotations
@@ -40,30 +40,29 @@ T = TypeVar("T")
 
 
 class Killed(BaseException):
-    """The process was killed here: what it wrote to the operating system survives."""
+    """The process was killed here. Bytes that it wrote to the operating system survive."""
 
 
 class PowerLoss(Killed):
-    """The machine lost its power here: what was synced survives."""
+    """The machine lost its power here. Only synced bytes survive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One planned failure."""
 
     action: Literal["error", "short-write", "kill", "power-loss"]
-    """`error` raises `error`; `short-write` is an append that writes a part and raises
-    `NoSpace`."""
+    """`error` raises `error`; `short-write` writes a part of an append and raises `NoSpace`."""
     at: int = 1
-    """The first matching operation that it hits, counted from 1."""
+    """The first matching operation that fails, counted from 1."""
     kind: str = "*"
-    """Glob over the kind of operation, or several divided by `|`."""
+    """Glob over the kind of operation, or several separated by `|`."""
     path: str = "*"
-    """Glob over the path; `*` goes over slashes."""
+    """Glob over the path; `*` also matches slashes."""
     when: Literal["before", "after"] = "before"
-    """Whether the operation is done before its failure is told. After: the caller cannot know."""
+    """Whether the operation fails before or after it is done. The caller cannot know which."""
     times: int = 1
-    """How many matching operations in a row are hit; 0: all from then on."""
+    """How many matching operations in a row fail; 0: all from `at`."""
     error: type[StorageError] = Unavailable
 
     def matches(self, kind: str, path: str) -> bool:
@@ -74,18 +73,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes wrong, and the seed of all that is left to chance."""
+    """The faults, and the seed of all random choices."""
 
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     tear: Literal["prefix", "sectors"] = "prefix"
-    """What a power loss leaves of unsynced bytes: a beginning of them, or any of their sectors, the
-    others being zeros."""
+    """What a power loss keeps of unsynced bytes: a prefix, or any of their sectors, with zeros for
+    the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation that was asked for."""
+    """One operation that was called."""
 
     number: int
     kind: str
@@ -93,7 +92,7 @@ class Operation:
 
 
 class FaultyStore:
-    """A `SegmentStore` around another one. `operations` tells what was asked for, in order."""
+    """A `SegmentStore` around another one. `operations` lists the calls in order."""
 
     def __init__(self, inner: SegmentStore, plan: Plan = Plan()) -> None:
         self.inner = inner
@@ -107,11 +106,11 @@ class FaultyStore:
         self._death: Killed | None = None
         self._appenders: builtins.list[_FaultyAppender] = []
         self._locks: builtins.list[Lock] = []
-        self._random = Random(plan.seed)  # noqa: S311  to be repeated, not to be secret
+        self._random = Random(plan.seed)  # noqa: S311  repeatable, not secret
 
     @property
     def count(self) -> int:
-        """How many operations were asked for."""
+        """How many operations were called."""
         return len(self.operations)
 
     @property
@@ -183,8 +182,7 @@ class FaultyStore:
         fault, operation = self._ask(kind, path)
         if fault is None:
             answer = action()
-            # Another thread may have died in the meantime: then this one is dead too, and may tell
-            # nobody of its success.
+            # Another thread may have died in the meantime: then this one must not report success.
             self._live()
             return answer
         if fault.when == "after":
@@ -217,7 +215,7 @@ class FaultyStore:
             raise type(self._death)(*self._death.args)
 
     def _strike(self, fault: Fault, operation: Operation) -> BaseException:
-        """What to raise, after doing to the store what goes with it."""
+        """Does the fault's damage to the store, and returns what to raise."""
         text = f"{fault.when} {operation.kind} (operation {operation.number}), {self.plan}"
         if fault.action == "error":
             return fault.error(f"planned fault {text}", operation.path)
@@ -228,8 +226,8 @@ class FaultyStore:
             self._death = (PowerLoss if fault.action == "power-loss" else Killed)(
                 f"{operation.path}: {text}"
             )
-            # What the operating system does for a dead process, and what the disk does to unsynced
-            # bytes.
+            # The operating system closes the files and locks of a dead process. A power loss also
+            # damages unsynced bytes.
             for appender in self._appenders:
                 appender.die(lose=fault.action == "power-loss")
             for lock in self._locks:
@@ -238,14 +236,14 @@ class FaultyStore:
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """Whoever writes holds off a death in another thread until its bytes are counted."""
+        """A writer holds this until its bytes are counted, so no other thread can die meanwhile."""
         with self._mutex:
             self._live()
             yield
 
 
 def _let_go(lock: Lock) -> None:
-    """A lease outlives its holder's process, a lock does not."""
+    """Releases a lock. A lease outlives its holder's process."""
     from storage_backends.lease import Lease
 
     if not isinstance(lock, Lease):
@@ -254,15 +252,15 @@ def _let_go(lock: Lock) -> None:
 
 
 class AwayStore(GatedStore):
-    """A storage that can be away: while `away` is set, every operation raises `Unavailable`, those
-    of files and locks that were opened before too. What it holds is untouched. `waits` is what an
-    operation does before it fails, as a storage out of reach often answers late."""
+    """A storage that can become unreachable: while `away` is set, every operation raises
+    `Unavailable`, also on files and locks that are open already. The data stay as they are. `waits`
+    runs before an operation fails, because unreachable storage often fails late."""
 
     def __init__(self, inner: SegmentStore) -> None:
         super().__init__(inner)
         self.away = False
         self.refused = 0
-        """How many operations were refused."""
+        """How many operations failed."""
         self.waits: Callable[[], object] = lambda: None
 
     def there(self, path: str = "") -> SegmentStore:
@@ -281,7 +279,7 @@ class _FaultyAppender:
         self._inner = inner
         self._synced = 0
         self._written_beyond = False
-        """A short write left bytes after `size`, which the next append writes over."""
+        """A short write left bytes after `size`; the next append overwrites them."""
         self._preallocated = preallocated_bytes
 
     def append(self, *chunks: bytes) -> None:
@@ -330,7 +328,7 @@ class _FaultyAppender:
         self._inner.close()
 
     def die(self, *, lose: bool) -> None:
-        """Let go of the file; with `lose`, leave what was synced and a part of the rest."""
+        """Closes the file. With `lose`, keeps what was synced and a part of the rest."""
         self._inner.close()
         inner, path = self._store.inner, self.path
         if not lose or not inner.exists(path):
@@ -367,7 +365,7 @@ class _FaultyLock:
         self._store._run("renew", "", self.inner.renew)
 
     def release(self) -> None:
-        if not self._store.dead:  # death has released it
+        if not self._store.dead:  # the death has released it
             self.inner.release()
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""A store with a gate in front: every operation first asks whether it may be done.
+"""A store that checks before every operation whether it may be done.
 
-Subclasses say so in `there`. Files and locks that were opened through the gate ask too; a lock of
-the operating system can always be let go of.
+Subclasses decide in `there`. Files and locks that were opened through it check too; a lock of the
+operating system can always be released.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GatedStore:
         self.capabilities: Capabilities = inner.capabilities
 
     def there(self, path: str = "") -> SegmentStore:
-        """The storage, or an error that is raised to whoever asks."""
+        """The storage, or an error that the caller gets."""
         return self.inner
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
@@ -106,9 +106,8 @@ class _GatedLock:
         self.inner.renew()
 
     def release(self) -> None:
-        if (
-            self.inner.expires_ms
-        ):  # a lease is written; another lock is let go of by the operating system
+        # The release of a lease is a write; the operating system releases other locks.
+        if self.inner.expires_ms:
             self._store.there()
         self.inner.release()
 

@@ -1,15 +1,14 @@
 """HDFS over WebHDFS, which needs no Hadoop on this machine.
 
-A new file is written under a temporary name and renamed, since a rename is atomic in the name node
-and refuses a name that is taken. An append is a request of its own (`op=APPEND`; the driver's own
-append mode never asks where to send it). fsspec's driver is used for what it is good at, the
-session with its Kerberos, tokens and certificates; requests are made here, where errors keep their
-Hadoop class.
+A new file is written under a temporary name and renamed: a rename is atomic in the name node, and
+fails if the name is taken. Each append is its own request (`op=APPEND`; the append mode of fsspec's
+driver never asks where to send it). fsspec's driver makes the session with its Kerberos, tokens and
+certificates. Requests are made here, so that errors keep their Hadoop class.
 
-WebHDFS cannot ask for an hsync. An append that has returned is in the memory of every data node of
-its pipeline and survives the death of any process and of some machines, not a power cut of all of
-them: `durable_sync` is False, unless the cluster says `dfs.datanode.synconclose` and whoever opens
-the store says so with `sync_on_close=true`.
+WebHDFS has no hsync. An append that has returned is in the memory of every data node of its
+pipeline. It survives the death of processes and of some machines, but not a power cut of all of
+them. So `durable_sync` is False, unless the cluster sets `dfs.datanode.synconclose` and the caller
+passes `sync_on_close=true`.
 """
 
 from __future__ import annotations
@@ -41,10 +40,9 @@ from storage_backends.location import Veil
 from storage_backends.paths import check_path, folder_prefix
 
 HTTP_PORT = 9870
-"""Where a name node answers HTTP. The port of an hdfs:// URL is another one, of a protocol not
-spoken here."""
+"""HTTP ports of a name node. The port of an hdfs:// URL is for another protocol."""
 TIMEOUT_S = (10, 120)
-"""To connect, and to wait for an answer."""
+"""Timeouts to connect and to wait for an answer."""
 READ_BUFFER_BYTES = 1 << 20
 _TEMPORARY_PREFIX = ".#tmp-"
 _RECOVERY_S = 120
@@ -145,8 +143,7 @@ class HdfsStore:
         return int(status["length"])
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        # Hadoop calls a range that begins after the end an error, so the size is asked for first
-        # unless all is wanted.
+        # Hadoop reports an error for a range that begins after the end.
         if offset or length is not None:
             left = max(self.size(path) - offset, 0)
             length = left if length is None else min(length, left)
@@ -175,15 +172,14 @@ class HdfsStore:
 
     def replace(self, path: str, data: bytes) -> None:
         with self._temporary(path, data) as temporary:
-            # With options the name node answers nothing, or an error.
+            # With options the name node answers with nothing, or with an error.
             self._ask(
                 "PUT", "RENAME", temporary, destination=self._full(path), renameoptions="OVERWRITE"
             )
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        self.create(
-            path, b""
-        )  # a CREATE of this name itself would have several at once meet each other's leases
+        # Not op=CREATE of this name: several at once would run into each other's HDFS leases.
+        self.create(path, b"")
         return HdfsAppender(self, path)
 
     def truncate(self, path: str, size: int) -> None:
@@ -194,8 +190,7 @@ class HdfsStore:
             return
         deadline = time.monotonic() + _RECOVERY_S
         if not self._ask("POST", "TRUNCATE", path, newlength=size)["boolean"]:
-            # The last block is cut by its data nodes in their own time; until then nobody can
-            # append.
+            # The data nodes cut the last block later; until then appends fail.
             while self._ask("GET", "GET_BLOCK_LOCATIONS", path)["LocatedBlocks"][
                 "isUnderConstruction"
             ]:
@@ -228,12 +223,12 @@ class HdfsStore:
     # parts
 
     def append(self, path: str, data: bytes) -> None:
-        """Add to the end of a file; after an error it is unknown whether and how much was added."""
+        """Appends to a file. After an error it is unknown how much was appended."""
         self._send("POST", "APPEND", path, data)
 
     @contextlib.contextmanager
     def _temporary(self, path: str, data: bytes) -> Iterator[str]:
-        """A new file beside `path`; it is removed unless it was renamed."""
+        """A new file next to `path`; it is removed unless it was renamed."""
         check_path(path)
         folder, slash, _ = path.rpartition("/")
         temporary = f"{folder}{slash}{_TEMPORARY_PREFIX}{token_hex(8)}"
@@ -250,9 +245,8 @@ class HdfsStore:
             name = status["pathSuffix"]
             if status["type"] == "DIRECTORY":
                 yield from self._walk(f"{prefix}{name}/")
-            elif name and not name.startswith(
-                _TEMPORARY_PREFIX
-            ):  # a file is listed as itself, without a name
+            # The listing of a file is the file itself, without a name.
+            elif name and not name.startswith(_TEMPORARY_PREFIX):
                 yield StoredFile(
                     prefix + name, int(status["length"]), int(status["modificationTime"])
                 )
@@ -272,7 +266,7 @@ class HdfsStore:
         return f"{self._root}/{check_path(path)}" if path else self._root or "/"
 
     def _ask(self, method: str, operation: str, path: str, **parameters: object) -> dict[str, Any]:
-        """What the name node answers."""
+        """The answer of the name node."""
         answer = self._request(
             method,
             self._address(path),
@@ -284,7 +278,7 @@ class HdfsStore:
     def _send(
         self, method: str, operation: str, path: str, data: bytes, **parameters: object
     ) -> Any:
-        """What the data node answers that the name node sent us to."""
+        """The answer of the data node that the name node redirected to."""
         answer = self._request(
             method,
             self._address(path),
@@ -292,7 +286,7 @@ class HdfsStore:
             params={"op": operation, **parameters, **self._driver.pars},
         )
         if "Location" not in answer.headers:
-            return answer  # an empty file has no data node
+            return answer  # no redirect: an empty file has no data node
         return self._request(
             method,
             self._driver._apply_proxy(answer.headers["Location"]),
@@ -321,8 +315,8 @@ class HdfsStore:
 
 
 class HdfsAppender:
-    """A growing file. One that failed is not written again: WebHDFS appends at the end, wherever
-    that is by then."""
+    """A growing file. After a failed append nothing more is written: the next append would begin at
+    an unknown end."""
 
     def __init__(self, store: HdfsStore, path: str) -> None:
         self.path = path
@@ -342,7 +336,7 @@ class HdfsAppender:
         self.size += len(data)
 
     def sync(self) -> None:
-        # An append that has returned is closed in its data nodes: there is nothing more to ask for.
+        # A returned append is closed in its data nodes: nothing is left to sync.
         self._check()
 
     def truncate(self, size: int) -> None:
@@ -363,7 +357,7 @@ class HdfsAppender:
 
 
 class _Ranges(io.RawIOBase):
-    """A file read by ranges."""
+    """Reads a file by ranges."""
 
     def __init__(self, store: HdfsStore, path: str, size: int) -> None:
         self._store = store

@@ -1,8 +1,8 @@
-"""What the log asks of a storage, and what a storage says it can do.
+"""What the log needs from a storage, and what a storage says it can do.
 
-Paths are relative to the root of the store, separated by `/`, and already percent-encoded by the
-caller: a store never interprets them. No store caches a listing: what one process published,
-another sees at once.
+Paths are relative to the root of the store, separated by `/`, and percent-encoded by the caller: a
+store never interprets them. No store caches a listing: a process sees at once what another one
+published.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import BinaryIO, Protocol, Self, runtime_checkable
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The log picks its way from these, never from the kind of store."""
+    """The log chooses its way by these, never by the class of the store."""
 
     durable_append: bool
     """`open_append` works: a file can grow. Without it the log writes one object per commit."""
     durable_sync: bool
     """`Appender.sync` returns only when the bytes survive a power loss."""
     exclusive_create: bool
-    """`create` is atomic among all processes: of two, one gets `AlreadyExists`."""
+    """`create` is atomic among all processes: of two callers, one gets `AlreadyExists`."""
     atomic_replace: bool
     """`replace` shows either the old or the new content, whole."""
     preallocate: bool
@@ -52,34 +52,34 @@ class Appender(Protocol):
     """Bytes written so far; preallocated space does not count."""
 
     def append(self, *chunks: bytes) -> None:
-        """Write all chunks, in order, at the end. Raises `NoSpace` or `Unavailable`; then `size` is
-        unchanged and what stands beyond it is undefined."""
+        """Write all chunks, in order, at the end. On `NoSpace` or `Unavailable`, `size` is
+        unchanged and the bytes after it are undefined."""
 
     def sync(self) -> None:
-        """Return when all that was appended survives a power loss. After an error the file must not
-        be trusted again."""
+        """Return when all appended bytes survive a power loss. After an error the file must not be
+        trusted again."""
 
     def truncate(self, size: int) -> None:
         """Cut the file (and its preallocated space) to `size` bytes, and sync."""
 
     def close(self) -> None:
-        """Let go of the file; not a sync. Safe to call twice."""
+        """Close the file, without a sync. Safe to call twice."""
 
 
 class Lock(Protocol):
-    """An exclusive lock that is held."""
+    """A held exclusive lock."""
 
     @property
     def expires_ms(self) -> int:
-        """0: held until released or until the process dies. Else a lease, which runs out at this
-        Unix time unless renewed."""
+        """0: held until released or until the process dies. Otherwise a lease, which expires at
+        this Unix time unless it is renewed."""
 
     def renew(self) -> None:
-        """Hold a lease for another term; nothing to do for a lock. `Locked` names who has taken it
-        since."""
+        """Extend a lease by another term; does nothing for a lock. `Locked` if another holder has
+        taken it since."""
 
     def release(self) -> None:
-        """Let go; safe to call twice."""
+        """Release the lock; safe to call twice."""
 
     def __enter__(self) -> Self: ...
 
@@ -93,22 +93,21 @@ class Lock(Protocol):
 
 @runtime_checkable
 class SegmentStore(Protocol):
-    """A place for named byte files. Every method raises a `storage_backends.errors.StorageError` on
-    failure, nothing else."""
+    """A place for named byte files. Methods raise only `storage_backends.errors.StorageError`."""
 
     url: str
     capabilities: Capabilities
 
     def list(self, folder: str) -> list[StoredFile]:
-        """All files at any depth below `folder` ("" is the root), sorted by path; temporary files
-        left out. A missing folder is empty."""
+        """All files at any depth below `folder` ("" is the root), sorted by path, without temporary
+        files. A missing folder is empty."""
 
     def folders(self, folder: str) -> builtins.list[str]:
-        """Names (not paths) of the folders directly in `folder`, sorted; a missing folder has
-        none."""
+        """Names (not paths) of the folders directly in `folder`, sorted; [] for a missing
+        folder."""
 
     def exists(self, path: str) -> bool:
-        """Whether the file is there. Quick: on a local file system one stat."""
+        """Whether the file exists. Quick: one stat on a local file system."""
 
     def size(self, path: str) -> int:
         """Bytes, with preallocated space. `NotFound`."""
@@ -118,17 +117,17 @@ class SegmentStore(Protocol):
         `NotFound`."""
 
     def open_input(self, path: str) -> BinaryIO:
-        """A seekable file for reading, to be closed by the caller. `NotFound`."""
+        """A seekable file for reading; the caller closes it. `NotFound`."""
 
     def create(self, path: str, data: bytes) -> None:
-        """Publish a new file: exclusive, whole or not at all, durable on return (directory entry
-        too). `AlreadyExists`."""
+        """Publish a new file: exclusively, whole or not at all. File and directory entry are
+        durable on return. `AlreadyExists`."""
 
     def create_from(self, path: str, local_file: str) -> None:
-        """`create` with the content of a file on this machine, streamed. The local file stays."""
+        """`create` with the content of a file on this machine, streamed. Keeps the local file."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write the file, new or not: whole or not at all, durable on return."""
+        """Write a new or an existing file: whole or not at all, durable on return."""
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
         """Create the file (exclusive, directory entry durable on return) and open it for appending.
@@ -138,17 +137,17 @@ class SegmentStore(Protocol):
         """Cut a closed file to `size` bytes, durable on return. `NotFound`, `Unsupported`."""
 
     def delete(self, path: str) -> None:
-        """Remove the file, durable on return; a missing one is fine. Folders that are left empty
-        may go too."""
+        """Remove the file, durable on return; a missing one is no error. Folders that become empty
+        may be removed too."""
 
     def discard(self, path: str) -> None:
-        """`delete` of a file that nothing needs, so it may stay. `Linked` if a symbolic link below
-        the root is in its path: behind it may be a file of another log."""
+        """`delete` of a file that nothing needs; it may also stay. `Linked` if its path has a
+        symbolic link below the root: the target may belong to another log."""
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        """Take the lock at `path` at once and write `holder` (one line of text) beside it for
-        others to read. Raises `Locked` naming the holder. `take=True` takes it from a living
-        holder, who is not told."""
+        """Take the lock at `path` without waiting, and write `holder` (one line of text) next to it
+        for others to read. `Locked` names the holder. `take=True` takes it from a living holder,
+        without notifying it."""
 
     def close(self) -> None:
-        """Let go of connections; safe to call twice."""
+        """Close connections; safe to call twice."""

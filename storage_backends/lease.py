@@ -1,20 +1,20 @@
-"""A lock for storage without locks: a lease that runs out, kept in numbered objects.
+"""A lock for storage without locks: a lease that expires, kept in numbered objects.
 
     {path}/00000001.json    {"holder": "...", "expires_ms": 1767225600000, "nonce": "..."}
     {path}/00000002.json    the next holder; only the highest number counts
 
-Taking the lease is the exclusive create of the next number, so of two takers one loses. Only the
-holder ever rewrites its own object (to renew or release it), therefore a holder that was stopped,
-replaced and resumed overwrites nothing that counts.
+A process takes the lease by the exclusive create of the next number, so one of two loses. Only the
+holder rewrites its own object, to renew or release it. So a holder that was stopped, replaced and
+resumed overwrites nothing that counts.
 
-Objects stay after a release, with an `expires_ms` of 0, and the last hundred stay for good: a
-number must not become free while somebody may still believe that it is the next one. A listing is
-no snapshot; one that runs while number 2 appears and number 1 goes may show neither, and its reader
-would take number 1 beside the holder of number 2.
+Released objects stay, with an `expires_ms` of 0, and the last hundred are never deleted: a number
+must not become free while a process may still take it for the next one. A listing is no snapshot.
+One that runs while number 2 appears and number 1 disappears may show neither, and its reader would
+take number 1 although number 2 has a holder.
 
-Whether a lease has run out is judged by the taker's clock against the holder's: clocks that differ
-by more than the remaining time let a living holder be replaced. The log survives that, as it
-survives `take=True`: the replaced writer finds its epoch fenced.
+The taker compares the holder's `expires_ms` with its own clock. If the clocks differ by more than
+the remaining time, a living holder is replaced. The log survives that, as it survives `take=True`:
+the replaced writer finds its epoch fenced.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _RACES_MAX = 20
 
 
 def system_clock_ms() -> int:
-    """Unix milliseconds. Whoever opens a store hands in another clock for tests."""
+    """Unix milliseconds. Tests pass another clock to the store."""
     return time.time_ns() // 1_000_000
 
 
 class Lease:
-    """A lease that is held until `expires_ms`. Nothing renews it in the background: its holder
-    calls `renew` well before that."""
+    """A lease that is held until `expires_ms`. Its holder must call `renew` well before that: there
+    is no background renewal."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Lease:
         self._released = False
 
     def renew(self) -> None:
-        """Hold on for another term from now. `Locked` names who has taken the lease since,
-        `Unavailable` when it could not be
-        written: then it still runs out at the old `expires_ms`."""
+        """Extend the lease by another term from now. `Locked` names the process that has taken the
+        lease since. `Unavailable` if it could not be written: then it still expires at the old
+        `expires_ms`."""
         if self._released:
             raise StorageError("the lease was released", self.path)
         expires_ms = self._clock_ms() + self._lease_ms
@@ -79,13 +79,13 @@ class Lease:
         self.expires_ms = expires_ms
 
     def check(self) -> None:
-        """`Locked` if a successor has the lease by now, whoever's clock is right."""
+        """`Locked` if a successor has taken the lease, whatever the clocks say."""
         numbers = _numbers(self._store, self.path)
         if numbers and numbers[-1] > self.number:
             raise Locked(self.path, _read(self._store, self.path, numbers[-1])["holder"])
 
     def release(self) -> None:
-        """Let go; safe to call twice. A failure is raised: then others have to wait until
+        """Release the lease; safe to call twice. If this raises, others must wait until
         `expires_ms`."""
         if not self._released:
             self._released = True
@@ -125,15 +125,15 @@ def acquire(
             try:
                 present = _read(store, path, newest)
             except NotFound:
-                continue  # a listing older than a hundred successors
+                continue  # the listing is older than a hundred successors
             if present["expires_ms"] > clock_ms():
                 raise Locked(path, present["holder"])
         number, nonce, expires_ms = newest + 1, secrets.token_hex(16), clock_ms() + lease_ms
         try:
             store.create(_object(path, number), _encode(holder, expires_ms, nonce))
         except AlreadyExists:
-            # Either somebody was quicker, or the driver sent our own create again after its answer
-            # was lost.
+            # Another process was faster; or our own create succeeded, its answer was lost, and the
+            # driver sent it again.
             if _read(store, path, number)["nonce"] != nonce:
                 continue
         for old in numbers:
@@ -144,8 +144,8 @@ def acquire(
 
 
 def holder(store: SegmentStore, path: str) -> str:
-    """How the holder of the lock at `path`, a lease or not, names itself; "" if the lock is free or
-    the storage does not say."""
+    """How the holder of the lock or lease at `path` names itself; "" if it is free or the storage
+    does not say."""
     numbers = _numbers(store, path)
     if numbers:
         return str(_read(store, path, numbers[-1])["holder"])

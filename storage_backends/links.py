@@ -1,5 +1,5 @@
-"""Symbolic links below the root of a log on this machine. They are read and written through, and
-nothing that is reached through them is discarded (`SegmentStore.discard`)."""
+"""Symbolic links below the root of a local log. Reads and writes follow them; nothing that is
+reached through them is discarded (`SegmentStore.discard`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from storage_backends.paths import is_wal
 
 
 def links(url: str, paths: Iterable[str]) -> dict[str, str]:
-    """The paths that are a link, or are reached through one → the first link on the way, with its
-    full path. `paths` are relative to the root. `url` is that of a store; {} if it is not a folder
-    of this machine."""
+    """The paths that are a link, or are reached through one, with the first link on the way (its
+    full path). `paths` are relative to the root. {} if `url` is not a local folder."""
     place = located(url)
     roots = {
         True: local_folder(Location(place.wal_dir) if place.wal_dir else place),
@@ -34,7 +33,7 @@ def links(url: str, paths: Iterable[str]) -> dict[str, str]:
 
 
 def local_folder(place: Location) -> str:
-    """The folder of this machine at a place; "" for other storages."""
+    """The local folder at a place; "" for other storages."""
     if place.scheme not in ("file", "objects+file"):
         return ""
     path = place.partition("://")[2].removeprefix("localhost") if "://" in place else str(place)

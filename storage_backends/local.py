@@ -1,14 +1,14 @@
-"""A directory of this machine, through the operating system and nothing else.
+"""A local directory, through the operating system alone.
 
-What returns is on disk: file contents by `fdatasync`, names by a sync of the directory that holds
-    them and of every directory that
-had to be made for them. A new file is written under a temporary name and then hard-linked, because
-a link, unlike a rename, refuses a name that is taken. fsspec is of no use here: its local file
-system has no sync, and its exclusive create is a look and then a write.
+What returns is on disk. `fdatasync` makes file contents durable. A sync of the directory makes a
+name durable, and so do syncs of all directories above it that had to be created. A new file is
+written under a temporary name and then hard-linked, because a link, unlike a rename, fails if the
+name is taken. fsspec does not help here: its local file system has no sync, and its exclusive
+create looks first and writes then.
 
-Temporary names hold a `#`, which percent-encoding never leaves standing, so that no name of a
-caller can be taken for one. Whoever writes a temporary file holds a `flock` on it; one that can be
-locked belongs to a dead process and is swept away when a store first writes into that folder.
+Temporary names have a `#` in them. Percent-encoding replaces that, so no caller's name looks like a
+temporary one. The writer of a temporary file holds a `flock` on it. A file that can be locked
+belongs to a dead process, and the first write into its folder removes it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ COPY_BYTES = 1 << 20
 PRIVATE_FOLDER = 0o700
 HOLDER_BYTES_MAX = 4096
 _RACES_MAX = 100
-"""How often a lost race against a deletion of the folder, or a change of the lock file, is tried
-again before it is an error."""
+"""How often to try again when another process removes the folder or replaces the lock file."""
 
 _CANNOT_RESERVE = (
     errno.EOPNOTSUPP,
@@ -51,10 +50,10 @@ T = TypeVar("T")
 
 
 class LocalStore:
-    """A `SegmentStore` over the directory `root`, which is made when something is first written.
-    What it makes is its user's own: files of `file_mode`, folders that the same may enter. A mode
-    wider than that is given whatever the umask; what is there already keeps its own. `folder_mode`:
-    of folders, where they are to be entered by others than the files."""
+    """A `SegmentStore` over the directory `root`, which the first write creates. New files get
+    `file_mode`, and the same users may enter new folders. A mode wider than private is set whatever
+    the umask; existing files keep their modes. `folder_mode` is for folders that other users than
+    those of the files may enter."""
 
     def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)
@@ -74,15 +73,14 @@ class LocalStore:
         )
         self._prefix = self.root.rstrip("/") + "/"
         self._known: dict[str, tuple[int, int]] = {}
-        """Folders whose own name is durable (device and inode: one that was removed and made again
-        is another one)."""
+        """Folders whose own name is durable, by device and inode: a folder that was removed and
+        created again is another one."""
         self._swept: set[str] = set()
 
     # reading
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
-        # Fresh, but no snapshot: what is made and what is deleted while a folder is read may or may
-        # not be seen.
+        # Not a snapshot: it may or may not show changes made while a folder is read.
         found = [
             StoredFile(path, status.st_size, status.st_mtime_ns // 1_000_000)
             for path, status in self._walk(folder_prefix(folder))
@@ -105,8 +103,8 @@ class LocalStore:
         try:
             if not self.capabilities.stale_listings:
                 return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
-            # NFS answers a stat from its cache, for up to a minute after another client removed the
-            # file. An open asks the server.
+            # For up to a minute after another client removed the file, NFS answers a stat from its
+            # cache. An open asks the server.
             fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 return not stat.S_ISDIR(os.fstat(fd).st_mode)
@@ -154,7 +152,7 @@ class LocalStore:
         try:
             with open(local_file, "rb", buffering=0) as source:
                 self._publish(path, iter(lambda: source.read(COPY_BYTES), b""), os.link)
-        except OSError as error:  # of the source: those of the target are translated inside
+        except OSError as error:  # of the source; those of the target are translated inside
             raise translate(error, local_file) from error
 
     def replace(self, path: str, data: bytes) -> None:
@@ -204,7 +202,7 @@ class LocalStore:
                 try:
                     sync_folder(folder)
                 except FileNotFoundError:
-                    pass  # removed as empty by another deletion; what is to be synced is above it
+                    pass  # removed as empty by another deletion; the sync continues above it
                 if folder == self.root:
                     return
                 try:
@@ -223,7 +221,7 @@ class LocalStore:
 
         def remove() -> None:
             with ExitStack() as opened:
-                folders = [self._opened(opened, self.root)]  # may be a link: a user named the root
+                folders = [self._opened(opened, self.root)]  # may be a link: the user named it
                 for each in names:
                     folders.append(self._opened(opened, each, folders[-1]))
                 try:
@@ -248,7 +246,7 @@ class LocalStore:
 
     @staticmethod
     def _opened(opened: ExitStack, name: str, folder: int | None = None) -> int:
-        """Open a folder in a folder, without following a link."""
+        """Open a folder inside a folder, without following a link."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
             fd = (
@@ -260,9 +258,7 @@ class LocalStore:
             if folder is not None and stat.S_ISLNK(
                 os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
             ):
-                raise Linked(
-                    f"{name} is a symbolic link; what is behind it is not deleted"
-                ) from None
+                raise Linked(f"{name} is a symbolic link; its target is not deleted") from None
             raise
         opened.callback(os.close, fd)
         return fd
@@ -284,7 +280,7 @@ class LocalStore:
             try:
                 return self._new(target)
             except FileExistsError:
-                # The file is overwritten: through a link, that would be another file.
+                # Opening overwrites the file; through a link, that would be another file.
                 return os.open(target, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
         for _ in range(_RACES_MAX):
@@ -294,10 +290,10 @@ class LocalStore:
                 here = os.fstat(fd)
                 there = os.stat(target)
                 if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
-                    # The file was exchanged since it was opened: this lock keeps nobody out.
+                    # The file was replaced since it was opened: this lock excludes no process.
                     raise FileNotFoundError
-                # Longer old text is cut after the new line stands: a reader takes the first line
-                # and finds the one or the other.
+                # Write first and cut longer old text then: a reader takes the first line, and sees
+                # either the old or the new one.
                 os.pwrite(fd, text, 0)
                 os.ftruncate(fd, len(text))
             except FileNotFoundError:
@@ -318,8 +314,8 @@ class LocalStore:
         raise Unavailable("the lock file changes without end", path)
 
     def _take(self, target: str, text: bytes) -> Lock:
-        """Put a new, already locked file in the place of the old one: in between nobody finds the
-        name free."""
+        """Replace the lock file by a new one that is already locked: the name is never free in
+        between."""
         fd, temporary = self._temporary(target)
         try:
             os.pwrite(fd, text, 0)
@@ -362,7 +358,7 @@ class LocalStore:
             if entry.name.startswith(TEMPORARY_PREFIX) or (
                 entry.name == "lost+found" and not folder
             ):
-                continue  # ext4 puts lost+found into the root of a disk; only root may read it
+                continue  # ext4 has lost+found in the root of a disk; only root may read it
             path = folder + entry.name
             try:
                 if entry.is_dir():
@@ -386,8 +382,8 @@ class LocalStore:
             os.chmod(folder, self._folder_mode)
 
     def _in_folder(self, target: str, action: Callable[[], T]) -> T:
-        """Do what needs the folder of `target`; make the folder when it is missing, again if
-        another process just removed it as empty."""
+        """Run an action that needs the folder of `target`. Creates a missing folder, also again if
+        another process has just removed it as empty."""
         for _ in range(_RACES_MAX):
             try:
                 return action()
@@ -410,8 +406,8 @@ class LocalStore:
             except FileExistsError:
                 return
             except FileNotFoundError:
-                # A deletion removed the parent as empty: the caller tries again; or nothing can be
-                # made here: it gives up.
+                # A deletion removed the empty parent, and the caller tries again; or the folder
+                # cannot be created, and the caller fails.
                 return
         try:
             sync_folder(parent)
@@ -420,7 +416,7 @@ class LocalStore:
 
     def _sync_name(self, target: str) -> None:
         """Make the entry of `target` durable, and those of the folders above it, once each: another
-        process may have made them and not yet have synced them."""
+        process may have created them without having synced them yet."""
         folder = os.path.dirname(target)
         status = sync_folder(folder)
         identity = (status.st_dev, status.st_ino)
@@ -453,7 +449,7 @@ class LocalStore:
         self._guard(path, publish)
 
     def _temporary(self, target: str) -> tuple[int, str]:
-        """A new file beside `target`, locked by this process for as long as it is open."""
+        """A new file next to `target`, locked by this process while it is open."""
         folder = os.path.dirname(target)
 
         def make() -> tuple[int, str]:
@@ -462,8 +458,8 @@ class LocalStore:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             except OSError:
-                pass  # without flock nothing is swept either
-            if os.fstat(fd).st_nlink == 0:  # swept between open and flock
+                pass  # without flock nothing is removed either
+            if os.fstat(fd).st_nlink == 0:  # removed between open and flock
                 os.close(fd)
                 raise FileNotFoundError
             return fd, temporary
@@ -475,8 +471,7 @@ class LocalStore:
 
     @staticmethod
     def _sweep(folder: str) -> None:
-        """Remove what killed processes left half-written. A temporary file that cannot be looked at
-        is left alone."""
+        """Remove temporary files of dead processes. One that cannot be examined stays."""
         try:
             names = [name for name in os.listdir(folder) if name.startswith(TEMPORARY_PREFIX)]
         except OSError:
@@ -496,9 +491,9 @@ class LocalStore:
 
     @staticmethod
     def _preallocate(fd: int, length: int) -> int:
-        """Reserve so many bytes, or less: half of what is free at most, for others write to this
-        disk too. Returns how many; 0 where the file system cannot, or has no room: then a segment
-        grows with what is written."""
+        """Reserve `length` bytes, but at most half of the free space: others write to this disk
+        too. Returns how many were reserved. It is 0 if the file system cannot reserve or is full:
+        then the segment grows with each write."""
         try:
             disk = os.fstatvfs(fd)
             length = min(length, disk.f_bavail * disk.f_frsize // 2)
@@ -507,7 +502,7 @@ class LocalStore:
         except OSError as error:
             if error.errno not in _CANNOT_RESERVE:
                 raise
-            os.ftruncate(fd, 0)  # what it had reserved when it met the end of the disk
+            os.ftruncate(fd, 0)  # free the part that was reserved before the disk was full
             return 0
         except AttributeError:
             return 0  # macOS

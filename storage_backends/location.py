@@ -2,11 +2,11 @@
 
     s3://bucket/maps?key=…&secret=…      s3://bucket/maps       {"key": …, "secret": …}
     sftp://user:password@host/maps       sftp://user@host/maps  {"password": …}
-    /var/lib/maps?                       a path, which may hold a question mark
+    /var/lib/maps?                       a path may have a question mark
 
 A URL is split as soon as a user passes it. From then on it is a `Location`, whose text has no
-options. So code that prints, logs, stores or compares it cannot show a secret. Only `open_store`
-uses the options. `Veil` removes secrets from the errors of drivers, because a driver has them.
+options, so code that prints, logs, stores or compares it cannot show a secret. Only `open_store`
+uses the options. Drivers have the secrets, so `Veil` removes them from drivers' errors.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ HARMLESS = frozenset(
         "version_aware",
     ]
 )
-"""Options whose values may be shown. Any other text is treated as a secret."""
+"""Options whose values may be shown. All others are treated as secrets."""
 SECRET_CHARACTERS_MIN = 4
 """Shorter texts are not hidden: they occur in ordinary words."""
 HIDDEN = "***"
 PRIVATE = 0o600
-"""The default mode of files."""
+"""The mode of new files."""
 MANY_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs"})
-"""Schemes with the name of a bucket after `://`, and not that of a server."""
+"""Schemes whose URL has a bucket after `://`, not a server."""
 
 _QUERY = re.compile(r"([A-Za-z][\w+.:-]*://[^\s?'\"]*)\?[^\s'\"]+")
 _PASSWORD = re.compile(r"([A-Za-z][\w+.:-]*://[^\s/?:@'\"]*):[^\s/'\"]+@")
@@ -56,12 +56,13 @@ E = TypeVar("E", bound=BaseException)
 
 
 class Location(str):
-    """A folder or URL without its options; `located` makes it. `wal_dir` is the place of the
-    segments where the caller named one ("": where the root says). `file_mode`: of files that are
-    made there, on a local storage; folders get the same and the right to enter. `known`: options by
-    the places that they are for, as in a file of credentials; for the segments, where only the root
-    says where they are. `encryption_keys`: where the keys of what is stored there come from, and
-    not the keys themselves; stores do not use it, `imap_wal.encryption` does."""
+    """A folder or URL without its options; `located` makes it.
+
+    `wal_dir`: the place of the segments if the caller named one ("": the root names it).
+    `file_mode`: of new files on a local storage; folders get the same and the right to enter.
+    `known`: options by place, as in a file of credentials, for segments whose place only the root
+    names. `encryption_keys`: where the keys come from, not the keys themselves; used by
+    `imap_wal.encryption`, not by stores."""
 
     __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]
@@ -90,25 +91,25 @@ class Location(str):
         return made
 
     def moved(self, text: str) -> Location:
-        """The same, but for its text."""
+        """The same location with another text."""
         return Location(
             text, self.options, self.wal_dir, self.file_mode, self.known, self.encryption_keys
         )
 
     def with_wal_dir(self, wal_dir: str) -> Location:
-        """The same root, with its segments there."""
+        """The same root, with its segments at `wal_dir`."""
         return Location(
             self, self.options, wal_dir, self.file_mode, self.known, self.encryption_keys
         )
 
     def with_keys(self, encryption_keys: str) -> Location:
-        """The same root, with keys from there."""
+        """The same root, with keys from `encryption_keys`."""
         return Location(
             self, self.options, self.wal_dir, self.file_mode, self.known, encryption_keys
         )
 
     def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
-        """The same with what is known for it, and for its `wal_dir`; options that are there win."""
+        """The same with the known options for it and for its `wal_dir`; existing options win."""
         fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
         options = known[max(fitting, key=len)] if fitting else {}
         wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
@@ -133,8 +134,8 @@ class Location(str):
 
 
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
-    """Split a URL; `options` override those in it. `StorageError` for options that cannot be read;
-    it does not show them."""
+    """Split a URL; `options` override those in it. `StorageError` for unreadable options, without
+    showing them."""
     wal_dir, file_mode, encryption_keys = "", PRIVATE, ""
     found: dict[str, Any] = {}
     known: Mapping[str, Mapping[str, Any]] = {}
@@ -157,7 +158,7 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
 
 def _query_options(query: str) -> dict[str, Any]:
     """`a=1&anon=true&client_kwargs={"region_name": "eu"}`: text, except for true, false and JSON
-    objects. There are no numbers, because a secret key may look like one."""
+    objects. Never numbers, because a secret key may look like one."""
     options: dict[str, Any] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         if value in ("true", "false"):
@@ -166,7 +167,7 @@ def _query_options(query: str) -> dict[str, Any]:
             try:
                 options[key] = json.loads(value)
             except ValueError as error:
-                # from None: `error` has the text
+                # From None: `error` has the text.
                 raise StorageError(f"option {key} of the URL is not JSON: {error}") from None
         else:
             options[key] = value
@@ -174,14 +175,13 @@ def _query_options(query: str) -> dict[str, Any]:
 
 
 def without_secrets(text: str) -> str:
-    """A text for people, with the options and passwords of all URLs in it hidden."""
+    """A text for people, with the options and passwords of all URLs hidden."""
     return _PASSWORD.sub(rf"\1:{HIDDEN}@", _QUERY.sub(rf"\1?{HIDDEN}", text))
 
 
 def why_not_followed(root: Location, found: str) -> str:
-    """Why the URL that a root names for its segments is not trusted; "" if it is. Whoever can write
-    a root can name any URL there. To open it would send our credentials to its server, or requests
-    to wherever its options say."""
+    """Why the segments' URL that a root names is not trusted; "" if it is. Anyone who can write a
+    root can name any URL there: opening it could send our credentials to that server."""
     place = Location(found)
     if ("?" in found and "://" in found) or without_secrets(found) != found:
         return "it has options"
@@ -193,7 +193,7 @@ def why_not_followed(root: Location, found: str) -> str:
 
 
 def of_wal_dir(root: Location, wal_dir: Location) -> Location:
-    """`wal_dir` with the root's mode. If it is on the same server or bucket and has no options, it
+    """`wal_dir` with the root's mode. On the same server or bucket, and without own options, it
     gets those of the root."""
     same = (root.scheme, root.authority) == (wal_dir.scheme, wal_dir.authority)
     return Location(
@@ -226,8 +226,7 @@ class Veil:
         return told
 
     def cause(self, error: BaseException) -> BaseException | None:
-        """The cause to raise an error from. None if it shows a secret, because a traceback prints
-        it."""
+        """The cause to raise an error from. None if it shows a secret: a traceback prints it."""
         return None if self._shown_by(error) else error
 
     def text(self, text: str) -> str:

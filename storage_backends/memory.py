@@ -1,4 +1,4 @@
-"""Files in the memory of this process, for tests and trials. Two stores of one name see the same
+"""Files in the memory of this process, for tests and trials. Stores of one name share their
 files."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from storage_backends.paths import check_path, folder_prefix, one_line
 
 
 class _Medium:
-    """What all stores of one name share."""
+    """The files that all stores of one name share."""
 
     def __init__(self) -> None:
         self.mutex = threading.RLock()
@@ -74,7 +74,7 @@ class MemoryLock:
     """A lock among the threads of this process."""
 
     expires_ms = 0
-    """Never: there is nothing to renew (see `storage_backends.lease`)."""
+    """Always 0: there is nothing to renew (see `storage_backends.lease`)."""
 
     def __init__(self, medium: _Medium, path: str, token: object) -> None:
         self._medium = medium
@@ -103,8 +103,7 @@ class MemoryLock:
 
 
 class MemoryStore:
-    """A `SegmentStore` whose medium is the process: it promises durability for as long as that
-    lives, which is all its users ask."""
+    """A `SegmentStore` in the memory of this process. Its durability ends with the process."""
 
     capabilities = Capabilities(
         durable_append=True,

@@ -1,4 +1,4 @@
-"""Which file system a directory is on, as the kernel's table of mounts has it."""
+"""Finds the file system of a directory, in the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 NETWORK = re.compile(r"nfs\d*|cifs|smb\d*|ceph|lustre|glusterfs|fuse\..*|9p|afs")
-"""File systems whose other clients may remove a file that this one's cache still shows."""
+"""File systems whose cache may still show a file that another client has removed."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 
 
 def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
-    """Whether the folder, or the nearest one above it that exists, is on a file system of a
-    network. False where the kernel has no such table."""
+    """Whether the folder, or the nearest existing one above it, is on a network file system. False
+    if the kernel has no such table."""
     path = os.path.realpath(folder)
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -26,9 +26,8 @@ def is_network(folder: str, mounts: Path = MOUNTS) -> bool:
         fields, kinds = before.split(), after.split()
         if len(fields) < 5 or not kinds:
             continue
-        point = re.sub(
-            r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4]
-        )  # blanks are written as \040
+        # The table has \040 for a blank.
+        point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), fields[4])
         if (path == point or path.startswith(f"{point.rstrip('/')}/")) and len(point) >= found[0]:
             found = len(point), kinds[0]
     return bool(NETWORK.fullmatch(found[1]))

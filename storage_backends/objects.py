@@ -1,16 +1,14 @@
-"""Immutable objects behind any fsspec file system: S3, Google Cloud Storage, Azure, and what else
-has a driver.
+"""Immutable objects through any fsspec file system: S3, Google Cloud Storage, Azure and others.
 
-Nothing can grow here, so the log writes one object per commit. What decides between two writers is
-the exclusive create, and it is only
-as good as the service: the three drivers below turn `mode="create"` into a condition that the
-    service itself checks (S3 `If-None-Match: *`,
-GCS `ifGenerationMatch=0`, Azure `If-None-Match: *`; for content in several parts the condition
-stands on the request that completes them). Every other driver looks first and writes then, which is
-no promise: `exclusive_create` is False there, and `create` says `Unsupported`.
+Objects cannot grow, so the log writes one object per commit. The exclusive create decides between
+two writers, and it is only as good as the service. The three drivers below turn `mode="create"`
+into a condition that the service checks (S3 `If-None-Match: *`, GCS `ifGenerationMatch=0`, Azure
+`If-None-Match: *`; for content in several parts, on the request that completes them). Every other
+driver looks first and writes then, which is not atomic: `exclusive_create` is False there, and
+`create` raises `Unsupported`.
 
-S3 look-alikes exist that ignore the condition and overwrite. Before its first create a store
-therefore creates a probe object twice, and refuses to go on if the second one succeeds.
+Some services with the API of S3 ignore the condition and overwrite. So before its first create a
+store creates a probe object twice, and fails if the second create succeeds.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ from storage_backends.paths import check_path, folder_prefix
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional
-request. Read in s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs 2025.8.0 and
-2026.8.0; seen with s3fs."""
+request. Read in the source of s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 2026.10.1, adlfs
+2025.8.0 and 2026.8.0; observed with s3fs."""
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
@@ -57,8 +55,8 @@ T = TypeVar("T")
 
 class ObjectStore:
     """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's
-    own object, sent twice by a driver that
-    lost the first answer: whoever must know puts a nonce into the content."""
+    own object, which a driver sent twice after the first answer was lost. A caller that must know
+    puts a nonce into the content."""
 
     def __init__(
         self,
@@ -72,8 +70,8 @@ class ObjectStore:
         options = dict(storage_options or {})
         self._veil = Veil(options)
         try:
-            # An instance of its own without a listing cache: fsspec would else hand out one that
-            # somebody else opened, cache and all.
+            # An own instance without a listing cache: otherwise fsspec may return a shared one that
+            # has a cache.
             options.update(use_listings_cache=False, skip_instance_cache=True)
             opened: tuple[Any, str] = fsspec.core.url_to_fs(url, **options)
             self._fs, self._root = opened[0], opened[1].rstrip("/")
@@ -119,10 +117,8 @@ class ObjectStore:
         files = [
             StoredFile(name[start:], int(info.get("size") or 0), _modified_ms(info))
             for name, info in found.items()
-            if info.get("type") != "directory"
-            and not name.endswith(
-                "/"
-            )  # a key with a slash at its end is a console's idea of a folder
+            # Some consoles create a key with a slash at its end as a folder.
+            if info.get("type") != "directory" and not name.endswith("/")
         ]
         return sorted(
             (file for file in files if file.path.startswith(prefix) and not _is_probe(file.path)),
@@ -146,8 +142,8 @@ class ObjectStore:
         )
 
     def exists(self, path: str) -> bool:
-        # Not fs.exists: for some drivers it answers False to every error, and a writer that asks
-        # for its fence would go on.
+        # Not fs.exists: some drivers return False for every error, and a writer would take its
+        # fence for absent.
         info = self._call(path, lambda: self._fs.info(self._full(path)), missing=None)
         return info is not None and info.get("type") != "directory"
 
@@ -167,9 +163,9 @@ class ObjectStore:
             return bytes(self._fs.cat_file(full, start=offset, end=end))
         except FileNotFoundError as error:
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
-        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
-            # A range that begins at or after the end is an error to some services ("416") and
-            # nothing to others.
+        except Exception as error:  # noqa: BLE001  # drivers raise anything
+            # For a range that begins at or after the end, some services return an error ("416"),
+            # others nothing.
             if self.size(path) <= offset:
                 return b""
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
@@ -185,8 +181,8 @@ class ObjectStore:
     def create_from(self, path: str, local_file: str) -> None:
         if not os.path.isfile(local_file):
             raise StorageError(f"no such local file: {local_file}", path)
-        # The driver sends it in parts that nobody sees before the last request, which carries the
-        # condition: at 100 MB and more on S3.
+        # From 100 MB on S3, the driver sends parts, which are invisible until the last request.
+        # That request has the condition.
         self._exclusive(
             path, lambda: self._fs.put_file(local_file, self._full(path), mode="create")
         )
@@ -213,7 +209,7 @@ class ObjectStore:
         )
 
     def close(self) -> None:
-        pass  # the driver closes its connections when the store is let go of
+        pass  # the driver closes its own connections
 
     # parts
 
@@ -221,8 +217,8 @@ class ObjectStore:
         return f"{self._root}/{check_path(path)}" if path else self._root
 
     def _call(self, path: str, action: Callable[[], T], **missing: T) -> T:
-        """The answer of the driver; `missing=…` is what to answer when there is no such object."""
-        self._fs.invalidate_cache()  # some drivers keep listings whatever they were told
+        """The answer of the driver; `missing=…` is the result for an object that does not exist."""
+        self._fs.invalidate_cache()  # some drivers cache listings whatever the options say
         try:
             return action()
         except FileNotFoundError as error:
@@ -230,7 +226,7 @@ class ObjectStore:
             if "missing" in missing and isinstance(absent, NotFound):
                 return missing["missing"]
             raise self._veil.over(absent) from self._veil.cause(error)
-        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
+        except Exception as error:  # noqa: BLE001  # drivers raise anything
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def _writing(self, path: str, action: Callable[[], object]) -> None:
@@ -240,7 +236,7 @@ class ObjectStore:
             raise self._veil.over(
                 Unavailable(f"the bucket or container is missing: {error}", path)
             ) from self._veil.cause(error)
-        except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
+        except Exception as error:  # noqa: BLE001  # drivers raise anything
             raise self._veil.over(translated(error, path)) from self._veil.cause(error)
 
     def _exclusive(self, path: str, action: Callable[[], object]) -> None:
@@ -263,14 +259,14 @@ class ObjectStore:
                 raise self._veil.over(
                     Unavailable(f"the bucket or container is missing: {error}", path)
                 ) from self._veil.cause(error)
-            except Exception as error:  # noqa: BLE001  # what a driver raises becomes an error of ours
+            except Exception as error:  # noqa: BLE001  # drivers raise anything
                 code, status = service_code(error)
                 if status == 412 or code in ("PreconditionFailed", "412"):
                     raise self._veil.over(
                         AlreadyExists("there is one already", path)
                     ) from self._veil.cause(error)
-                # S3 answers 409 to one of two conditional puts at the same moment: nothing was
-                # written, and it is to be sent again.
+                # For two conditional puts at the same moment, S3 answers 409 to one: it wrote
+                # nothing and must be sent again.
                 if code == "ConditionalRequestConflict" and attempt < _CONFLICTS_MAX - 1:
                     continue
                 raise self._veil.over(translated(error, path)) from self._veil.cause(error)
@@ -293,15 +289,15 @@ class ObjectStore:
         except AlreadyExists:
             return True
         finally:
-            # A probe that stays is hidden from listings, and the reason will show elsewhere.
+            # Listings leave out a probe that stays, and later operations will report the cause.
             with contextlib.suppress(Exception):
                 self._fs.rm_file(full)
         return False
 
 
 class LocalObjects(LocalStore):
-    """A local directory used as if it were an object store, to try out and test that way of the
-    log. Creates are as exclusive and as durable as those of `LocalStore`."""
+    """A local directory used like an object store, for trials and tests. Creates are as exclusive
+    and durable as those of `LocalStore`."""
 
     def __init__(
         self,
@@ -338,8 +334,8 @@ class LocalObjects(LocalStore):
 
 
 def service_code(error: BaseException) -> tuple[str, int]:
-    """The service's own code and HTTP status ("" and 0: unknown), found along the causes of an
-    error without naming any driver."""
+    """The service's own code and HTTP status ("" and 0: unknown), from the causes of an error, for
+    any driver."""
     found: BaseException | None = error
     while found is not None:
         response = getattr(found, "response", None)
@@ -356,11 +352,11 @@ def service_code(error: BaseException) -> tuple[str, int]:
 
 
 def translated(error: Exception, path: str) -> StorageError:
-    """The error of a store that stands for one of a driver."""
+    """The store's error for an error of a driver."""
     if isinstance(error, FileExistsError):
         return AlreadyExists("there is one already", path)
     code, status = service_code(error)
-    if code in _NO_BUCKET:  # a misspelt bucket is not an empty map
+    if code in _NO_BUCKET:  # a misspelt bucket must not look like an empty map
         return Unavailable(f"the bucket or container is missing: {error}", path)
     if isinstance(error, FileNotFoundError):
         return NotFound("no such object", path)
@@ -393,9 +389,8 @@ def _modified_ms(info: Mapping[str, Any]) -> int:
     if isinstance(value, datetime):
         return int(value.timestamp() * 1000)
     if isinstance(value, int | float):
-        return int(
-            value if value > 1e11 else value * 1000
-        )  # WebHDFS counts milliseconds, the others seconds
+        # WebHDFS counts milliseconds, the others seconds.
+        return int(value if value > 1e11 else value * 1000)
     return 0
 
 

@@ -11,8 +11,8 @@ from storage_backends.location import PRIVATE, located
 
 
 def doubts(url: str) -> list[str]:
-    """Warnings before this user works on the log at `url`. [] for the user's own log, for one that
-    does not exist, and for storages that are not a local folder."""
+    """Warnings before this user works on the log at `url`. [] for the user's own log, a log that
+    does not exist, and storages that are not a local folder."""
     place = located(url)
     path = local_folder(place)
     if not path:
@@ -38,9 +38,8 @@ def doubts(url: str) -> list[str]:
 
 
 def mode_of(url: str) -> int:
-    """The mode of new files in the log at `url`: it admits those whom its root and all namespaces
-    in it admit. `PRIVATE` if there is no log on this machine. Only the group can get the right to
-    write."""
+    """The mode of new files in the log at `url`: the users that its root and all its namespaces
+    admit. `PRIVATE` if there is no local log. Only the group can get the right to write."""
     root = local_folder(located(url))
     if not root:
         return PRIVATE
@@ -60,7 +59,7 @@ def mode_of(url: str) -> int:
 
 
 def user_name(uid: int) -> str:
-    """For people."""
+    """A user's name for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
     except KeyError:

@@ -1,4 +1,4 @@
-"""What a path inside a store looks like; the same rule for every store."""
+"""Valid paths inside a store; the same rule for every store."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import re
 from storage_backends.errors import StorageError
 
 _BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f]")
-"""Empty, `.` and `..` components would leave the root or give one file two names; control
-characters end a name for some systems."""
+"""Empty, `.` and `..` components would leave the root or give one file two names. Some systems end
+a name at a control character."""
 
 
 def check_path(path: str) -> str:
-    """The path itself, or `StorageError` when a store must not touch it."""
+    """The path itself; `StorageError` if it is not valid."""
     if _BAD_PATH.search(path):
         raise StorageError("not a path inside the store", path)
     return path
 
 
 def folder_prefix(folder: str) -> str:
-    """What the paths of all files below `folder` ("" is the root) begin with."""
+    """The prefix of the paths of all files below `folder` ("" is the root)."""
     return f"{check_path(folder.rstrip('/'))}/" if folder else ""
 
 

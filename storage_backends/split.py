@@ -1,8 +1,10 @@
-"""Two stores as one: segments being written on the one, all the rest on the other (`wal_dir`).
+"""Two stores as one: segments on one, all other files on the other (`wal_dir`).
 
-{root}/wal_dir.json                                  says where the segments are, so that whoever
-opens the root finds them {wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and
-log ids {root}/…                                             manifests, locks, archives, snapshots
+    {root}/wal_dir.json                                  where the segments are
+    {wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and log ids
+    {root}/…                                             manifests, locks, archives, snapshots
+
+The record in the root lets every process that opens the root find the segments.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ _FORMAT = 1
 
 
 class SplitStore:
-    """A `SegmentStore`; see the module."""
+    """A `SegmentStore`; see the module's docstring."""
 
     def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
         self._root, self._wal = root, wal
@@ -99,8 +101,7 @@ class SplitStore:
 
 
 def recorded(root: SegmentStore) -> str:
-    """The URL that stands in the root's record; "" where there is none. `StorageError` where the
-    record cannot be read."""
+    """The URL in the root's record; "" without a record. `StorageError` for an unreadable one."""
     try:
         data = json.loads(root.read(RECORD))
     except NotFound:
@@ -122,12 +123,12 @@ def recorded(root: SegmentStore) -> str:
 
 def record(root: SegmentStore, wal_dir: str) -> None:
     """Record in a root without segments that they are at `wal_dir`, a URL without options.
-    `StorageError` if they are already somewhere else."""
+    `StorageError` if the segments are already somewhere else."""
     known = recorded(root)
     if not known:
         if any(is_wal(file.path) for file in root.list("")):
             raise StorageError(
-                f"wal_dir is {wal_dir}, but the segments of this log stand under its root already",
+                f"wal_dir is {wal_dir}, but this log has segments under its root already",
                 root.url,
             )
         try:
@@ -142,7 +143,7 @@ def record(root: SegmentStore, wal_dir: str) -> None:
             f"wal_dir is {wal_dir}, but the segments of this log are in {place}", root.url
         )
     if known != place:
-        root.replace(RECORD, _encoded(place))  # an early version recorded options: may be secrets
+        root.replace(RECORD, _encoded(place))  # an early version recorded options, maybe secrets
 
 
 def _encoded(wal_dir: str) -> bytes:

@@ -1,6 +1,5 @@
-"""For tests of this project and of anybody's own backend: `check_segment_store` asks a store to
-keep every promise of the interface, `FaultyStore` (in `faults`, named here too) makes any store
-fail at a chosen operation."""
+"""For tests of this project and of other backends. `check_segment_store` checks every promise of
+the interface; `FaultyStore` (from `faults`) makes any store fail at a chosen operation."""
 
 from __future__ import annotations
 
@@ -37,18 +36,18 @@ ODD_NAMES = (
     "%25%32%65",
     "a.b.c",
 )
-"""One path component each: what percent-encoding makes of hostile names, and what a listing or a
-URL may trip over."""
+"""One path component each: percent-encoded hostile names, and names that a listing or a URL may
+mishandle."""
 
 
 def check_segment_store(
     store: SegmentStore, *, reopen: Callable[[], SegmentStore] | None = None
 ) -> None:
-    """Assert every promise of `storage_backends.interface` that `store.capabilities` declares;
+    """Assert every promise of `storage_backends.interface` that `store.capabilities` declares. The
     `AssertionError` names the broken one.
 
-    Works below a folder of its own with a random name and removes it again. `reopen` opens a second
-    store on the same place: then what one wrote must be what the other sees.
+    It works in its own folder with a random name, and removes it. `reopen` opens a second store on
+    the same place, which must see what the first one wrote.
     """
     root = f"conformance-{secrets.token_hex(6)}"
     other = reopen() if reopen is not None else store
@@ -144,7 +143,7 @@ def _create_is_exclusive(store: SegmentStore, other: SegmentStore, root: str) ->
     _same(
         [file.path for file in store.list(root)],
         [f"{root}/1"],
-        "a refused create leaves nothing behind",
+        "a refused create leaves no file",
     )
 
 
@@ -172,9 +171,7 @@ def _one_of_many_creates_wins(store: SegmentStore, other: SegmentStore, root: st
         winners = _race(
             [partial((store, other)[at % 2].create, path, contents[at]) for at in range(8)]
         )
-        assert len(winners) == 1, (
-            f"exclusive create: of 8 writers at once {len(winners)} were told that they won"
-        )
+        assert len(winners) == 1, f"exclusive create: of 8 writers at once {len(winners)} won"
         _same(other.read(path), contents[winners[0]], "the content is the winner's")
 
 
@@ -187,7 +184,7 @@ def _one_of_many_appenders_wins(store: SegmentStore, other: SegmentStore, root: 
 
 
 def _race(actions: list[Callable[[], None]]) -> list[int]:
-    """Which actions did not raise AlreadyExists; any other error is raised."""
+    """Which actions did not raise AlreadyExists. Raises any other error."""
     start = threading.Barrier(len(actions))
     winners: list[int] = []
     errors: list[BaseException] = []
@@ -198,7 +195,7 @@ def _race(actions: list[Callable[[], None]]) -> list[int]:
             actions[at]()
         except AlreadyExists:
             pass
-        except BaseException as error:  # noqa: BLE001  raised again where the threads meet
+        except BaseException as error:  # noqa: BLE001  raised again after the join
             errors.append(error)
         else:
             winners.append(at)
@@ -223,7 +220,7 @@ def _replace(store: SegmentStore, other: SegmentStore, root: str) -> None:
     _same(other.read(path), b"longer than before", "replace with more")
     store.replace(path, b"")
     _same((other.read(path), other.size(path)), (b"", 0), "replace with nothing")
-    _same([file.path for file in other.list(root)], [path], "replace leaves nothing else behind")
+    _same([file.path for file in other.list(root)], [path], "replace leaves no other file")
     if not store.capabilities.atomic_replace:
         return
     contents = {bytes([letter]) * 200_000 for letter in b"abc"}
@@ -265,7 +262,7 @@ def _listings_are_fresh(store: SegmentStore, other: SegmentStore, root: str) -> 
     _same(
         [file.path for file in other.list(root)],
         sorted(paths),
-        "list is sorted by path and goes to any depth",
+        "list is sorted by path and has files at any depth",
     )
     below = [file.path for file in other.list(f"{root}/b")]
     _same(
@@ -345,7 +342,7 @@ def _deletion(store: SegmentStore, other: SegmentStore, root: str) -> None:
     store.create(f"{root}/a/b/1", b"1")
     store.create(f"{root}/a/2", b"2")
     store.delete(f"{root}/a/b/1")
-    assert not other.exists(f"{root}/a/b/1"), "a deleted file is gone"
+    assert not other.exists(f"{root}/a/b/1"), "a deleted file does not exist"
     store.delete(f"{root}/a/b/1")
     _same([file.path for file in other.list(root)], [f"{root}/a/2"], "delete removes one file")
     store.create(f"{root}/a/b/1", b"again")
@@ -401,7 +398,7 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
             _same(
                 other.read(path),
                 expected + big + b"end",
-                "appending goes on past preallocated space",
+                "appending continues after preallocated space",
             )
             appender.truncate(5)
             _same(
@@ -413,7 +410,7 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
                 appender.truncate(6)
             appender.append(b"O!")
             appender.sync()
-            _same(other.read(path), b"onetwO!", "appending goes on where the file was cut")
+            _same(other.read(path), b"onetwO!", "appending continues where the file was cut")
         finally:
             appender.close()
             appender.close()

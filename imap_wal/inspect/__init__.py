@@ -1,1 +1,1 @@
-"""Looking at a log without changing it: what is there, and whether it is whole."""
+"""Examines a log without changing it: what it contains, and whether it is whole."""

@@ -1,4 +1,4 @@
-"""What to do about an error on the command line. The error's own advice is for Python programs."""
+"""Advice on errors for users of the command line. The errors' own advice is for Python programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = "bring its log back, or leave it out: export, restore and rewrite take
 
 
 def advice(error: ImapWalError) -> str:
-    """What to do on the command line; the error's own advice is for Python programs."""
+    """What to do on the command line."""
     match error:
         case WriterLocked():
             return (

@@ -1,8 +1,8 @@
-"""Keys and values as people want to read them: msgpack and raw bytes of embedded maps, Hazelcast's
-Data bytes through hazelcast-python-client.
+"""Decodes keys and values for people: msgpack and raw bytes of embedded maps, and Hazelcast's Data
+bytes through hazelcast-python-client.
 
-Compact values come back as dicts: their schemas are in the log. What nobody here can read (a Java
-class of the user's) comes back as `Opaque`, with its class and bytes.
+Compact values become dicts: their schemas are in the log. Values that cannot be read here (of a
+Java class of the user's) become `Opaque`, with their class and bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("imap_wal.inspect")
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Bytes that cannot be read here, and what the log says they are."""
+    """Bytes that cannot be read here, with their class in the log."""
 
     label: str
     data: bytes
@@ -41,9 +41,8 @@ class Opaque:
 
 
 class Decoder:
-    """`metadata`: what the log has of it (schemas), see `ClusterLog` and
-    `MaterializedView.metadata`. `note` is called with a sentence for each schema that is not
-    used."""
+    """`metadata`: the log's metadata (schemas), see `ClusterLog` and `MaterializedView.metadata`.
+    `note` gets a sentence for each schema that is not used."""
 
     def __init__(
         self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning
@@ -55,7 +54,7 @@ class Decoder:
         self.add_metadata(metadata)
 
     def add_metadata(self, metadata: Iterable[tuple[Any, ...]]) -> None:
-        """Schemas that came up while reading."""
+        """Schemas that were found while reading."""
         before = len(self._metadata)
         self._metadata.update((item, None) for item in metadata if item and item[0] == "schema")
         if len(self._metadata) > before:
@@ -73,7 +72,7 @@ class Decoder:
     def _decode(self, data: bytes, label: str, partition_version: int) -> Any:
         try:
             value: Any = None
-            if partition_version:  # only a member has partitions
+            if partition_version:  # only members have partitions
                 value = self._of_member(data)
             elif label == "msgpack":
                 value = msgpack.unpackb(data, strict_map_key=False)
@@ -81,7 +80,8 @@ class Decoder:
                 return value if _is_small(value, len(data)) else Opaque(label, data)
         except ModuleNotFoundError:
             raise  # of hazelcast-python-client: the text says which extra installs it
-        except Exception:  # noqa: BLE001  # a value of any kind may be broken in any way; the reader still gets the others
+        # Any value may be broken in any way; the others must still be shown.
+        except Exception:  # noqa: BLE001
             return Opaque(label, data)
         return bytes(data) if label == "raw" else Opaque(label, data)
 
@@ -91,7 +91,7 @@ class Decoder:
         return self._data(data)
 
     def _schemas(self) -> Iterable[Schema]:
-        """The valid ones. Each of the others is reported once."""
+        """The valid ones. Each invalid one is reported once."""
         sound, bad = sound_schemas(self._metadata)
         for what in bad:
             if what not in self._named:
@@ -139,8 +139,8 @@ _SHOWN_FACTOR = 16
 
 
 def _is_small(value: Any, data_bytes: int) -> bool:
-    """Whether a value is about as large when printed as its bytes are. It may not be: a pickle can
-    contain one list many times, or in itself."""
+    """Whether a value prints to about its size in bytes. It may not: a pickle can contain one list
+    many times, or in itself."""
     left = _SHOWN_BYTES_MIN + _SHOWN_FACTOR * data_bytes
     waiting = [(value, 1)]
     while waiting:
@@ -172,8 +172,8 @@ class _AsDict:
 
 
 class _Pickle(pickle.Unpickler):
-    """What a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay
-    `Opaque`: making one runs code, which whoever could write to the map has chosen."""
+    """Reads what a Python client pickled: dict, tuple, set, bytes. Objects of other classes stay
+    `Opaque`: creating one runs code that anyone who may write to the map has chosen."""
 
     HARMLESS: ClassVar = {
         ("__builtin__", "set"),
@@ -203,8 +203,8 @@ _GETS = {"GET", "BINGET", "LONG_BINGET"}
 
 
 def _refuse_shared_keys(data: bytes) -> None:
-    """UnpicklingError if a tuple or the like is used twice. If each of many levels holds the next
-    one twice, hashing or comparing takes exponential time. Keys and sets are hashed while the
+    """UnpicklingError if a tuple or the like is used twice. If each of many levels contains the
+    next one twice, hashing or comparing takes exponential time. Keys and sets are hashed while the
     value is unpickled, before it can be checked."""
     hashable: set[int] = set()
     before, puts = "", 0
@@ -224,7 +224,7 @@ def _refuse_shared_keys(data: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can carry: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as
+    """A value for JSON: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as
     {"class", "hex"}; keys of dicts as text."""
     match value:
         case None | bool() | int() | float() | str():
@@ -251,7 +251,7 @@ def plain(value: Any) -> Any:
 
 
 def text(value: Any) -> str:
-    """On one line of a table."""
+    """One line for a table."""
     match value:
         case str():
             return value

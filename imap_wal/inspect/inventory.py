@@ -1,5 +1,5 @@
-"""What stands under a URL, told from listings and manifests alone: quick, and harmless beside a
-running service."""
+"""The inventory of a URL, from listings and manifests alone: quick, and safe while a service
+runs."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ class NodeView:
     manifest: NodeManifest
     wal: WalFolder
     files: tuple[StoredFile, ...]
-    """Everything in the folder."""
+    """All files in the folder."""
 
     @property
     def forgotten(self) -> bool:
-        """No log is here: the last one was forgotten, to its end."""
+        """Whether there is no log here because all of it was forgotten."""
         return self.manifest.forgotten and self.manifest.empty
 
     @property
     def of_no_manifest(self) -> bool:
-        """Segments or archives are here, and no manifest says what they are."""
+        """Whether there are segments or archives here but no manifest."""
         return not self.manifest_number and bool(
             self.segments or any(layout.parse_archive_path(file.path) for file in self.files)
         )
 
     @property
     def segments(self) -> tuple[SegmentFile, ...]:
-        """All files whose name is a segment's, those that do not count too."""
+        """All files with a segment's name, also those that do not count."""
         wal = self.wal
         return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
 
@@ -74,18 +74,19 @@ class ClusterView:
     manifest: ClusterManifest
     nodes: tuple[NodeView, ...]
     claims_number: int = 0
-    """Number of the manifest of claims; 0 where there is none."""
+    """Number of the manifest of claims; 0 if there is none."""
     claims: ClaimManifest = field(default_factory=ClaimManifest)
     forgotten: tuple[NodeView, ...] = ()
-    """Folders of forgotten nodes: no log is in them, see `imap_wal.agent.forget_node`."""
+    """Folders of forgotten nodes, without a log (see `imap_wal.agent.forget_node`)."""
     opened: Mapping[str, int] = field(default_factory=dict)
     """Log directory → the newest epoch that was opened."""
     snapshot_files: int = 0
-    """How many files of snapshots are here, where no manifest of the cluster is."""
+    """How many snapshot files there are without a manifest of the cluster."""
 
     @property
     def of_no_manifest(self) -> str:
-        """What is here although no manifest of the cluster is; "" where one is, or nothing else."""
+        """What there is without a manifest of the cluster; "" if there is one, or nothing at
+        all."""
         if self.manifest_number:
             return ""
         logs = f"the logs of {', '.join(map(repr, self.logs))}" if self.logs else ""
@@ -94,8 +95,8 @@ class ClusterView:
 
     @property
     def logs(self) -> list[str]:
-        """Nodes of which a log is here that was registered once, as each is before its first entry:
-        an open that ended before that has left a manifest, and nothing is lost."""
+        """Nodes with a log that was registered. A log is registered before its first entry; an open
+        that ended before that left a manifest, and nothing is lost."""
         return [
             node.name
             for node in self.nodes
@@ -107,17 +108,17 @@ class ClusterView:
 
     @property
     def claims_folder(self) -> str:
-        """Where the manifests of claims are."""
+        """The folder of the manifests of claims."""
         return f"{self.folder}/claims/manifest"
 
     @property
     def begun(self) -> int:
-        """The newest incarnation that a cluster lifetime began with; 0 where none did."""
+        """The newest incarnation that began with a cluster lifetime; 0 if there is none."""
         return max((lifetime.incarnation for lifetime in self.manifest.lifetimes), default=0)
 
     @property
     def missing_nodes(self) -> list[str]:
-        """Nodes that ever wrote, and whose log is not there or another one stands under their
+        """Nodes that ever wrote and whose log is missing, or replaced by another log of the same
         name."""
         present = {node.name: node.manifest.directory for node in self.nodes}
         return sorted(
@@ -128,8 +129,8 @@ class ClusterView:
 
     @property
     def unreadable_nodes(self) -> list[str]:
-        """Those, and nodes whose segments are not here: their disk is not mounted, for example. A
-        restart refuses to continue without them."""
+        """Missing nodes, and nodes without segments: their disk may not be mounted. A restart
+        refuses to continue without them."""
         away = [node.name for node in self.nodes if not node.manifest.lives_in(node.wal.logs)]
         return sorted({*self.missing_nodes, *away})
 
@@ -138,11 +139,11 @@ class ClusterView:
         return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
 
     def names(self, node: NodeView) -> tuple[str, str, str]:
-        """Whose log a node's is: namespace, cluster, node."""
+        """The names of a node's log: namespace, cluster, node."""
         return self.namespace, self.cluster, node.name
 
     def home(self, node: NodeView, segment: SegmentFile) -> Home:
-        """The place of a segment of that node, by its name and the node's manifest."""
+        """The place of a segment of that node, from its name and the node's manifest."""
         return Home(*self.names(node), node.manifest.directory, segment.epoch, segment.number)
 
     def __str__(self) -> str:
@@ -152,11 +153,11 @@ class ClusterView:
 def survey(
     store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
 ) -> list[ClusterView]:
-    """All clusters under a root, or those of the given names."""
+    """All clusters under a root, or those with the given names."""
     found: list[ClusterView] = []
     top = store.folders("")
     if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
-        return found  # the folder of one cluster
+        return found  # the URL is the folder of one cluster
     for namespace in top:
         if namespaces and layout.decode(namespace) not in namespaces:
             continue
@@ -169,9 +170,9 @@ def survey(
 
 
 def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
-    """The nodes first, the cluster's manifests after them, as `ClusterLog.state` looks at them.
-    Again where something moved in between: a manifest is older than the files beside it only if it
-    still is at the last look."""
+    """Reads the nodes first and the cluster's manifests after them, like `ClusterLog.state`. Reads
+    again if something changed meanwhile: a manifest is older than the files next to it only if the
+    last look still shows it."""
     folder = layout.cluster_folder(namespace, cluster)
     clock, randomness = SystemClock(), SystemRandomness()
     for _ in range(ATTEMPTS):
@@ -208,7 +209,7 @@ def _cluster(store: SegmentStore, namespace: str, cluster: str) -> ClusterView:
 
 
 def _moved(node: NodeView, view: ClusterView) -> bool:
-    """Whether node and cluster cannot have been as they were seen at one moment."""
+    """Whether something changed between the reads of node and cluster."""
     last = node.wal.segments[-1].name if node.wal.segments else (0, 0)
     seen = view.manifest.seen(view.manifest_number)
     older = mark_beyond(node.name, node.manifest, last, view.manifest) or older_epoch(
@@ -221,11 +222,9 @@ def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
     folder = layout.node_folder(cluster, name)
     manifests = node_manifests(store, folder, SystemClock(), SystemRandomness())
     for _ in range(ATTEMPTS):
-        files = tuple(
-            store.list(folder)
-            # Before the manifest: what is archived in between is then known, and does not seem to
-            # be missing.
-        )
+        # Before the manifest: then the manifest knows of segments that are archived meanwhile, and
+        # they do not seem to be missing.
+        files = tuple(store.list(folder))
         number, manifest = manifests.read()
         wal = sorted_out(
             (file for file in files if file.path.startswith(f"{folder}/wal/")),
@@ -234,5 +233,5 @@ def _node(store: SegmentStore, cluster: str, name: str) -> NodeView:
         )
         last = max((segment.number for segment in wal.segments), default=manifest.archived[1])
         if max(manifest.newest, manifest.checkpoint.segment) <= last:
-            break  # else a segment was begun between the two, or is missing
+            break  # otherwise a segment is missing, or was begun between the two reads
     return NodeView(name, folder, number, manifest, wal, files)

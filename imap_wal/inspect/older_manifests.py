@@ -1,5 +1,5 @@
-"""What files and snapshots say that the manifests beside them do not know: then the manifests are
-older. They were put back from an older copy, or the newest ones were removed or are damaged."""
+"""Detects manifests that are older than the files and snapshots next to them: they were replaced by
+an older copy, or the newest ones were removed or damaged."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def of_node(
     cluster: ClusterManifest,
     opened: Mapping[str, int] | None = None,
 ) -> Evidence:
-    """What the names of a node's files say, and the marks of snapshots, beside this manifest of the
-    node."""
+    """What the names of a node's files and the marks of snapshots say, compared with this manifest
+    of the node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
-    # Of objects, the manifest learns only now and then which were made since it was opened.
+    # For objects, the manifest records only now and then which ones were created since the open.
     there = [each.number for each in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
     opened = opened or {}
@@ -43,15 +43,15 @@ def of_node(
                 manifest.newest and mark.position.segment > last
             ):
                 newer = (
-                    f"the snapshot of map {name!r} holds entries of this node up to {mark.position}"
+                    f"the snapshot of map {name!r} has entries of this node up to {mark.position}"
                 )
                 found = replace(found, newer=found.newer or newer)
     return found
 
 
 def of_cluster(view: ClusterView) -> tuple[Seen, str]:
-    """The most that a node has seen of its cluster's manifest, or that the claims show of it; and
-    why the one that is here is older, or ""."""
+    """The newest state of the cluster's manifest that a node has seen or that the claims show; and
+    why the present manifest is older, or ""."""
     manifest = view.manifest
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:
@@ -81,9 +81,9 @@ def of_claims(view: ClusterView) -> str:
 
 
 def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[str, str]:
-    """Why a node's whole folder is another node's, which was copied or renamed, and what to do; two
-    empty texts where it is not. Either its log is registered for another node, or all its segments
-    say whose they are."""
+    """Why a node's folder is another node's, copied or renamed, and what to do; two empty texts if
+    it is not. Either its log is registered for another node, or all its segments name the other
+    one."""
     directory = node.manifest.directory
     owner = next(
         (
@@ -103,7 +103,7 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
         f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here "
         "or renamed"
     )
-    known = home.startswith(f"{view.folder}/")  # else of another cluster, which is not looked at
+    known = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined
     there = any(other.folder == home for other in view.nodes)
     advice = (
         f"move it back to {home}"
@@ -118,8 +118,8 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
 
 
 def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
-    """Node folder → node, by the headers of segments that can be read. The newest comes first: if
-    that is at home, the others are not read."""
+    """Node folder → node, from the readable headers of segments, newest first. If the newest is in
+    its own folder, the others are not read."""
     found: dict[str, str] = {}
     for segment in reversed(node.wal.segments):
         try:

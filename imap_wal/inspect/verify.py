@@ -1,14 +1,16 @@
 """Reads every byte of a log and says, file by file, what is whole and what is not.
 
-    plan    what listings and manifests alone tell (files that are missing), and a `Unit` for each
-    file to read check   reads the units, newest first, until the time is over
+    plan    what listings and manifests say (files that are missing), and a `Unit` for each file
+    check   reads the units, newest first, until the time is over
 
-`imap_wal.segment.verdict` has the statuses of a segment. A finding has four:
+`imap_wal.segment.verdict` has the statuses of a segment. A finding has one of four:
 
-clean        all there
-torn-tail    a torn tail, or a header that was never whole: a crash, nothing acknowledged is lost
-corrupt      bytes changed, missing or another log's; `first_lost` is the first position that cannot
-be read unsupported  written by a newer version
+    clean        whole
+    torn-tail    a torn tail, or a header that was never whole: a crash; nothing acknowledged is
+                 lost
+    corrupt      bytes changed, missing or of another log; `first_lost` is the first position that
+                 cannot be read
+    unsupported  written by a newer version
 """
 
 from __future__ import annotations
@@ -52,16 +54,15 @@ CLEAN, TORN, CORRUPT, UNSUPPORTED = (
 ADVICE = "bring the file back from a copy, or write a repaired copy of the log: imap-wal repair"
 CUT = "the next start cuts it off"
 NAMED_MAX = 100
-"""How many entries of a segment a finding names."""
+"""How many invalid entries of a segment a finding names."""
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found about one file. `offset`: of the first byte that is not whole. `first_lost`,
-    `last_lost`: positions of the first and last entry that cannot be read; `frames_after`: whole
-    frames behind the damage; `lost_records`: how many entries cannot be read. None where it cannot
-    be told."""
+    """The finding about one file. `offset`: of the first byte that is not whole. `first_lost`,
+    `last_lost`: positions of the first and last entry that cannot be read. `frames_after`: whole
+    frames after the damage. `lost_records`: how many entries cannot be read. None: unknown."""
 
     file: str
     kind: str
@@ -76,7 +77,7 @@ class Finding:
     what: str = ""
     advice: str = ""
     unopened: bool = False
-    """It is encrypted, and was read without its key: only its checksums were verified."""
+    """The file is encrypted and its key is missing: only its checksums were verified."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,7 +85,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One file to be read. `age`: how many of its kind and node are newer."""
+    """One file to read. `age`: how many of its kind and node are newer."""
 
     file: str
     bytes: int
@@ -94,7 +95,7 @@ class Unit:
 
 
 class OutOfTime(Exception):
-    """The deadline has passed: what was being read does not count as checked."""
+    """The deadline has passed: the file being read does not count as checked."""
 
 
 class Deadline:
@@ -105,7 +106,7 @@ class Deadline:
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def check(self) -> None:
-        """`OutOfTime` when it has passed."""
+        """`OutOfTime` if it has passed."""
         if self._end is not None and self._clock.monotonic() >= self._end:
             raise OutOfTime
 
@@ -113,9 +114,9 @@ class Deadline:
 def check(
     units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 ) -> tuple[list[Finding], list[Unit]]:
-    """Read the units: what was found, and those that there was no time for. Newest first, over all
-    nodes: the newest segments are what the next start scans, and what stands in no archive and no
-    snapshot yet; then archives, then snapshots, which hold what has been safe for longest."""
+    """Read the units; return the findings, and the units that the time did not suffice for. Newest
+    segments first, over all nodes: the next start scans them, and no archive or snapshot has their
+    entries yet. Then archives, then snapshots, whose entries are the oldest."""
     order = {"segment": 0, ARCHIVE: 1, SNAPSHOT: 2}
     left = sorted(units, key=lambda unit: (order[unit.kind], unit.age))
     findings: list[Finding] = []
@@ -132,7 +133,7 @@ def check(
 def plan(
     store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]
 ) -> tuple[list[Finding], list[Unit]]:
-    """What of a cluster is told without reading its files, and the files to read. A missing node is
+    """Findings that need no reading of a cluster's files, and the files to read. A missing node is
     a finding about its folder."""
     if view.of_no_manifest:
         whose = "the cluster" if view.logs else "the cluster and no log of a node"
@@ -147,7 +148,7 @@ def plan(
     wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
-        advice_of_keys = "bring back the key that had this id; a new key takes a new id"
+        advice_of_keys = "bring back the key that had this id; a new key needs a new id"
         findings.append(
             Finding(
                 newest,
@@ -209,7 +210,7 @@ def plan(
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
-    """Files in nodes' folders that are not imap-wal's; they are ignored."""
+    """Files in nodes' folders that imap-wal did not write; they are ignored."""
     known = {archive.path for node in view.nodes for archive in node.manifest.archives}
     found = []
     for node in view.nodes:
@@ -298,7 +299,7 @@ def _plan_node(
                 node,
                 segment.epoch,
                 range(expected, segment.number),
-                "this segment is missing: the log goes on after it",
+                "this segment is missing: the log continues after it",
             )
         expected = segment.number + 1
         later = living[index + 1 :]
@@ -316,12 +317,12 @@ def _plan_node(
         node,
         manifest.checkpoint.epoch,
         missing,
-        "this segment is missing: the manifest names what it held",
+        "this segment is missing: the manifest refers to its entries",
     )
 
 
 def _manifest(path: str, newer: str) -> Finding:
-    """`newer`: why the files beside it are newer than it."""
+    """`newer`: why the files next to it are newer."""
     if not newer:
         return Finding(path, "manifest", CLEAN)
     what = f"this manifest is older than the files beside it ({newer})"
@@ -348,7 +349,7 @@ def _missing(node: NodeView, epoch: int, numbers: range, what: str) -> Iterator[
 
 
 class _Read(NamedTuple):
-    """What a segment says: `wrong` are entries with impossible content. `unread`: why it was not
+    """A segment that was read. `wrong`: its entries with invalid content. `unread`: why it was not
     decrypted."""
 
     verdict: Verdict
@@ -374,9 +375,10 @@ def _read_segment(
         manifest.checkpoint,
         manifest.newest,
     )
+    # Without a gap.
     paths = [
         each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
-    ]  # none is missing
+    ]
     records, ended_at = 0, -1
     wrong: list[str] = []
     unread: EncryptionError | None = None
@@ -409,9 +411,8 @@ def _read_segment(
             )
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
-        ended_at = (
-            verdict.end
-        )  # perhaps a commit under way: damage stays where it is, a writer goes on
+        # Perhaps a commit under way: a writer continues, but damage does not move.
+        ended_at = verdict.end
 
 
 def _segment(
@@ -471,8 +472,9 @@ def _segment(
 
 
 def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
-    """Of an encrypted file that the keys do not open. Without its key, its checksums were verified,
-    and that is said. Another key under its id, or a file that should be encrypted, is a finding."""
+    """For an encrypted file that the keys do not open. Without its key only its checksums were
+    verified, and `what` says so. Another key under its id, or an unencrypted file where encryption
+    is required, is a finding."""
     what = error.what
     if verdict.status != CLEAN:
         found = replace(
@@ -490,7 +492,7 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
-    """Invalid entries of an undamaged frame: what is wrong, and where. Only early versions wrote
+    """Invalid entries of an undamaged frame, with their positions. Only early versions wrote
     them."""
     try:
         decoded(frame.payload, frame.count)
@@ -508,7 +510,7 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
 
 
 def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
-    """With what can be told of the damaged frames. `records` are those that `repair` can read."""
+    """Adds the known facts about damaged frames. `records` are those that `repair` can read."""
     try:
         scan = scan_segment(store, segment.path, home)
     except EncryptionError as error:
@@ -531,7 +533,7 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
 def _parquet(
     store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
-    """`wanted`: the checksum that the manifest has of the whole file, 0 where it has none."""
+    """`wanted`: the manifest's checksum of the whole file, 0 if it has none."""
     found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
     if piece.first > START:
         found = replace(
@@ -592,7 +594,7 @@ def _parquet(
 
 
 def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
-    """Why the absence of a file is damage: the manifest, read again, names it; None where it does
+    """Why a missing file is damage: the manifest, read again, still names it. None if it does
     not."""
     folders = piece.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
@@ -604,7 +606,7 @@ def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
 
 
 def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
-    """With what `repair` can read of a damaged file."""
+    """Adds what `repair` can read of a damaged file."""
     try:
         kept = survey_file(
             store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None
@@ -619,7 +621,7 @@ def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int
 
 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
-    """From what a reader raised."""
+    """The finding for an error of a reader."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
     return Finding(
         file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error)

@@ -1,2 +1,1 @@
-"""Manifests: numbered JSON files that say what a log consists of, and how processes agree on
-them."""
+"""Manifests: numbered JSON files that say what a log consists of, and their compare-and-swap."""

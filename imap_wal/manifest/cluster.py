@@ -1,5 +1,5 @@
-"""The cluster's manifest and claims: incarnations, nodes, snapshots. Whoever wins the
-compare-and-swap writes it."""
+"""The cluster's manifest and claims: incarnations, nodes, snapshots. Any process may publish one by
+compare-and-swap."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class PartitionVersions:
-    """Partition → the highest pair that was in the logs at some moment. An owner that holds a lower
-    pair was replaced before that moment, and acknowledges nothing any more."""
+    """Partition → the highest pair that was in the logs at some moment. An owner with a lower pair
+    was replaced before that moment, and acknowledges nothing any more."""
 
     pairs: Mapping[int, Pair] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class PartitionVersions:
         return cls(pairs)
 
     def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
-        """With these pairs, without turns, where they are higher."""
+        """With these pairs, without turns, if they are higher."""
         found = dict(self.pairs)
         for partition, given in pairs:
             pair = without_turn(given)
@@ -59,8 +59,7 @@ NO_VERSIONS = PartitionVersions()
 
 @dataclass(frozen=True, slots=True)
 class LowWaterMark:
-    """Low-water mark: of the log directory `directory`, positions at or below `position` are
-    covered by a snapshot."""
+    """Low-water mark: a snapshot covers the positions up to `position` of log `directory`."""
 
     directory: str
     position: Position
@@ -68,8 +67,8 @@ class LowWaterMark:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rewrite published for one map: `files` hold the newest change of every key up to
-    `marks`. A map that was dropped has no files."""
+    """A published snapshot of one map: `files` have the newest change of every key up to `marks`. A
+    dropped map has no files."""
 
     generation: Whole
     files: tuple[str, ...]
@@ -79,24 +78,23 @@ class Snapshot:
     bytes: int
     created_ms: int
     dropped: int = 0
-    """Generation of the last drop of this map; a reader that merged before it must forget what it
-    merged."""
+    """Generation of the last drop of this map; a reader that merged before it must forget that."""
     checksums: tuple[int, ...] = ()
-    """CRC-32C of each whole file; empty: not known."""
+    """CRC-32C of each whole file; empty: unknown."""
     until_ms: int = 0
-    """How the map stood at earlier times than this (Unix time) is no longer known: older changes of
-    its keys are gone."""
+    """The state of the map before this time (Unix time) is unknown: older changes of its keys are
+    removed."""
     sizes: tuple[int, ...] = ()
-    """Bytes of each file; empty: not known."""
+    """Bytes of each file; empty: unknown."""
     rows: tuple[int, ...] = ()
-    """How many rows each file has; empty: not known."""
+    """How many rows each file has; empty: unknown."""
     versions: Whole = 0
-    """The table in `ClusterManifest.versions` that holds above `marks`; 0: none."""
+    """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
     last_expiry_ms: int = 0
-    """When the last row expires; 0: some row never does, or it is not known."""
+    """When the last row expires; 0: never for some row, or unknown."""
 
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
-        """`shared`: the number of its marks, where several snapshots have the same."""
+        """`shared`: the number of its marks, if several snapshots have the same."""
         document = {**fields_of(self), "marks": shared or _marks_json(self.marks)}
         return without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
 
@@ -104,7 +102,7 @@ class Snapshot:
     def from_json(
         cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None
     ) -> Self:
-        """`shared`: marks that several snapshots have, by their number."""
+        """`shared`: marks of several snapshots, by number."""
         given = data["marks"]
         marks = (
             (shared or {})[given]
@@ -120,8 +118,8 @@ def _marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
 
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
-    100 nodes have 100,000 marks, and one rewrite of all maps makes 100 distinct ones."""
-    # Those that one manifest or one rewrite gave are mostly one object: compared by content once.
+    100 nodes have 100,000 marks, of which one rewrite of all maps makes 100 distinct ones."""
+    # Marks of one manifest or one rewrite are mostly one object, whose content is compared once.
     distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
     content = {
         each: tuple(sorted(marks.items(), key=lambda item: item[0]))
@@ -142,7 +140,7 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
 
 
 def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
-    """What `_with_marks_once` gave. ValueError, KeyError."""
+    """The inverse of `_with_marks_once`. ValueError, KeyError."""
     shared = checked(marks, dict[str, dict[str, LowWaterMark]])
     return {
         name: Snapshot.from_json(snapshot, shared)
@@ -151,7 +149,7 @@ def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
 
 
 def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
-    """Node → for each log directory that it had, the farthest mark of any snapshot."""
+    """Node → for each of its log directories, the farthest mark of any snapshot."""
     farthest: dict[tuple[str, str], Position] = {}
     for marks in {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}.values():
         for node, mark in marks.items():
@@ -164,8 +162,8 @@ def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark,
 
 
 class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
-    """The snapshots of many maps. An open and a claim copy it without parsing it. What they need of
-    it is beside it, in `covered`."""
+    """The snapshots of many maps. An open and a claim copy it without parsing it; they need only
+    `covered`, which is stored separately."""
 
     __slots__ = ("_covered",)
 
@@ -176,7 +174,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
         covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None,
         file: str = "",
     ) -> None:
-        """Give the first, or the other three; see `Packed`."""
+        """Pass the first argument, or the other three; see `Packed`."""
         super().__init__(snapshots, text, file)
         self._covered = covered
 
@@ -188,7 +186,7 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 
     @property
     def covered(self) -> Mapping[str, tuple[LowWaterMark, ...]]:
-        """Node → for each log directory that it had, the farthest mark of any snapshot."""
+        """Node → for each of its log directories, the farthest mark of any snapshot."""
         if self._covered is None:
             self._covered = _covered(self.whole)
         return self._covered
@@ -199,8 +197,8 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRecord:
-    """One lifetime of a Hazelcast cluster: its id, its incarnation, and where each node's log ended
-    before it. What an older incarnation appended after its cut is void."""
+    """One lifetime of a Hazelcast cluster: its id, its incarnation, and the cut of each node's log.
+    Entries of older incarnations after the cut are void."""
 
     cluster_id: str
     incarnation: Whole
@@ -209,36 +207,36 @@ class IncarnationRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterManifest:
-    """What all nodes of a cluster share."""
+    """The state that all nodes of a cluster share."""
 
     formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
     incarnation: Whole = 0
-    """The last incarnation given, to a cluster lifetime or an embedded open."""
+    """The last assigned incarnation, of a cluster lifetime or an embedded open."""
     claims: Mapping[str, Whole] = field(default_factory=dict)
-    """Of a log of version 1; today they have a manifest of their own, see `ClaimManifest`."""
+    """For a log of version 1; newer ones have a separate manifest, see `ClaimManifest`."""
     lifetimes: tuple[IncarnationRecord, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By map name."""
     generation: Whole = 0
-    """The last snapshot generation given."""
+    """The last assigned snapshot generation."""
     orphan_floor: Whole = 0
-    """No snapshot of a generation below this is published any more; its files may be deleted."""
+    """Snapshots of lower generations are not published any more; their files may be deleted."""
     versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
     """Generation of the rewrite that made it → table. Above the marks of a snapshot that names a
     table, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
-    """Log directories of nodes that were forgotten: they are not taken in again."""
+    """Log directories of forgotten nodes: they are not registered again."""
     embedded: Whole = 0
-    """The last incarnation given to an embedded open."""
+    """The last incarnation of an embedded open."""
     clears: bool = False
     """A snapshot has, or had, clears."""
     keys: Mapping[str, str] = field(default_factory=dict)
-    """Id of each key that was ever to write here → its check value, see `key_checks`."""
+    """Id of each key that was ever used to write here → its check value, see `key_checks`."""
     token: bool = False
-    """The claims have a token. If they have none and are not closed, they were lost."""
+    """The claims have a token. Claims without one that are not closed were lost."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -304,7 +302,7 @@ class ClusterManifest:
         )
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:
-        """For each log directory that the node had, the farthest mark of any snapshot."""
+        """For each log directory of the node, the farthest mark of any snapshot."""
         table = self.snapshots
         return (table.covered if isinstance(table, SnapshotTable) else _covered(table)).get(
             node, ()
@@ -315,7 +313,7 @@ class ClusterManifest:
         return Seen(number, self.generation, self.incarnation)
 
     def versions_of(self, name: str) -> PartitionVersions:
-        """The table that holds for a map above the marks of its snapshot; empty where none does."""
+        """The table for a map's entries above the marks of its snapshot; empty if there is none."""
         snapshot = self.snapshots.get(name)
         return self.versions.get(snapshot.versions, NO_VERSIONS) if snapshot else NO_VERSIONS
 
@@ -327,7 +325,7 @@ class ClusterManifest:
         )
 
     def without_unused_tables(self) -> ClusterManifest:
-        """Without tables of partitions that no snapshot names."""
+        """Removes tables of partitions that no snapshot names."""
         used = {snapshot.versions for snapshot in self.snapshots.values()}
         return replace(
             self,
@@ -336,53 +334,53 @@ class ClusterManifest:
 
 
 MEMBERS_MAX = 1000
-"""Members of a view, and those that are kept out of it."""
+"""The most members of a view, and the most that are kept out of it."""
 CLAIMS_KEPT = 1000
-"""Clusters that are remembered as followed by another one."""
+"""How many replaced clusters are remembered."""
 
 
 CLOSED_ADVICE = (
-    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for whoever may connect"
+    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for every client"
 )
-"""For closed claims."""
+"""Advice for closed claims."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimManifest:
     """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
-    it has a small manifest of its own. `claims`: cluster id → incarnation claimed for it. Once a
-    newer incarnation is here, agents acknowledge nothing for an older one. The cuts are read and
-    the lifetime is published after that, so no acknowledged change is above a cut.
+    it is a separate, small manifest. `claims`: cluster id → its claimed incarnation. After a newer
+    claim, agents acknowledge nothing for an older one. The cuts are read and the lifetime is
+    published after that, so no acknowledged change is above a cut.
 
-    The newest claim may be a view: then `members` are those that may write in it. The list is
-    always complete: a member that comes later is entered before its first change."""
+    The newest claim may be a view: then only `members` may write in it. The list is always
+    complete: a later member is entered before its first change."""
 
     claims: Mapping[str, Whole] = field(default_factory=dict)
     permits: Whole = 0
-    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none has."""
+    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none."""
     members: tuple[str, ...] = ()
     """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
     lost: tuple[str, ...] = ()
-    """Members that were lost before the newest claim, or before their first hello. They may not
-    write in it."""
+    """UUIDs of members that were lost before the newest claim, or before their first hello. They
+    may not write in it."""
     forced: bool = False
-    """The newest claim is an operator's (`imap-wal claim --force`). The next cluster waits for no
-    node."""
+    """The newest claim is an operator's (`imap-wal claim --force`). The next cluster does not wait
+    for nodes."""
     tokens: tuple[str, ...] = ()
-    """SHA-256 of each token of this cluster. Agents claim only for who has one of them; (): for all
-    who may connect."""
+    """SHA-256 of each token of this cluster. Agents claim only for clients with one of them; ():
+    for all clients that may connect."""
     closed: bool = False
-    """A repair found that these claims were lost, and with them perhaps a token: agents claim for
-    no cluster until an operator decides (`imap-wal claim`)."""
+    """A repair found that claims were lost, perhaps with a token: agents claim for no cluster until
+    an operator decides (`imap-wal claim`)."""
 
     @property
     def newest(self) -> int:
-        """The last incarnation claimed; 0 where no cluster ever did."""
+        """The last claimed incarnation; 0 without a claim."""
         return max(self.claims.values(), default=0)
 
     @property
     def cluster_id(self) -> str:
-        """Of the newest claim; "" if there is none."""
+        """The cluster of the newest claim; "" without a claim."""
         return max(self.claims, key=lambda each: self.claims[each], default="")
 
     def with_claim(
@@ -425,14 +423,14 @@ class ClaimManifest:
         return replace(self, members=(*self.members, member))
 
     def barring(self, lost: Collection[str]) -> ClaimManifest | None:
-        """The same with further lost members, none of which is in the list; None if these would be
-        too many: then another view follows, whose number they do not know."""
+        """The same with more lost members, none of which is in the list. None if these are too
+        many: then another view follows, whose number they do not know."""
         found = {*self.lost, *lost}
         return replace(self, lost=tuple(sorted(found))) if len(found) <= MEMBERS_MAX else None
 
     @property
     def names_token(self) -> bool:
-        """Whether it is known who may claim, where the cluster has a token."""
+        """Whether it is known who may claim, if the cluster has a token."""
         return bool(self.tokens) or self.closed
 
     @property
@@ -458,7 +456,7 @@ def claim_manifests(
     clock: Clock,
     randomness: Randomness,
 ) -> ManifestLog[ClaimManifest]:
-    """`former`: the claims that the cluster's own manifest has, of a log of version 1."""
+    """`former`: the claims in the cluster's own manifest, of a log of version 1."""
     return ManifestLog(
         store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness
     )

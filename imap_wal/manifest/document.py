@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 @contextmanager
 def whole(file: str) -> Iterator[None]:
-    """`CorruptLog` for errors in the fields of a manifest whose checksum is right."""
+    """`CorruptLog` for errors in the fields of a manifest with a correct checksum."""
     try:
         yield
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
@@ -42,7 +42,7 @@ def whole(file: str) -> Iterator[None]:
 
 def checked(data: Any, kind: type[V]) -> V:
     """JSON as a value of this type. ValueError unless every field has exactly its type (a float is
-    not an int)."""
+    no int)."""
     return msgspec.convert(data, kind, str_keys=True)
 
 
@@ -53,13 +53,13 @@ def require(data: Mapping[str, Any], *names: str) -> None:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots by their names. `asdict` copies each value deeply, and
+    """The fields of a dataclass with slots, by name. Not `asdict`, which copies each value deeply:
     a manifest may have thousands."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Without empty fields: a manifest of the first format did not have them."""
+    """Removes empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
 
@@ -79,15 +79,14 @@ C = TypeVar("C", bound=Collection[Any])
 
 
 class Packed(Generic[C]):
-    """A large collection, stored in a manifest as one string: base64 of deflated JSON. A manifest
-    is copied without parsing it, so that takes the same time whatever the size. Safe in any
-    thread."""
+    """A large collection, stored in a manifest as one string: base64 of deflated JSON. So copying a
+    manifest needs no parsing, and its time does not depend on the size. Thread-safe."""
 
     __slots__ = ("_file", "_text", "_whole")
 
     def __init__(self, value: C | None, text: str = "", file: str = "") -> None:
-        """Give one of the first two; the other is computed on first use: `CorruptLog`, which names
-        the manifest `file`."""
+        """Pass one of the first two; the other is computed at first use. An error then is a
+        `CorruptLog` that names the manifest `file`."""
         self._whole, self._text, self._file = value, text, file
 
     def _to_document(self, value: C) -> Any:
@@ -138,8 +137,8 @@ _BEFORE_REST = len('{"checksum":"01234567",')
 
 
 def with_checksum(body: Mapping[str, Any]) -> bytes:
-    """The canonical JSON, with its checksum as the first field. On several lines for people who
-    look, unless it is large: that takes ten times as long."""
+    """The canonical JSON, with its checksum as the first field. On several lines for people, unless
+    it is large: that takes ten times as long."""
     canonical = canonical_json(body)
     checksum = _checksum(canonical)
     if len(canonical) < INDENTED_BYTES_MAX:

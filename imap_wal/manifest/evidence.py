@@ -1,9 +1,8 @@
 """Finds names of a node's files that its manifest cannot know.
 
-Names carry epochs and positions. A manifest that knows less than they say is older than the files:
-it was put back from an older copy, or newer ones were removed. To continue from it would give
-epochs and names a second time. An open refuses it, `verify` reports it, `repair` takes the files
-in.
+Names have epochs and positions. If they are newer than the manifest, it was replaced by an older
+copy, or newer manifests were removed. To continue from it would use epochs and names a second time.
+So an open refuses it, `verify` reports it, and `repair` uses the files as well.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LOST = re.compile(r"/lost/(\d{8,})/")
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """`epoch`: the highest epoch that a file of the node names. `newer`: why the manifest is older
-    than the files; "" where it is not."""
+    than the files; "" if it is not."""
 
     epoch: int
     newer: str = ""
@@ -31,7 +30,7 @@ class Evidence:
 def of_files(
     files: Iterable[StoredFile], manifest: NodeManifest, there: Collection[tuple[int, int]]
 ) -> Evidence:
-    """`files`: all in a node's folder. `there`: (epoch, number) of its segments that are not
+    """`files`: all files in a node's folder. `there`: (epoch, number) of its segments that are not
     archived."""
     highest, newer = 0, ""
     segments, late = set(), {}
@@ -46,19 +45,19 @@ def of_files(
             newer = newer or f"{file.path} is of epoch {epoch}, the manifest knows {manifest.epoch}"
         elif archive is not None and manifest.archived < archive.last[:2] not in there:
             late[file.path] = archive
-    # An archive after the last archived position of the manifest is rare: only then is the list
-    # parsed.
+    # The list is parsed only for an archive after the manifest's last archived position, which is
+    # rare.
     for path in late.keys() - {archive.path for archive in manifest.archives} if late else ():
-        what = f"{path} holds entries up to {late[path].last} that the manifest does not know"
-        newer = newer or f"{what}; their segments are gone"
+        what = f"{path} has entries up to {late[path].last} that the manifest does not know"
+        newer = newer or f"{what}; their segments were removed"
     return Evidence(highest, newer or _another_beginning(manifest, segments))
 
 
 def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, int]]) -> str:
-    """Why the manifest is of another history of this log, with the same epochs: of a copy that was
-    opened, for example. "" where nothing says so."""
+    """Why the manifest is of another history of this log with the same epochs, such as that of a
+    copy that was opened. "" without evidence."""
     epoch, begins = manifest.begins
-    if manifest.archived[1] >= begins:  # its first segments may be archived and gone
+    if manifest.archived[1] >= begins:  # its first segments may be archived and removed
         return ""
     first = min((number for each, number in segments if each == epoch), default=0)
     if any(each < epoch and begins <= number < first for each, number in segments):
@@ -67,7 +66,7 @@ def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, i
 
 
 def epoch_of(path: str) -> int:
-    """The highest epoch in a file's name; 0 where there is none."""
+    """The highest epoch in a file's name; 0 without one."""
     lost = _LOST.search(path)
     if lost is not None:
         return int(lost[1])

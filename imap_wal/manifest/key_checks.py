@@ -1,8 +1,8 @@
-"""In a whole cluster, one key id names one key. The cluster's manifest has a check value of
-each key that was ever to write there; a key is compared with it before it writes.
+"""In a cluster, one key id names one key. The cluster's manifest has a check value of each key
+that was ever used to write; a key is compared with it before it writes.
 
-Two nodes with two keys under one id could each read only what they wrote themselves, and no node
-could restore.
+If two nodes had two keys under one id, each could read only its own entries, and no node could
+restore.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from imap_wal.manifest.store import ManifestLog
 
 
 def differing(ring: KeyRing, known: Mapping[str, str]) -> list[str]:
-    """Ids of the ring under which the cluster has another key. `known`: the check values of its
+    """Ids of the ring under which the cluster has another key. `known`: the check values in its
     manifest."""
     both = ring.keys.keys() & known.keys()
     return sorted(name for name in both if known[name] != check_value(ring.keys[name]))
 
 
 def demand_same(ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
-    """`EncryptionError` if the cluster has another key under an id of the ring. `folder`: of the
-    manifests that have `known`."""
+    """`EncryptionError` if the cluster has another key under an id of the ring. `folder`: the
+    folder of the manifests with `known`."""
     wrong = differing(ring, known)
     if wrong:
         advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
@@ -36,21 +36,21 @@ def demand_same(ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
 
 
 def what_differs(ids: list[str]) -> str:
-    """For errors and findings."""
+    """A text for errors and findings."""
     names = ", ".join(map(repr, ids))
     return f"under the id {names} another key is given than the one that this cluster has"
 
 
 def with_active(ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
-    """The check values with that of the key that writes."""
+    """The check values, with that of the key that writes."""
     active = {} if ring.active == PLAIN else {ring.active: check_value(ring.keys[ring.active])}
     return {**known, **active}
 
 
 def enter(ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
-    """Have the key that writes stand under its id in the cluster from now on. Call it before the
-    ring writes for the first time. `EncryptionError` if another key does, and for each other key of
-    the ring; `LostRace`, StorageError."""
+    """Enter the key that writes into the cluster's manifest. Call it before the ring writes for the
+    first time. `EncryptionError` if any key of the ring has the id of another one; `LostRace`,
+    StorageError."""
     if not ring.keys:
         return
 

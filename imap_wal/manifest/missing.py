@@ -1,7 +1,7 @@
-"""Files that a manifest names but that do not exist: which entries are missing with them.
+"""Files that a manifest names but that do not exist, and the entries that are missing with them.
 
-A file may be archived or removed between a look at the manifest and its reading, so its absence
-alone proves nothing. The caller reads the manifests again: if they still name the file, it is lost.
+A file may be archived or removed after the manifest was read, so its absence alone proves nothing.
+The caller reads the manifests again: if they still name the file, it is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ADVICE = "bring it back from a copy, or write a repaired copy of the log with `i
 
 
 def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:
-    """The error where this manifest of a node names the file."""
+    """The error if this manifest of a node names the file."""
     for each in manifest.archives:
         if each.path == path:
             what = f"entries of map {each.map!r} from {each.first} to {each.last}"
@@ -25,7 +25,7 @@ def archive(path: str, node: str, manifest: NodeManifest) -> ShortLog | None:
 
 
 def snapshot_file(path: str, manifest: ClusterManifest) -> ShortLog | None:
-    """The error where this manifest of a cluster names the file."""
+    """The error if this manifest of a cluster names the file."""
     for name, snapshot in manifest.snapshots.items():
         if path in snapshot.files:
             index = snapshot.files.index(path)

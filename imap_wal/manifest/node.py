@@ -13,17 +13,16 @@ from imap_wal.manifest.document import NOT_OF_VERSION_1, Packed, Whole, checked,
 from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
 from storage_backends import SegmentStore
 
-# ---- a node's manifest ---------------------------------------------------------------------------
-
 LOG = "log"
 SESSIONS_KEPT = 64
-"""Sessions whose last request a manifest carries on, beside those of the plug-ins it names."""
+"""How many sessions keep their last request in the manifest, besides those of the plug-ins it
+names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How far a cluster's manifest was: its number, the last snapshot generation and the last
-    incarnation given."""
+    """The progress of a cluster's manifest: its number, the last snapshot generation and the last
+    assigned incarnation."""
 
     number: Whole = 0
     generation: Whole = 0
@@ -35,7 +34,7 @@ class Seen:
         )
 
     def up_to(self, other: Seen) -> Seen:
-        """The newer of both, field by field."""
+        """The newer values of both, field by field."""
         return Seen(
             max(self.number, other.number),
             max(self.generation, other.generation),
@@ -43,7 +42,7 @@ class Seen:
         )
 
     def newer_than(self, other: Seen) -> bool:
-        """Whether this was seen of a cluster that `other` does not know yet."""
+        """Whether this is newer than `other` in any field."""
         return self.up_to(other) != other
 
 
@@ -52,7 +51,7 @@ NOTHING_SEEN = Seen()
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """One Parquet file made of sealed segments: the entries of one map from position `first` to
+    """One Parquet file from sealed segments: the entries of one map from position `first` to
     `last`."""
 
     map: str
@@ -63,7 +62,7 @@ class Archive:
     tombstones: int
     bytes: int
     checksum: int = 0
-    """CRC-32C of the whole file; 0: not known."""
+    """CRC-32C of the whole file; 0: unknown."""
 
     def to_json(self) -> dict[str, Any]:
         return fields_of(self)
@@ -91,59 +90,58 @@ class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
 
 @dataclass(frozen=True, slots=True)
 class NodeManifest:
-    """What the owner of a node's log knows. Which segments exist is found by listing `wal/`, those
-    at or below `archived` apart, whose entries are in `archives` and whose files are about to
-    go."""
+    """The state of a node's log. Which segments exist is found by listing `wal/`, except those up
+    to `archived`: their entries are in `archives`, and their files will be deleted."""
 
     formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
     directory: str = ""
-    """UUID of this log directory; a new disk under an old node name has another."""
+    """UUID of this log directory; a new disk under an old node name has another one."""
     epoch: Whole = 0
     session: Whole = 0
-    """The last session number given."""
+    """The last assigned session number."""
     plugins: Mapping[str, Whole] = field(default_factory=dict)
-    """Plug-in UUID and incarnation → session, of the last plug-in starts."""
+    """Plug-in UUID and incarnation → session, for the last plug-in starts."""
     requests: Mapping[Whole, Whole] = field(default_factory=dict)
-    """Session → last durable request, as it stood at `checkpoint`."""
+    """Session → last durable request at `checkpoint`."""
     checkpoint: Position = START
     """Recovery scans from here."""
     clean: bool = True
-    """The last writer closed the log; nothing is to be scanned after `checkpoint`."""
+    """The last writer closed the log; nothing after `checkpoint` must be scanned."""
     archived: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): segments up to this one are archived."""
     archives: Sequence[Archive] = ()
     metadata: tuple[tuple[str | int, ...], ...] = ()
-    """Metadata carried over from archived segments: schemas as ("schema", id, hex)."""
+    """Metadata from archived segments: schemas as ("schema", id, hex)."""
     kind: str = ""
-    """LOG of a log made by `imap_wal.log.create`; "" of maps' logs."""
+    """LOG for a log of `imap_wal.log.create`; "" for logs of maps."""
     removed: Position = START
-    """Entries at or below this may be gone: `prune` or `Log.shrink` removed files that held some.
-    Reading in order is whole only above it."""
+    """Entries up to this may be removed, by `prune` or `Log.shrink`. Reading in order is complete
+    only above it."""
     wal_id: str = ""
-    """UUID of the folder of segments, which holds a file of this name (`layout.log_path`); "" of a
+    """UUID of the folder of segments, in which a file has this name (`layout.log_path`); "" for a
     log of version 1 until its next open."""
     newest: Whole = 0
     """Number of the newest segment that was in `wal/` when this was published, or is archived. A
     folder without it is incomplete."""
     begins: tuple[Whole, Whole] = (0, 0)
-    """(epoch, segment): the first segment of that epoch, published before its writer creates one.
-    A segment of an earlier epoch with this number or a higher one was begun by a writer that had
-    been replaced, and is void, whether the present epoch has written a segment yet or not. If
-    this epoch is lower than `epoch`, the open that claimed `epoch` has not finished."""
+    """(epoch, segment): the first segment of that epoch, published before its writer creates one. A
+    segment of an earlier epoch with this number or a higher one was begun by a replaced writer and
+    is void, whether the present epoch has written a segment or not. If this epoch is lower than
+    `epoch`, the open that claimed `epoch` has not finished."""
     permit: str = ""
     """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
     forgotten: bool = False
-    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`:
-    it has ended, and a new log under the node's name continues after `epoch` and `archived`."""
+    """`imap-wal forget-node` is deleting this log: it cannot be opened again. Without `directory`
+    it has finished, and a new log under the node's name continues after `epoch` and `archived`."""
     embedded: bool = False
-    """The last open was that of a program, not of an agent: a cluster of Hazelcast members that
-    claims this log shuts the program out."""
+    """The last open was a program's, not an agent's: a cluster of Hazelcast members that claims
+    this log shuts the program out."""
     former: Mapping[Whole, int] = field(default_factory=dict)
     """Session of a plug-in in an older incarnation → its last request that counts."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
-    must not be used beside it."""
+    must not be used with it."""
     clears: bool = False
     """An archive has, or had, clears."""
 
@@ -153,16 +151,16 @@ class NodeManifest:
 
     def lives_in(self, logs: Collection[str]) -> bool:
         """Whether a `wal/` folder of these logs is this log's; see `segments.WalFolder.logs`. A log
-        of version 1 has no id to tell."""
+        of version 1 has no id to compare."""
         return not self.wal_id or self.wal_id in logs
 
     @property
     def empty(self) -> bool:
-        """No log is here: none ever was, or the last one was forgotten."""
+        """Whether there is no log: none was begun, or the last one was forgotten."""
         return not self.directory and not self.kind
 
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
-        """Those of sessions that can still send something again: of the last plug-in starts, and of
+        """The requests of sessions that may still repeat one: of the last plug-in starts, and of
         the last writers."""
         known = set(self.plugins.values())
         return {
@@ -204,7 +202,7 @@ class NodeManifest:
         )
         archives = data["archives"]
         packed = isinstance(archives, str)
-        # The list is a tuple in memory.
+        # An unpacked list is a tuple in memory.
         given = (
             ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
         )
@@ -223,15 +221,13 @@ class NodeManifest:
 _NO_NODE = NodeManifest()
 
 
-# ---- the cluster's manifest ----------------------------------------------------------------------
-
 Pair: TypeAlias = tuple[int, int]
-"""(incarnation, partition version): the front of an entry's order."""
+"""(incarnation, partition version): the start of an entry's order."""
 
 
 def without_turn(pair: Pair) -> Pair:
-    """The pair of the version alone. A transaction has its turn from the partition's owner, and
-    another member logs it: so the owner's later turns may be in the logs before it."""
+    """The pair with the version alone. The partition's owner assigns a transaction its turn, and
+    another member logs it: the owner's later turns may be in the logs before it."""
     incarnation, version = pair
     return incarnation, version - version % TURNS if version >= TURNS else version
 

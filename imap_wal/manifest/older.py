@@ -1,4 +1,4 @@
-"""Whether a manifest belongs to the files beside it, or was put back from an older copy."""
+"""Detects manifests that do not belong to the files next to them, but to an older copy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from storage_backends import SegmentStore
 
-# ---- manifests and what is beside them -----------------------------------------------------------
-
 MISSING_ADVICE = (
-    "bring the log back, or continue without what only it holds: recovery_policy='partial'"
+    "bring the log back, or continue without the entries that only it has: "
+    "recovery_policy='partial'"
 )
 
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
-    """The error text where the segments beside a node's manifest are not those it names."""
+    """The error text if the segments next to a node's manifest are not those it names."""
     there = f"those of {', '.join(sorted(found))}" if found else f"no file {manifest.wal_id}.log"
     return (
         f"{folder}/wal should hold the segments of log {manifest.wal_id}, but has {there}: "
@@ -30,7 +29,7 @@ def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> 
 
 
 def older_manifest(path: str, evidence: str) -> CorruptLog:
-    """The error for a manifest that was put back from an older copy."""
+    """The error for a manifest that was replaced by an older copy."""
     what = f"the manifests here are older than the files beside them ({evidence})"
     advice = (
         "bring the newer manifests back from a copy, or write a repaired copy of the log with "
@@ -42,9 +41,9 @@ def older_manifest(path: str, evidence: str) -> CorruptLog:
 def mark_beyond(
     node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest
 ) -> str:
-    """The error text where a snapshot covers positions after `last`, the last segment of a node's
-    log: the node's folder was put back from an older copy, and later entries would be taken for
-    covered. "" where no snapshot does."""
+    """The error text if a snapshot covers positions after `last`, the last segment of a node's log:
+    the node's folder was replaced by an older copy, and later entries would seem covered. "" if
+    none does."""
     end = max(last, manifest.archived)
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
@@ -56,7 +55,7 @@ def mark_beyond(
 
 
 def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
-    """Log directory → the newest epoch that was opened, by `layout.opened_path`."""
+    """Log directory → the newest epoch that was opened, from `layout.opened_path`."""
     found: dict[str, int] = {}
     for file in store.list(layout.opened_folder(cluster_folder)):
         name = layout.parse_opened_path(file.path)
@@ -66,8 +65,7 @@ def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
 
 
 def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
-    """Why this manifest of a node was put back from an older copy; "" where no later open is
-    known."""
+    """Why this manifest of a node was replaced by an older copy; "" if no later open is known."""
     epoch = opened.get(manifest.directory, 0)
     return (
         f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}"
@@ -83,12 +81,11 @@ def current_cluster(
     clock: Clock,
     randomness: Randomness,
 ) -> ClusterManifest:
-    """The cluster's manifest. `CorruptLog` where a node has seen a newer one: this manifest was put
-    back from an older copy, and would give generations and incarnations a second time."""
+    """The cluster's manifest. `CorruptLog` if a node has seen a newer one: this manifest was
+    replaced by an older copy, and would assign generations and incarnations a second time."""
     nodes = {}
-    for folder in store.folders(
-        f"{cluster_folder}/nodes"
-    ):  # read before the cluster's, which is then at least as new as what they have seen
+    # Read before the cluster's manifest, which is then at least as new as those they have seen.
+    for folder in store.folders(f"{cluster_folder}/nodes"):
         nodes[folder] = (
             node_manifests(store, f"{cluster_folder}/nodes/{folder}", clock, randomness)
             .read()[1]
@@ -96,12 +93,12 @@ def current_cluster(
         )
     number, cluster = clusters.read()
     if not number and store.folders(f"{cluster_folder}/snapshot"):
-        # Another process may have begun this cluster, and rewritten it, since the first look.
+        # Another process may have begun and rewritten this cluster meanwhile.
         number, cluster = clusters.read()
         if not number:
             raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
     for folder in nodes if not number else ():
-        # Segments are listed first: each is begun after a manifest of its node was published.
+        # List segments first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
         if segments and not node_manifests(store, path, clock, randomness).read()[0]:

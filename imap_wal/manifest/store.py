@@ -1,14 +1,14 @@
-"""Manifests: numbered JSON files; the highest number is the truth, and publishing is the exclusive
-create of the next one.
+"""Manifests: numbered JSON files. The highest number counts, and publishing is the exclusive create
+of the next one.
 
-Two kinds, one mechanism: the cluster's (incarnations, nodes, snapshots), written by whoever wins
-the compare-and-swap, and a node's (epoch, sessions, archives), written by the node's owner and by
-`prune`.
+There are two kinds: the cluster's (incarnations, nodes, snapshots), which any process may publish
+by compare-and-swap, and a node's (epoch, sessions, archives), which the node's owner and `prune`
+publish.
 
-A writer that slept may find its number free again because old ones were cleaned; so after every
-create it looks at the newest manifest. Cleaning stays below a floor that the newest one names:
-below it, the writer lost; above it, its number was free in its turn, and the newest was built on
-it.
+A writer that slept may find its number free because old manifests were deleted. So after every
+create it reads the newest manifest, which names a floor; only manifests below the floor are
+deleted. If its number is below the floor, the writer has lost. Otherwise its number was really the
+next one, and the newest manifest was built on it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORMAT_CLEARS = 3
 PACKED_FROM = 256
 """A list of this many archives, or of snapshots of this many maps, or more is packed."""
 KEEP = 64
-"""How many manifests stay for readers that are slow, and for people who look."""
+"""How many manifests are kept for slow readers, and for people."""
 READ_ATTEMPTS = 100
 
 
@@ -51,16 +51,16 @@ class Content(Protocol):
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        """The content of a manifest. ValueError if a field is missing or has not exactly its type.
-        Parts that are parsed later name `file` in their errors."""
+        """The content of a manifest. ValueError if a field is missing or does not have exactly its
+        type. Parts that are parsed later name `file` in their errors."""
 
 
 C = TypeVar("C", bound=Content)
 
 
 class ManifestLog(Generic[C]):
-    """The manifests of one folder. Thread-safe as far as its store is: what it remembers is only
-    the manifest it read last, and that is asked for again when the listing shows another file."""
+    """The manifests of one folder. As thread-safe as its store: it caches only the last manifest
+    read, and reads again if the listing shows another file."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class ManifestLog(Generic[C]):
         )
         self._known: tuple[StoredFile, C] | None = None
         self._floor = 1
-        """Of the manifest that was read last."""
+        """The floor in the last manifest read."""
 
     def read(self) -> tuple[int, C]:
-        """The newest manifest and its number; (0, the empty one) where there is none yet."""
+        """The newest manifest and its number; (0, the empty one) if there is none yet."""
         for _ in range(READ_ATTEMPTS):
             files = self._files()
             if not files:
@@ -96,9 +96,9 @@ class ManifestLog(Generic[C]):
             try:
                 document, content = self._decode(number)
             except NotFound:
-                continue  # cleaned between listing and reading: a newer one is there
+                continue  # deleted after the listing: there is a newer one
             self._floor = document.get("floor", 1)
-            if files[number].modified_ms:  # else two files of one name look the same
+            if files[number].modified_ms:  # without a time, two files of one name look the same
                 self._known = files[number], content
             return number, content
         raise NotFound(
@@ -108,9 +108,9 @@ class ManifestLog(Generic[C]):
     def update(
         self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False
     ) -> C:
-        """Publish `change(newest)` as the next manifest, again with the newer one whenever another
-        writer was first. `change` may run several times; it returns None (or an equal value) to
-        leave things as they are, and raises to give up. `LostRace` after `attempts`. `alone`: see
+        """Publish `change(newest)` as the next manifest, and again with the newer one if another
+        writer was first. `change` may run several times. It returns None (or an equal value) to
+        change nothing, and raises to give up. `LostRace` after `attempts`. `alone`: see
         `publish`."""
         for _ in range(attempts):
             number, current = self.read()
@@ -125,13 +125,13 @@ class ManifestLog(Generic[C]):
         )
 
     def publish(self, after: int, content: C, *, alone: bool = False) -> bool:
-        """Publish `content` as the successor of manifest `after`; False when another one has come
-        after that. For a caller that acted on manifest `after` and on nothing else. After a
-        StorageError it is not known whether it was published. `alone`: delete all former manifests;
-        whoever still publishes under one of their numbers loses."""
+        """Publish `content` as the successor of manifest `after`; False if there is another
+        successor. For a caller that used only manifest `after`. After a StorageError it is unknown
+        whether it was published. `alone`: delete all earlier manifests; a writer that still
+        publishes one of their numbers loses."""
         number = after + 1
         nonce = self._randomness.token().hex()
-        # Never lower than before: else a number that was cleaned would count as free in its turn.
+        # Never lower than before: otherwise a deleted number would look like the next one.
         floor = number if alone else max(1, number - KEEP, min(self._floor, number))
         body = {
             "format": FORMAT,
@@ -145,7 +145,7 @@ class ManifestLog(Generic[C]):
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
-            # Ours is there if our create succeeded and only its answer was lost, or was sent twice.
+            # Our create may have succeeded, and its answer was lost or it was sent twice.
             if not self._is_ours(number, nonce):
                 if isinstance(error, AlreadyExists):
                     return False
@@ -153,17 +153,17 @@ class ManifestLog(Generic[C]):
         files = self._files()
         while max(files, default=0) != number:
             try:
-                # Above ours if we slept: then the number was free only because it had been cleaned.
+                # It is higher if we slept. Above the floor our number was really the next one.
                 return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
             except NotFound:
-                files = self._files()  # deleted since it was listed: there is a newer one
+                files = self._files()  # deleted after the listing: there is a newer one
         if files[number].modified_ms:
             self._known = files[number], content
         self._floor = floor
         numbers = list(files)
         for old in numbers:
             if old < floor:
-                with suppress(StorageError):  # ours is published; the next one cleans up
+                with suppress(StorageError):  # ours is published; the next one deletes it
                     self._store.delete(self._path(old))
         return True
 
@@ -174,7 +174,7 @@ class ManifestLog(Generic[C]):
             return False
 
     def next_path(self, number: int) -> str:
-        """The file whose existence says that manifest `number` is no longer the newest."""
+        """The file that exists if manifest `number` is no longer the newest."""
         return self._path(number + 1)
 
     def _files(self) -> dict[int, StoredFile]:
@@ -213,7 +213,7 @@ class ManifestLog(Generic[C]):
 
 
 class _Head(msgspec.Struct):
-    """What every manifest has. `format` is a text in one that must not be opened."""
+    """The fields of every manifest. A marker has a text as its `format`, so it is refused."""
 
     format: int | str = FORMAT
     number: Whole = 0

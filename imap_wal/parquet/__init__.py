@@ -1,2 +1,2 @@
-"""Archives and snapshots as Parquet files. Nothing else in `imap_wal` needs pyarrow to write or
+"""Archives and snapshots as Parquet files. Only this part of `imap_wal` needs pyarrow to write or
 read a file."""

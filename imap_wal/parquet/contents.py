@@ -1,8 +1,8 @@
-"""Compares files with what a manifest records of them. A name alone is no proof.
+"""Compares files with their facts in a manifest. A name alone is no proof.
 
-Snapshots and archives are written once and never change. Their manifest keeps the CRC-32C of all
-bytes, the size and the number of rows; they are checked here before such a file is read, and before
-what it replaces is removed.
+Snapshots and archives are written once and never change. Their manifest has the CRC-32C of all
+bytes, the size and the number of rows. They are checked here before such a file is read, and before
+the files that it replaces are removed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from storage_backends import NotFound, SegmentStore, StorageError
 
 CHUNK_BYTES = 1024 * 1024
 SPOOL_BYTES = 8 * 1024 * 1024
-"""A remote file up to this size is held in memory while it is read; a larger one in a scratch
-file."""
+"""A remote file up to this size is read into memory, a larger one into a scratch file."""
 ADVICE = (
     "bring the file back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 )
@@ -29,9 +28,8 @@ ADVICE = (
 
 @contextmanager
 def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[BinaryIO]:
-    """A file whose bytes all match the manifest; `checksum` 0: the manifest does not say.
-    `NotFound`, `CorruptLog`. A local file is read once more for that, a remote one is fetched
-    once, into memory or a scratch file."""
+    """A file whose bytes all match the manifest; `checksum` 0: unknown. `NotFound`, `CorruptLog`.
+    This reads a local file once more, and a remote one once, into memory or a scratch file."""
     with store.open_input(path) as source:
         if not checksum:
             yield source
@@ -54,8 +52,8 @@ def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[Bina
 
 
 def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0) -> None:
-    """Read a file once, in bounded memory. `NotFound` when it is not there, `CorruptLog` when it
-    is not what the manifest says (0: the manifest does not say)."""
+    """Read a file once, in bounded memory. `NotFound` if it is missing, `CorruptLog` if it differs
+    from the manifest (0: unknown)."""
     found = store.size(path)
     if size and found != size:
         what = f"this file has {found} bytes, the manifest says {size}"
@@ -70,14 +68,14 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
 
 
 def demand_checksum(path: str, found: int, wanted: int) -> None:
-    """`CorruptLog` unless both are the same."""
+    """`CorruptLog` unless both are equal."""
     if found != wanted:
         what = "the file does not match the checksum that the manifest has of it"
         raise CorruptLog(path, 0, what, ADVICE)
 
 
 def _chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
-    """A store's errors are StorageErrors; what it opened may raise its driver's."""
+    """A store raises StorageErrors; a file that it opened may raise its driver's errors."""
     while True:
         try:
             data = source.read(CHUNK_BYTES)

@@ -61,14 +61,14 @@ ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
 
 GROUP_ROWS_MAX = 65_536
 GROUP_BYTES_MAX = 32 * 1024 * 1024
-"""A row group is about this much: what a reader or writer holds in memory of one file."""
+"""Approximate size of a row group: the memory that a reader or writer needs for one file."""
 BATCH_BYTES = 4 * 1024 * 1024
-"""A batch that is read holds about this much, unpacked."""
+"""Approximate size of a batch that is read, unpacked."""
 
 ROWS = b"imap-wal.rows"
 PATH = b"imap-wal.path"
 LOG = b"imap-wal.log"
-"""In an encrypted file: as what it was written, and of which log an archive is."""
+"""In an encrypted file: the path that it was written for, and the log of an archive."""
 PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
@@ -98,8 +98,8 @@ def to_batch(
 
 
 def to_rows(batch: Any) -> list[Row]:
-    """The rows of a record batch (or struct of one) that has the columns of an entry, in any order
-    of columns. In a file a clear has an empty key, and its `expires_at_ms` is above 0; that of a
+    """The rows of a record batch (or struct of one) with the columns of an entry, in any order of
+    columns. In a file a clear has an empty key, and its `expires_at_ms` is above 0; that of a
     tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
@@ -156,8 +156,7 @@ def nodes_of(batch: Any) -> list[str]:
     return _strings(batch.column(batch.schema.get_field_index("node")))
 
 
-# Arrow's own to_pylist makes a scalar object per value first; reading its buffers is several times
-# as fast.
+# Arrow's to_pylist creates a scalar object per value; reading its buffers is several times as fast.
 
 
 def _integers(array: Any) -> list[int]:
@@ -204,12 +203,11 @@ def batches(
     records: int = 0,
     log: str = "",
 ) -> Iterator[Any]:
-    """The record batches of a Parquet file of ours. `NotFound`, `CorruptLog`. `checksum` of the
-    whole file and `records` are what the manifest says of it; 0: it says nothing. `log`: see
-    `open_parquet`.
+    """The record batches of an imap-wal Parquet file. `NotFound`, `CorruptLog`. `checksum` of the
+    whole file and `records` are those in the manifest; 0: unknown. `log`: see `open_parquet`.
 
-    Pages have checksums, the footer has none, and one flipped bit there can make a file seem empty:
-    so it says twice how many rows there are."""
+    Pages have checksums but the footer has none, and one flipped bit there can make a file look
+    empty. So the file has its number of rows in a second place."""
     with open_checked(store, path, checksum) as source:
         try:
             file = open_parquet(source, path, keys_of(store), log)
@@ -223,11 +221,8 @@ def batches(
                 )
             promised = (file.metadata.metadata or {}).get(ROWS)
             found = 0
-            for group in range(
-                file.num_row_groups
-                # One after the other: a pass over all of them keeps in memory what it has read of
-                # the file.
-            ):
+            # One at a time: a pass over all groups keeps in memory what it has read of the file.
+            for group in range(file.num_row_groups):
                 described = file.metadata.row_group(group)
                 rows = max(
                     1,
@@ -249,7 +244,7 @@ def batches(
             ValueError,
             LookupError,
             TypeError,
-        ) as error:  # what pyarrow makes of a damaged footer
+        ) as error:  # a damaged footer
             raise CorruptLog(
                 path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy"
             ) from error
@@ -258,24 +253,24 @@ def batches(
             raise CorruptLog(
                 path,
                 0,
-                f"this Parquet file promises {told} and holds {found} rows",
+                f"this Parquet file promises {told} and has {found} rows",
                 "restore it from a copy",
             )
         if records and found != records:
-            what = f"this Parquet file holds {found} rows, the manifest says {records}"
+            what = f"this Parquet file has {found} rows, the manifest says {records}"
             raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
 def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
-    """A `pyarrow.parquet.ParquetFile` of ours, opened with the key that it needs. `log`: directory
-    of the log whose archive it must be, if it is encrypted; "": of a snapshot, or not known.
-    `EncryptionError`, `Forged`, and what pyarrow makes of a damaged file."""
+    """An imap-wal `pyarrow.parquet.ParquetFile`, opened with its key. `log`: directory of the log
+    whose archive it must be, if it is encrypted; "": of a snapshot, or unknown. `EncryptionError`,
+    `Forged`, and pyarrow's errors for a damaged file."""
     return _opened(source, path, keys, log)[0]
 
 
 def written_otherwise(store: SegmentStore, path: str) -> bool:
-    """Whether a Parquet file was written with another key than the one that writes now, or without
-    one. `NotFound`, and what `open_parquet` raises."""
+    """Whether a Parquet file was written without a key or with another key than the current one.
+    `NotFound`, and the errors of `open_parquet`."""
     keys = keys_of(store)
     if keys is NO_KEYS:
         return False
@@ -287,7 +282,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
     """A Parquet file, and the id of its key."""
     options = {"read_dictionary": DICTIONARIES, "page_checksum_verification": True}
     source.seek(max(source.seek(0, os.SEEK_END) - len(PLAIN_MAGIC), 0))
-    magic = source.read(len(PLAIN_MAGIC))  # at the end of the file: where every reader looks
+    magic = source.read(len(PLAIN_MAGIC))  # at the end of the file, where every reader looks
     source.seek(0)
     if magic != ENCRYPTED_MAGIC:
         if magic == PLAIN_MAGIC:
@@ -300,7 +295,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
                 decryption_properties=_encryption().create_decryption_properties(key),
                 **options,
             )
-        except OSError:  # another key, or a damaged footer: it does not tell
+        except OSError:  # another key, or a damaged footer: unknown which
             source.seek(0)
             continue
         said = file.metadata.metadata or {}
@@ -327,7 +322,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
 
 
 def _encryption() -> Any:
-    """pyarrow's module for it. `InvalidSetting` for a version that does not take keys directly."""
+    """pyarrow's encryption module. `InvalidSetting` for a version that does not accept keys."""
     try:
         import pyarrow.parquet.encryption as found
 
@@ -348,12 +343,11 @@ def validate(batch: Any) -> None:
 
 @cache
 def stored_schemas() -> tuple[Any, ...]:
-    """Our two schemas as Parquet has them."""
+    """Our two schemas as Parquet stores them."""
     found = []
     for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
         with pa.BufferOutputStream() as sink:
-            # Not `schema.empty_table()`: that imports pandas if it is installed, which takes a
-            # second or two.
+            # Not `schema.empty_table()`: that imports pandas if installed, which takes seconds.
             pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
             found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
     return tuple(found)
@@ -363,7 +357,7 @@ def stored_schemas() -> tuple[Any, ...]:
 
 
 class Published(NamedTuple):
-    """What the manifest keeps of a file: its size, and the CRC-32C of all its bytes."""
+    """The manifest's facts of a file: its size, and the CRC-32C of all its bytes."""
 
     bytes: int
     checksum: int
@@ -378,12 +372,12 @@ def checksum(file: BinaryIO) -> int:
 
 
 class ParquetFile:
-    """A Parquet file being written on this machine, a row group at a time, and then published
-    whole."""
+    """A Parquet file that is written on this machine, a row group at a time, and then published as
+    a whole."""
 
     def __init__(self, folder: Path, schema: Any, keys: Keys, log: str = "") -> None:
-        """`keys`: those of the store that it is for (`keys_of`). `log`: directory of the log whose
-        archive it is."""
+        """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it
+        is."""
         self._log = log
         self._schema = schema
         ring = keys.ring
@@ -426,8 +420,8 @@ class ParquetFile:
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
-        """Close it and publish it under its name, which no other run chooses. `AlreadyExists` where
-        another file has it."""
+        """Close it and publish it under its name, which no other run chooses. `AlreadyExists` if
+        another file has that name."""
         if self._encrypted and self._writer.is_open:
             self._writer.add_key_value_metadata(
                 {PATH: path.encode(), **({LOG: self._log.encode()} if self._log else {})}
@@ -440,11 +434,11 @@ class ParquetFile:
             with store.open_input(path) as there:
                 if checksum(there) != published.checksum:
                     raise
-            return published  # our own create, whose answer was lost
+            return published  # our own create, its answer was lost
         return self.discard()
 
     def discard(self) -> Published:
-        """Close, and forget it."""
+        """Close it without publishing."""
         self._close()
         with self.local.open("rb") as file:
             published = Published(self.local.stat().st_size, checksum(file))
@@ -460,7 +454,7 @@ class ParquetFile:
 
 
 def plain(batch: Any) -> Any:
-    """A record batch as it is written: without the dictionaries that reading keeps."""
+    """A record batch for writing: without the dictionaries that reading keeps."""
     return (
         pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0]
         if len(batch)

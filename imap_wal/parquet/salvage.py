@@ -1,5 +1,5 @@
-"""What of a damaged Parquet file of ours can still be read. Its pages carry checksums: of each row
-group the rows before its first damaged page are whole."""
+"""Reads what is readable of a damaged imap-wal Parquet file. Its pages have checksums: in each row
+group the rows before the first damaged page are whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BATCH_ROWS = 1024
 
 
 class Damage(NamedTuple):
-    """A place where rows are lost. `rows`: how many, None where the file's own index cannot be
+    """A place where rows are lost. `rows`: how many, None if the file's own index cannot be
     read."""
 
     rows: int | None
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows that are whole, in the file's order; `places` of an archive."""
+    """Whole rows, in the file's order; `places` of an archive."""
 
     rows: list[Row]
     nodes: list[str]
@@ -49,8 +49,8 @@ class Rows(NamedTuple):
 
 
 def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | Damage]:
-    """The rows that can be read, and between them the damages. `log`, here and below: directory of
-    the log whose archive it is ("": not known); None: it is of a snapshot."""
+    """The readable rows, and between them the damages. `log`, here and below: directory of the log
+    whose archive it is ("": unknown); None: it is a snapshot."""
     schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
         source = store.open_input(path)
@@ -64,7 +64,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except EncryptionError as error:
-            # Of a damaged file the index may be what is damaged: it does not tell.
+            # The damage may be in the index, which says whether the file is encrypted.
             if not keys_of(store).ring.keys:
                 raise
             yield Damage(None, error.what)
@@ -109,11 +109,11 @@ class Salvaged(NamedTuple):
     first: Position | None
     last: Position | None
     lost: int | None
-    """Rows that cannot be read; None: not known."""
+    """Rows that cannot be read; None: unknown."""
     what: str
     end: Position | None
-    """Of an archive with damage: entries of this frame and later ones may be lost (None: from the
-    file's first on)."""
+    """For an archive with damage: entries from this frame on may be lost (None: from the first of
+    the file)."""
 
 
 def survey_file(
@@ -141,7 +141,7 @@ def survey_file(
 
 
 def rows_of(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row]:
-    """All rows that can be read."""
+    """All readable rows."""
     for part in readable(store, path, log=log):
         if isinstance(part, Rows):
             yield from part.rows
@@ -150,7 +150,7 @@ def rows_of(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row]
 def map_of(
     store: SegmentStore, path: str, component: str, known: Iterable[str], *, log: str | None
 ) -> str:
-    """The map of a Parquet file, by its folder or its content; "" if neither tells."""
+    """The map of a Parquet file, from its folder or its content; "" if unknown."""
     if layout.is_hashed(component):
         return layout.map_of(component, known) or next(
             (row[MAP] for row in rows_of(store, path, log=log)), ""
@@ -194,7 +194,7 @@ def copy_file(
     chunk_bytes: int = 8 * 1024 * 1024,
     tell: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """The same bytes under the same name, whole or not at all."""
+    """Copy the file under the same name, whole or not at all."""
     size = store.size(path)
     if size <= chunk_bytes:
         target.create(path, store.read(path))

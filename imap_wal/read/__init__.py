@@ -1,2 +1,2 @@
-"""How a log is read: file by file, node by node, all nodes of a cluster, and the newest change of
-each key."""
+"""Reading a log: file by file, node by node, all nodes of a cluster, and the newest change of each
+key."""

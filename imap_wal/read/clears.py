@@ -1,15 +1,15 @@
-"""What was cleared: which entries a *clear* deletes, and which clears a snapshot must keep.
+"""Clears: which entries they delete, and which clears a snapshot must keep.
 
-A clear is an entry without a key. It names a map, and one of so many partitions, and deletes all
-entries of that partition that have a lower order. So `IMap.clear` is one entry for each partition,
-whatever the number of keys. An embedded map has one partition.
+A clear is an entry without a key. It names a map, a partition, and the number of partitions, and
+deletes all entries of that partition that have a lower order. So `IMap.clear` is one entry for each
+partition, whatever the number of keys. An embedded map has one partition.
 
     floor    the newest clear of a partition
-    hidden   a change of a key below the floor of the key's partition; it is as if it did not exist
+    hidden   a change of a key below the floor of the key's partition; it does not count
 
-Only order decides, so what is hidden does not depend on what is read first. The partition of a key
-is computed from its bytes with the clear's own number of partitions: the writer of an older entry
-may have had another number. A clear may be dropped when a tombstone in its place may be
+Only order decides, so the result does not depend on what is read first. The partition of a key is
+computed from its bytes with the clear's own number of partitions: the writer of an older entry may
+have had another number. A clear may be dropped when a tombstone in its place may be
 (docs/decisions/0017). See docs/decisions/0026-one-record-for-a-clear.md.
 """
 
@@ -24,8 +24,8 @@ from imap_wal.read.rivals import Claim
 
 NONE: frozenset[int] = frozenset()
 COUNTS_MAX = 64
-"""The clears of a map have at most so many different numbers of partitions. A cluster has one, and
-each of them makes a lookup longer."""
+"""The most different numbers of partitions that the clears of a map may have. A cluster has one,
+and each of them makes a lookup longer."""
 
 
 class Floors:
@@ -39,7 +39,7 @@ class Floors:
         self._top: Order = (-1, -1, -1, -1)
 
     def add(self, row: Row, node: str) -> None:
-        if not 0 <= row[PARTITION] < row[PARTITION_COUNT]:  # no version of this program wrote that
+        if not 0 <= row[PARTITION] < row[PARTITION_COUNT]:  # no version of this program wrote this
             raise ImapWalError(
                 f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for "
                 f"partition {row[PARTITION]} of {row[PARTITION_COUNT]}; there is no "
@@ -64,7 +64,7 @@ class Floors:
         self._top = max(self._top, row[ORDER])
 
     def claims(self) -> list[Claim]:
-        """Those clears, and who wrote them."""
+        """The newest clears, and the nodes that wrote them."""
         return [
             newest[partition]
             for _, newest in sorted(self._newest.items())
@@ -72,7 +72,7 @@ class Floors:
         ]
 
     def hidden(self, keys: Sequence[bytes], orders: Sequence[Order]) -> set[int]:
-        """Which of these changes are hidden, by index."""
+        """The indexes of the hidden ones among these changes."""
         top = self._top
         below = [index for index, order in enumerate(orders) if order < top]
         found: set[int] = set()
@@ -88,7 +88,7 @@ class Floors:
 
 
 class Cleared:
-    """The floors of all maps. A map without clears costs one look into a dict."""
+    """The floors of all maps. A map without clears costs one lookup in a dict."""
 
     def __init__(self) -> None:
         self._maps: dict[str, Floors] = {}
@@ -97,7 +97,7 @@ class Cleared:
         return name in self._maps
 
     def take(self, node: str, rows: Sequence[Row]) -> list[Row]:
-        """Note the clears among the rows of one node; returns the other rows."""
+        """Record the clears among the rows of one node; returns the other rows."""
         for row in rows:
             if is_clear(row):
                 self._maps.setdefault(row[MAP], Floors()).add(row, node)
@@ -107,14 +107,14 @@ class Cleared:
         return list(self._maps)
 
     def claims(self, name: str) -> list[Claim]:
-        """The newest clear of each partition of a map, and who wrote it."""
+        """The newest clear of each partition of a map, and the node that wrote it."""
         floors = self._maps.get(name)
         return [] if floors is None else floors.claims()
 
     def hidden(
         self, name: str, keys: Sequence[bytes], orders: Sequence[Order]
     ) -> set[int] | frozenset[int]:
-        """Which of these changes of a map are hidden, by index."""
+        """The indexes of the hidden ones among these changes of a map."""
         floors = self._maps.get(name)
         return NONE if floors is None else floors.hidden(keys, orders)
 

@@ -1,4 +1,4 @@
-"""What a restore sees: all nodes' logs of one cluster, and their newest-first merge.
+"""All nodes' logs of one cluster, as a restore reads them.
 
     ClusterLog        plans which files are read (`pieces`) and reads them (`changes`); everything
                       that reads a log uses it
@@ -6,7 +6,7 @@
                       serves keys and rows
 
 A file may be archived or pruned between planning and reading: `NotFound`. Then the manifests are
-read again and that pass begins anew; merging twice what was merged before changes nothing.
+read again and the pass starts again; merging an entry twice changes nothing.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
 
 ATTEMPTS = 8
-"""How often a pass begins anew because files went while they were read."""
+"""How often a pass starts again because files were removed during it."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node's log as it was when it was looked at. `segments` are those that are not archived,
-    in order, without gaps. `missing`: why its segments cannot be read here; "" where they can."""
+    """One node's log when it was read. `segments` are those that are not archived, in order,
+    without gaps. `missing`: why its segments cannot be read here; "" if they can."""
 
     name: str
     folder: str
@@ -67,37 +67,36 @@ class NodeState:
 
     @property
     def last(self) -> tuple[int, int]:
-        """(epoch, number) of the last segment that is not archived; (0, 0) where there is none."""
+        """(epoch, number) of the last segment that is not archived; (0, 0) if there is none."""
         return self.segments[-1].name if self.segments else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All logs of a cluster as they stood. `missing`: registered nodes whose log is not there, with
-    why."""
+    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason."""
 
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
     missing: Mapping[str, str]
     number: int = 0
-    """Of the cluster's manifest."""
+    """The number of the cluster's manifest."""
 
     @property
     def seen(self) -> Seen:
-        """What whoever acts on this state has seen of the cluster."""
+        """What a process that acts on this state has seen of the cluster."""
         return self.manifest.seen(self.number)
 
     def cuts(self, node: str) -> tuple[tuple[int, Position], ...]:
-        """(incarnation, position) of each cluster lifetime: what an older incarnation has after
-        the position is void. A node that a lifetime does not name had no log when it began."""
+        """(incarnation, position) of each cluster lifetime: entries of older incarnations after the
+        position are void. A node that a lifetime does not name had no log when it began."""
         return tuple(
             (lifetime.incarnation, lifetime.cuts.get(node, START))
             for lifetime in self.manifest.lifetimes
         )
 
     def covered(self, node: str) -> dict[str, Position]:
-        """Map → position at or below which a snapshot holds what this node wrote to it. Marks of
-        another log directory do not count."""
+        """Map → position up to which a snapshot covers this node's entries. Marks of another log
+        directory do not count."""
         directory = self.nodes[node].manifest.directory
         marks = {
             name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()
@@ -109,12 +108,12 @@ class ClusterState:
         }
 
     def overtaken(self) -> Overtaken:
-        """Map → partition → pair: what holds above the marks of that map's snapshot."""
+        """Map → partition → pair, for entries above the marks of that map's snapshot."""
         tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> None:
-        """`MissingNode` unless all registered nodes are there, or the policy does without them."""
+        """`MissingNode` unless no registered node is missing, or the policy allows it."""
         if self.missing and policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),
@@ -123,8 +122,8 @@ class ClusterState:
 
 
 class ClusterLog:
-    """All logs of one cluster, for reading. Holds no state but where to look; safe for many threads
-    as far as the store is."""
+    """All logs of one cluster, for reading. Its only state is where the log is; as thread-safe as
+    the store."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class ClusterLog:
         self.manifests = cluster_manifests(store, self.folder, self.clock, self.randomness)
 
     def manifest(self) -> ClusterManifest:
-        """The cluster's manifest, as it is now."""
+        """The newest manifest of the cluster."""
         return self.manifests.read()[1]
 
     def nodes(self) -> list[str]:
@@ -151,13 +150,13 @@ class ClusterLog:
         return layout.node_folder(self.folder, node)
 
     def state(self) -> ClusterState:
-        """Look at all manifests and listings. `ShortLog` names a segment that is missing,
-        `CorruptLog` a cluster's manifest that is older than what a node has seen of it.
+        """Read all manifests and listings. `ShortLog` names a missing segment, `CorruptLog` a
+        cluster's manifest that is older than what a node has seen of it.
 
-        The nodes first, the cluster's manifest after them: whatever was removed from a node by the
-        time it was looked at is then in a snapshot that this manifest names. Each removal leaves in
-        its node's manifest which manifest of the cluster justified it; an older one, from a stale
-        listing, is not taken."""
+        Nodes are read first, the cluster's manifest after them: then anything removed from a node
+        before it was read is in a snapshot that this manifest names. Each removal records in the
+        node's manifest which manifest of the cluster justified it; an older one, from a stale
+        listing, is refused."""
         evidence, where = "", self.manifests.folder
         registered = self.manifest().nodes
         for _ in range(ATTEMPTS):
@@ -166,7 +165,7 @@ class ClusterLog:
             if manifest.nodes != registered:
                 registered = manifest.nodes
                 continue
-            if not number:  # a log that is just being made, or one whose manifest is gone
+            if not number:  # a log that is just being created, or one that lost its manifest
                 current_cluster(
                     self.store, self.folder, self.manifests, self.clock, self.randomness
                 )
@@ -187,8 +186,8 @@ class ClusterLog:
             if older:
                 folder, evidence = next(iter(older.items()))
                 where = f"{folder}/manifest"
-                # Or a rewrite has covered what was appended since the node was looked at, or an
-                # open has ended.
+                # It may also be newer entries that a rewrite has covered since the node was read,
+                # or an open that has ended.
                 continue
             missing = {
                 name: why
@@ -204,14 +203,14 @@ class ClusterLog:
         if evidence:
             raise older_manifest(where, evidence)
         raise NotFound(
-            "nodes joined or left this cluster each time it was looked at; try again", self.folder
+            "nodes joined or left this cluster at each attempt to read it; try again", self.folder
         )
 
     @staticmethod
     def _older(
         name: str, node: NodeState, cluster: ClusterManifest, opened: Mapping[str, int]
     ) -> str:
-        """Why a node's folder was put back from an older copy; "" where it was not."""
+        """Why a node's folder was replaced by an older copy; "" if it was not."""
         if node.missing or not node.manifest.directory:
             return ""
         return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(
@@ -230,13 +229,13 @@ class ClusterLog:
         return found.missing
 
     def node(self, name: str) -> NodeState:
-        """One node's log; an empty manifest where there is none."""
+        """One node's log; an empty manifest if there is none."""
         folder = self.node_folder(name)
         manifests = node_manifests(self.store, folder, self.clock, self.randomness)
         gap = ""
         for _ in range(ATTEMPTS):
-            # Listing first: what is archived in between is then known to the manifest, and never
-            # seems to be missing.
+            # The listing first: then the manifest knows of segments that are archived meanwhile,
+            # and they do not seem to be missing.
             listed = self.store.list(f"{folder}/wal")
             number, manifest = manifests.read()
             wal = sorted_out(listed, manifest.archived, manifest.begins)
@@ -253,7 +252,9 @@ class ClusterLog:
             gap = self._gap(folder, manifest, wal.segments)
             if not gap:
                 return NodeState(name, folder, manifest, wal.segments)
-        raise ShortLog(gap, 0, "this segment is missing: the log goes on after it", missing.ADVICE)
+        raise ShortLog(
+            gap, 0, "this segment is missing: the log continues after it", missing.ADVICE
+        )
 
     @staticmethod
     def _gap(folder: str, manifest: NodeManifest, segments: Sequence[SegmentFile]) -> str:
@@ -267,8 +268,8 @@ class ClusterLog:
         return ""
 
     def lost(self, error: NotFound) -> ShortLog | NotFound:
-        """What to raise where a file was not found and looking again did not help: `ShortLog` where
-        the manifests, read again, still name it; else the error itself."""
+        """The error for a file that was not found again: `ShortLog` if the manifests, read again,
+        still name it; otherwise the error itself."""
         for name in self.nodes():
             manifest = node_manifests(
                 self.store, self.node_folder(name), self.clock, self.randomness
@@ -289,8 +290,8 @@ class ClusterLog:
         snapshots: bool = True,
         covered: bool = False,
     ) -> list[FileScan]:
-        """The files to read, snapshots first, then node by node in log order. `covered=True` reads
-        also what a snapshot covers, if it is still there."""
+        """The files to read, snapshots first, then node by node in log order. `covered=True` also
+        reads what a snapshot covers, if it still exists."""
         found: list[FileScan] = []
         if snapshots:
             for name, snapshot in sorted(state.manifest.snapshots.items()):
@@ -403,8 +404,8 @@ class ClusterLog:
     ) -> Iterator[EntryBatch]:
         """All entries that count: snapshots, then each node's log above its low-water marks (and
         above `since`), in its order. What was archived meanwhile is read from the archive.
-        `NotFound` when a rewrite and a prune came in between: then begin again. `ShortLog` names a
-        file that the manifests name and that is not there. `MissingNode`, `LogError`."""
+        `NotFound` if a rewrite and a prune removed files meanwhile: then start again. `ShortLog`
+        names a missing file that the manifests name. `MissingNode`, `LogError`."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:
@@ -440,7 +441,7 @@ class ClusterLog:
         pieces: Callable[..., Iterable[FileScan]],
         read: Callable[[FileScan], Iterator[EntryBatch]],
     ) -> Iterator[EntryBatch]:
-        """What `read` reads of the `pieces` of a node above `place`, see `changes`."""
+        """The batches of a node's `pieces` above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
             now = state
             if attempt:
@@ -465,10 +466,10 @@ class ClusterLog:
     def read_on(
         self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
     ) -> Iterator[EntryBatch]:
-        """`read_piece`, also during an archive run: when the file is deleted while it is read, the
-        rest is read from what replaced it. Entries may come twice and in any order; reading cannot
-        continue from `last` of such a batch. `NotFound` when they were removed because a newer
-        snapshot covers them, or after `attempts` in a row that read nothing."""
+        """`read_piece`, also during an archive run: if the file is deleted while it is read, the
+        rest is read from the files that replaced it. Entries may come twice and in any order;
+        reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
+        a newer snapshot covers them, or after `attempts` in a row that read nothing."""
         place = piece.since if piece.kind == SEGMENT else None
         try:
             for changes in read_piece(self.store, piece, maps):
@@ -486,12 +487,12 @@ class ClusterLog:
     def _replaced(
         self, piece: FileScan, place: Position | None, maps: Collection[str] | None
     ) -> list[FileScan]:
-        """Where the entries of a piece above `place` are now, under the same rules."""
+        """The files that now have the entries of a piece above `place`, with the same rules."""
         here = (piece.epoch, piece.number)
         end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
         until = end if piece.until is None else min(end, piece.until)
         node = self.node(piece.node)
-        manifest = self.manifest()  # after the node's: it covers whatever was removed from that
+        manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
         start = max(place or START, piece.since or START, piece.first._replace(index=-1))
         if piece.kind == SEGMENT:
             start = max(start, Position(*here, -1, 0))
@@ -512,16 +513,16 @@ class ClusterLog:
             if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
                 continue
             rules = replace(each, covered=piece.covered, cuts=piece.cuts, overtaken=piece.overtaken)
-            if same:  # what it was to be read with: only then is its end checked
+            if same:  # with the original bounds, so that its end is checked
                 rules = replace(rules, until=piece.until, since=place)
             found.append(rules)
         if not found and (piece.kind == ARCHIVE or here > node.manifest.archived):
-            raise NotFound("this file of the log is gone, and no other replaced it", piece.path)
+            raise NotFound("this file of the log is missing, and none replaced it", piece.path)
         return found
 
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
-        """Position of the last entry of every node's log now. `since`: an earlier answer, to read
-        less."""
+        """Position of the last entry of every node's log. With `since`, an earlier answer, less is
+        read."""
         return {
             node: self._end(node, (since or {}).get(node, START))
             for node in sorted(self.state().nodes)
@@ -538,9 +539,8 @@ class ClusterLog:
                 ]
             )
             try:
-                for index in range(
-                    len(log.segments) - 1, -1, -1
-                ):  # the newest may hold no whole frame yet
+                # The newest may have no whole frame yet.
+                for index in range(len(log.segments) - 1, -1, -1):
                     segment = log.segments[index]
                     if (segment.epoch, segment.number) < end[:2]:
                         break
@@ -571,7 +571,7 @@ class ClusterLog:
         raise NotFound("the log changes too fast to find its end", self.node_folder(node))
 
     def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
-        """Every entry of one key that counts, with node and position (START: in a snapshot). Reads
+        """All entries of one key that count, with node and position (START: in a snapshot). Reads
         the whole log."""
         found: list[tuple[str, Position, Row]] = []
         for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
@@ -585,7 +585,7 @@ class ClusterLog:
 
 
 def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
-    """The part files of a snapshot, with what the manifest says of each."""
+    """The part files of a snapshot, with their facts from the manifest."""
     count = len(snapshot.files)
     sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
     rows, checksums = snapshot.rows or (0,) * count, snapshot.checksums or (0,) * count
@@ -598,14 +598,14 @@ def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:
-    """Where every node's log ends now; entries at or below that position are in. A registered node
-    whose log is missing is cut after everything: its contents count if it returns."""
+    """The position where every node's log ends now; entries up to it count. A registered node whose
+    log is missing is cut after everything: its entries count if it returns."""
     state = log.state()
     return {**log.ends(), **dict.fromkeys(state.missing, END)}
 
 
 def from_manifest(item: Metadata) -> Metadata:
-    """Metadata as a frame has it: a node's manifest keeps a schema's bytes in hex."""
+    """Metadata in the form of a frame: a node's manifest has a schema's bytes in hex."""
     return (
         ("schema", item[1], bytes.fromhex(item[2]))
         if item[0] == "schema" and isinstance(item[2], str)

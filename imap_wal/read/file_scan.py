@@ -1,5 +1,5 @@
-"""What is read of a log, as plain values that can be sent to another process: a `FileScan` is one
-segment, archive or snapshot part and which of its entries count; `EntryBatch` are entries that were
+"""Plain values for reading, which can be sent to another process: a `FileScan` is one segment,
+archive or snapshot part and which of its entries count; an `EntryBatch` has entries that were
 read."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from imap_wal.format import START, Position
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
 PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
-"""A batch of changes is about this much (one frame or row group, where that is more)."""
+"""A batch has about this many bytes (or one frame or row group, if that is larger)."""
 
 END = Position(2**62, 0, 0, 0)
 """After everything."""
@@ -24,11 +24,10 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
-    """A batch of entries of one node, in log order, from position `first` to `last` (entries that
-    do not count included; START of a snapshot). `bytes` is what they took on storage, unpacked.
-    `positions` are those of `rows`, when asked for. `next_offset` is where reading a segment
-    continues. `clears`: some of the rows may be clears, which have no key
-    (`imap_wal.read.clears`)."""
+    """A batch of entries of one node, in log order, from position `first` to `last` (including
+    entries that do not count; START in a snapshot). `bytes` is their unpacked size in storage.
+    `positions` are those of `rows`, on request. `next_offset` is where reading a segment continues.
+    `clears`: some of the rows may be clears, which have no key (`imap_wal.read.clears`)."""
 
     node: str
     rows: list[Row]
@@ -43,11 +42,11 @@ class EntryBatch:
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
-    """One file and what of it counts. `map` is "" for a segment, `node` is "" for a snapshot.
-    `directory`: UUID of the node's log; "": not known, or a snapshot.
-    `next_path` is the segment after a sealed one; "" for the newest. `start` is the byte offset to
-    begin at (0: at the front, or after `since`). `records` and `checksum` (CRC-32C of the whole
-    file) are what the manifest says of a Parquet file; 0: nothing."""
+    """One file, and which of its entries count. `map` is "" for a segment, `node` is "" for a
+    snapshot. `directory`: UUID of the node's log; "": unknown, or a snapshot. `next_path` is the
+    segment after a sealed one; "" for the newest. `start` is the byte offset to begin at (0: at the
+    start, or after `since`). `records` and `checksum` (CRC-32C of the whole file) are those in the
+    manifest for a Parquet file; 0: unknown."""
 
     kind: str
     node: str
@@ -68,7 +67,7 @@ class FileScan:
     records: int = 0
     checkpoint: Position = START
     newest: int = 0
-    """These two are the node manifest's, where it is known: a segment that has less than it names
-    is damaged."""
+    """`checkpoint` and `newest` are from the node's manifest, if known: a segment that ends before
+    them is damaged."""
     checksum: int = 0
     overtaken: Overtaken = field(default_factory=dict)

@@ -7,14 +7,13 @@ entries.
     the end   is there a frame after the last one, or a segment after this one? Both are found
               without a manifest
 
-A file may be archived or removed between two reads: then the reader looks again from its position,
-and finds the rest in the archive, or `PositionGone`. Readers take no lock and leave no trace; there
-may be any number of them.
+A file may be archived or removed between two reads. Then the reader searches for its position
+again, and finds the rest in the archive, or raises `PositionGone`. Readers take no lock and write
+nothing; there may be any number of them.
 
-A reader in another process takes every whole frame it finds for a part of the log. The newest one
-may be an instant from being acknowledged: it is lost if the power fails in that instant, or another
-writer takes over. A reader that a `Log` gave out (`Log.read`, `Log.tail`) sees acknowledged entries
-only.
+A reader in another process returns every whole frame that it finds. The newest one may not be
+acknowledged yet: it is lost if the power fails or another writer takes over at that moment. A
+reader that a `Log` returned (`Log.read`, `Log.tail`) returns acknowledged entries only.
 """
 
 from __future__ import annotations
@@ -46,15 +45,14 @@ from imap_wal.settings import check_seconds, check_source, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
-"""Archives that are merged at once; each holds a batch of rows in memory. More are merged in
-rounds, over temporary files."""
+"""Archives that are merged at once; each has a batch of rows in memory. More are merged in rounds,
+over temporary files."""
 
 _Placed: TypeAlias = tuple[Position, Row]
 
 
 class Record(NamedTuple):
-    """One entry and where it is. `position.after()` is where to read on once it was taken care
-    of."""
+    """One entry and its position. To continue after it, read from `position.after()`."""
 
     position: Position
     entry: DataEntry
@@ -62,8 +60,8 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class _Place:
-    """Where a reader is: all below `wanted` was yielded. `segment` is the one being read, from
-    byte `offset` on (0: its front)."""
+    """The progress of a reader: everything below `wanted` was yielded. `segment` is the one being
+    read, from byte `offset` on (0: its start)."""
 
     wanted: Position
     directory: str = ""
@@ -74,25 +72,25 @@ class _Place:
 
 
 class Bound:
-    """How far a reader may read, and what to wait for; this one: everything, and time."""
+    """How far a reader may read, and how it waits. This class: to the end, and for some time."""
 
     def limit(self) -> Position | None:
         """Position of the last entry to be read; None for no limit."""
         return None
 
     def over(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether no more entries will come."""
         return False
 
     def wait(self, limit: Position | None, seconds: float, stop: threading.Event) -> None:
-        """Until there may be something after `limit`, or for so long, or until `stop`."""
+        """Wait until there may be an entry after `limit`, for `seconds`, or until `stop` is set."""
         stop.wait(seconds)
 
 
 class LogReader:
-    """Reads one log in order: one that `imap_wal.log.create` made, the log of embedded maps
-    (cluster "embedded" and its node), or of an agent. Opens nothing until it reads; safe for many
-    threads; `close` lets go of connections."""
+    """Reads one log in order: a log of `imap_wal.log.create`, of embedded maps (cluster "embedded"
+    and its node), or of an agent. Opens nothing until it reads. Thread-safe. `close` closes its
+    connections."""
 
     def __init__(
         self,
@@ -127,14 +125,14 @@ class LogReader:
         self._appends = self._store.capabilities.durable_append
 
     def oldest(self) -> Position:
-        """The oldest position from which reading is whole."""
+        """The position of the oldest entry from which no entry was removed."""
         with storage_errors(self.url):
             removed = self._known(self._log.node(self.node).manifest).removed
         return removed.after() if removed > START else START
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
-        """All records at or above `start` (None: the oldest that is left) up to the log's end, in
-        position order. `PositionGone`, `NoSuchLog`, `LogError`, `StorageUnavailable`."""
+        """All records from `start` (None: the oldest that is left) to the log's end, in position
+        order. `PositionGone`, `NoSuchLog`, `LogError`, `StorageUnavailable`."""
         with storage_errors(self.url):
             yield from self._catch_up(_Place(self._start(start)))
 
@@ -144,10 +142,10 @@ class LogReader:
         poll_s: float = 0.1,
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
-        """`read`, and then what is appended, permanently or until `stop` is set: over rotations,
-        archives, and writers that take over. Looks every `poll_s` seconds; the tail of a `Log` in
-        this process is woken by every commit. After an error, `tail(position of the last
-        record.after())` continues."""
+        """`read`, and then new entries, permanently or until `stop` is set: across rotations,
+        archives, and takeovers. Polls every `poll_s` seconds; for a `Log` in this process every
+        commit wakes it. After an error, continue with `tail(position of the last
+        record.after())`."""
         check_seconds(poll_s, "poll_s")
         stop = stop or threading.Event()
         place = _Place(self._start(start))
@@ -163,7 +161,7 @@ class LogReader:
             self._bound.wait(limit, poll_s, stop)
 
     def close(self) -> None:
-        """Let go of connections. Safe to call twice."""
+        """Close connections. Safe to call twice."""
         if self._owns_store:
             self._store.close()
 
@@ -172,10 +170,10 @@ class LogReader:
             return self.oldest()
         return Position.parse(start) if isinstance(start, str) else start
 
-    # ---- one pass: all that is there now ----
+    # ---- one pass, up to the present end ----
 
     def _catch_up(self, place: _Place) -> Iterator[Record]:
-        """What is at or above `place.wanted`; moves `place` along."""
+        """Yields the entries from `place.wanted` on, and updates `place`."""
         attempts = 0
         while True:
             wanted, limit = place.wanted, self._bound.limit()
@@ -191,21 +189,22 @@ class LogReader:
                     ]
                 for index, segment in enumerate(segments):
                     if limit is not None and limit[:2] < (segment.epoch, segment.number):
-                        # Nothing acknowledged is in it; and not all of the one before may be.
+                        # This segment has no acknowledged entry yet, and the one before may have
+                        # unacknowledged ones.
                         return
                     following = segments[index + 1].path if index + 1 < len(segments) else ""
                     yield from self._segment(place, segment, following, limit)
                 return
             except NotFound as error:
-                # Archived or removed while it was read: the manifest knows.
+                # Archived or removed while it was read: look in the manifest.
                 place.segment = None
                 attempts = attempts + 1 if place.wanted == wanted else 0
                 if attempts == ATTEMPTS:
                     raise self._log.lost(error) from error
 
     def _following(self, place: _Place) -> list[SegmentFile] | None:
-        """The segment being read and those after it, by their listing alone; None when the
-        manifest must say where to read on."""
+        """The segment being read and those after it, from their listing alone; None if the manifest
+        is needed."""
         current = place.segment
         if current is None:
             return None
@@ -224,7 +223,7 @@ class LogReader:
         manifest = self._known(state.manifest)
         if place.directory and manifest.directory != place.directory:
             raise MissingNode(
-                f"in {state.folder} stands log directory {manifest.directory} by now, "
+                f"{state.folder} now has log directory {manifest.directory}, and "
                 f"{place.directory} was being read: its log was replaced"
             )
         place.directory, place.begins = manifest.directory, manifest.begins
@@ -232,11 +231,8 @@ class LogReader:
             raise MissingNode(state.missing, MISSING_ADVICE)
         if START < manifest.removed >= place.wanted:
             raise PositionGone(str(place.wanted), str(manifest.removed.after()))
-        if (
-            manifest.kind != LOG
-            # A log that is only a log has no cluster lifetimes, and can do without the cluster's
-            # manifest.
-        ):
+        # A log of records has no cluster lifetimes, and needs no manifest of the cluster.
+        if manifest.kind != LOG:
             lifetimes = self._log.manifest().lifetimes
             place.cuts = tuple(
                 (lifetime.incarnation, lifetime.cuts.get(self.node, START))
@@ -275,10 +271,9 @@ class LogReader:
                 or not self._store.read(segment.path, start, FRAME_HEADER_BYTES).strip(b"\0")
             )
         ):
-            return  # nothing after what was read
-        until = (
-            None if limit is None else limit._replace(index=2**62)
-        )  # a frame is acknowledged whole
+            return  # nothing new
+        # A frame is acknowledged as a whole.
+        until = None if limit is None else limit._replace(index=2**62)
         piece = FileScan(
             SEGMENT,
             self.node,
@@ -301,8 +296,8 @@ class LogReader:
             place.offset = changes.next_offset
 
     def _offset(self, path: str, wanted: Position) -> int:
-        """Where to begin in a segment: at the frame that `wanted` names, or at the front if no
-        frame is there."""
+        """The offset to begin at in a segment: the frame that `wanted` names, or the start if there
+        is no frame."""
         if wanted.frame:
             for frame in SegmentReader(self._store, path).whole_frames(
                 wanted.frame, wanted.frame + 1
@@ -351,7 +346,7 @@ class LogReader:
                 )
 
     def _merged(self, sources: Sequence[Iterator[_Placed]]) -> Iterator[_Placed]:
-        """In position order. Positions are distinct: rows are never compared."""
+        """Merged in position order. Positions are distinct, so rows are never compared."""
         with ExitStack() as stack:
             while len(sources) > MERGE_FILES_MAX:
                 parts = [
@@ -381,7 +376,7 @@ def _record(placed: _Placed) -> Record:
 
 @contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """What a storage raises, as the error of ours."""
+    """Turns errors of a storage into imap-wal's."""
     try:
         yield
     except StorageError as error:

@@ -6,11 +6,11 @@
            shared strings, exact count ─▶ still too much ─▶ a sorted run on scratch (`runs`)
                                                          ─▶ too many runs: merged
 
-A row names its node at its end, unless it is the first node of the map. When several nodes claim
-the same (incarnation, partition version) for a key, the newest row of each is kept until a newer
-row is found (`rivals`). So the winner is the same whichever was merged first. Everything is read in
-pages of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md. What was
-cleared (`clears`) is left out when it is read, and when runs are merged.
+A row has its node at the end, unless that is the first node of the map. If several nodes claim the
+same (incarnation, partition version) for a key, the newest row of each is kept until a newer row is
+found (`rivals`), so the winner does not depend on the order of merging. Everything is read in pages
+of `page_bytes`, derived from `memory_bytes`. See docs/decisions/0016-sorted-runs.md. Cleared
+entries (`clears`) are left out by reads and by merges of runs.
 """
 
 from __future__ import annotations
@@ -34,27 +34,26 @@ KeyState: TypeAlias = tuple[bytes, bool, int]
 """(key, deleted, expires_at_ms) of a newest row."""
 
 ROW_BYTES = 700
-"""What a row fresh from msgpack takes besides key and value: tuples, integers, three strings of its
-own, its place in the dict."""
+"""Memory of a row from msgpack besides key and value: tuples, integers, its own three strings, its
+slot in the dict."""
 SHARED_ROW_BYTES = 500
-"""The same, once equal strings are one."""
+"""The same after equal strings are shared."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
 
 
 class NewestIndex:
-    """Not thread-safe. `memory_bytes` bounds its use of memory; beyond that it uses files in
-    `scratch` (default: the system's temporary folder) that have no names, so that nothing is left
-    even after a kill. `StorageUnavailable` when there is no room for them; what was added before is
-    not lost then."""
+    """Not thread-safe. `memory_bytes` limits its memory; for more it uses files in `scratch`
+    (default: the system's temporary folder). They have no names, so nothing is left even after a
+    kill. `StorageUnavailable` if there is no room for them; earlier rows are not lost then."""
 
     def __init__(
         self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True
     ) -> None:
         self._memory_bytes, self._spill = memory_bytes, spill
         self.page_bytes = min(max(memory_bytes // 16, PAGE_BYTES_MIN), PAGE_BYTES_MAX)
-        """Keys and values of a page together; a single larger one is a page of its own."""
+        """Keys and values of a page together; a single larger one has its own page."""
         self.full = False
-        """Without `spill`: it is time to take `every` row out and `clear`."""
+        """For an index without `spill`: the caller must take out `every` row and call `clear`."""
         self.overflowed = False
         """Whether memory did not suffice."""
         self._tables: dict[str, Table] = {}
@@ -73,8 +72,8 @@ class NewestIndex:
         *,
         clears: bool = False,
     ) -> None:
-        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows when the
-        caller knows it. `clears`: there may be clears among them."""
+        """Merge rows of one node's log, in any order. `payload_bytes`: size of the rows, if known.
+        `clears`: there may be clears among them."""
         if clears:
             rows = self._cleared.take(node, rows)
         name: str | None = None
@@ -106,14 +105,13 @@ class NewestIndex:
             payload_bytes = sum(len(row[KEY]) + len(row[VALUE] or b"") for row in rows)
         new += len(known_rows) + len(table.rivals)
         self._version += 1
-        self._grown += (
-            payload_bytes + ROW_BYTES * new
-        )  # an upper bound: what replaced rows took is not given back
+        # An upper bound: the size of replaced rows is not subtracted.
+        self._grown += payload_bytes + ROW_BYTES * new
         if self._grown > self._room:
             self._tighten()
 
     def maps(self) -> list[str]:
-        """Names of all maps that have a row, tombstones and clears too."""
+        """Names of all maps that have a row, also a tombstone or a clear."""
         in_memory = {name for name, table in self._tables.items() if table.rows}
         return sorted(
             in_memory.union(
@@ -131,14 +129,14 @@ class NewestIndex:
         )
 
     def clears(self, name: str) -> list[Claim]:
-        """The newest clear of each partition of a map, and who wrote it."""
+        """The newest clear of each partition of a map, and the node that wrote it."""
         return self._cleared.claims(name)
 
     def get(
         self, name: str, keys: Sequence[bytes], bytes_max: int | None = None
     ) -> list[Row | None]:
-        """The newest row of each key, tombstones too; None where there is none. `bytes_max`: only
-        of the first keys, as many as fit, at least of one. It is the size of keys and values."""
+        """The newest row of each key, also tombstones; None without one. `bytes_max`: only as many
+        of the first keys as fit, at least one. It limits the size of keys and values."""
         found: list[Row | None] = []
         size = 0
         if not self._stored.runs:
@@ -172,8 +170,8 @@ class NewestIndex:
         self, name: str, rows_max: int = 10_000, partitions: Partitions | None = None
     ) -> Iterator[list[KeyState]]:
         """Key, deleted flag and expiry of every newest row, without reading values. `partitions`:
-        only of keys in these. In memory that takes as long as there are such keys; on scratch all
-        keys are read. Otherwise as `batches`."""
+        only keys in these. In memory the time grows with the number of such keys; on scratch all
+        keys are read. Otherwise like `batches`."""
         if partitions is not None and partitions.all:
             partitions = None
         if not self._stored.runs:
@@ -202,16 +200,16 @@ class NewestIndex:
             table.keys_in(Partitions(frozenset(), count))
 
     def batches(self, name: str, rows_max: int = 10_000) -> Iterator[list[Row]]:
-        """All newest rows of a map, tombstones too, in pages of `page_bytes` and `rows_max` at
-        most. Rows that are added during this may or may not appear; a key that is there all the
-        time appears once."""
+        """All newest rows of a map, also tombstones, in pages of at most `page_bytes` and
+        `rows_max`. Rows that are added meanwhile may or may not appear; a key that is present all
+        the time appears once."""
         for rows, _ in self.batches_with_nodes(name, rows_max):
             yield rows
 
     def batches_with_nodes(
         self, name: str, rows_max: int = 10_000, *, ordered: bool = False
     ) -> Iterator[tuple[list[Row], list[str]]]:
-        """`batches`, and of each row the node that wrote it; `ordered` by key."""
+        """`batches`, with the node that wrote each row; `ordered` by key."""
         if self._stored.runs:
             yield from self._stored_rows(name, rows_max)
             return
@@ -224,7 +222,7 @@ class NewestIndex:
     def batches_with_rivals(
         self, name: str
     ) -> Iterator[tuple[list[Row], list[str], dict[bytes, Conflict]]]:
-        """`batches_with_nodes` in order of keys, and of each page the keys in conflict."""
+        """`batches_with_nodes` in key order, with the keys in conflict of each page."""
         self._met = []
         pending: dict[bytes, Conflict] = {}
         for rows, nodes in self.batches_with_nodes(name, ordered=True):
@@ -237,13 +235,13 @@ class NewestIndex:
             yield rows, nodes, here
 
     def conflicts(self) -> Iterator[Conflict]:
-        """The keys in conflict among the rows that were returned since the last call, and will be
-        until the next one. Values are read one key at a time."""
+        """The keys in conflict among the rows returned since the last call. Values are read one key
+        at a time."""
         found, self._met = self._met, []
         return (each for read in found if (each := read()) is not None)
 
     def every(self, name: str, rows_max: int = 10_000) -> Iterator[tuple[list[Row], list[str]]]:
-        """What a merge elsewhere must know: all contenders of every key."""
+        """All contenders of every key, for a merge elsewhere."""
         if self._stored.runs:
             for entries in self._stored.contenders(name, self._sources(name)):
                 yield from self._stored.pages_of(
@@ -264,7 +262,7 @@ class NewestIndex:
                 yield cast(Table, table).split(page)
 
     def count(self, name: str) -> int:
-        """How many keys of a map have a row, tombstones too."""
+        """How many keys of a map have a row, also a tombstone."""
         sections = [
             run.sections[name] for run in self._stored.runs.values() if name in run.sections
         ]
@@ -281,26 +279,26 @@ class NewestIndex:
         return {name: self.count(name) for name in self.maps()}
 
     def remove(self, name: str) -> None:
-        """Forget a map."""
+        """Remove a map."""
         self._version += 1
         self._cleared.remove(name)
         self._tables.pop(name, None)
         self._stored.remove(name)
 
     def forget(self) -> None:
-        """Forget everything. Listings under way continue with what is added from now on."""
+        """Remove everything. Listings under way continue with rows that are added later."""
         self.clear()
         self._cleared.forget()
         self._stored.runs = {}
 
     def clear(self) -> None:
-        """Forget the rows in memory."""
+        """Remove the rows in memory."""
         self._version += 1
         self._tables.clear()
         self._grown, self._room, self.full = 0, self._memory_bytes, False
 
     def close(self) -> None:
-        """Let go of memory and of the scratch files. Safe to call twice."""
+        """Free memory and the scratch files. Safe to call twice."""
         self.forget()
 
     # ---- in memory ----
@@ -308,9 +306,9 @@ class NewestIndex:
     def _pages_of_memory(
         self, name: str, rows_max: int, ordered: bool, partitions: Partitions | None = None
     ) -> Iterator[tuple[Table, list[Owned]]]:
-        """The rows of a map that was all in memory when this began, or of some partitions, with the
-        table that says whose they are. Rows that were moved to scratch since are found there; each
-        names its node."""
+        """The rows of a map that was all in memory at the start, or of some partitions, with the
+        table that has their nodes. Rows that have moved to scratch since are found there, with
+        their nodes."""
         table = self._tables.get(name)
         if table is None:
             return
@@ -348,7 +346,7 @@ class NewestIndex:
         return found
 
     def _contenders_of(self, name: str, table: Table, key: bytes) -> list[Owned]:
-        """Those that were not cleared, the winner first."""
+        """The contenders that were not cleared, the winner first."""
         found = table.of(key)
         hidden = self._cleared.hidden(name, [key] * len(found), [row[ORDER] for row in found])
         return [row for index, row in enumerate(found) if index not in hidden]
@@ -363,8 +361,8 @@ class NewestIndex:
             ]
 
     def _tighten(self) -> None:
-        """Drop what was cleared, and count exactly. When little room is left, make equal strings
-        one; when that is not enough, give all to scratch."""
+        """Drop cleared keys, and count exactly. If little room is left, share equal strings; if
+        that is not enough, move everything to scratch."""
         self._purge()
         tables = list(self._tables.values())
         rivals = [row for table in tables for rows in table.rivals.values() for row in rows]
@@ -373,7 +371,7 @@ class NewestIndex:
         count = len(rivals) + sum(len(table.rows) for table in tables)
         used, least = payload + ROW_BYTES * count, payload + SHARED_ROW_BYTES * count
         if self._stored.runs:
-            least = used  # it will not fit, so nothing is gained by what comes next
+            least = used  # it will not fit, so sharing strings gains nothing
         elif used > self._memory_bytes // 2 and (
             least <= self._memory_bytes * 3 // 4 or not self._spill
         ):
@@ -389,7 +387,7 @@ class NewestIndex:
         self._grown, self._room = 0, self._memory_bytes - used
 
     def _purge(self) -> None:
-        """Drop the keys that were cleared. A listing would not find them."""
+        """Drop the cleared keys. A listing would not find them."""
         for name, table in self._tables.items():
             keys = list(table.rows) if name in self._cleared else []
             hidden = self._cleared.hidden(name, keys, [table.rows[key][ORDER] for key in keys])
@@ -402,21 +400,21 @@ class NewestIndex:
     # ---- on scratch ----
 
     def _spill_all(self) -> None:
-        """Everything in memory becomes a run."""
+        """Write all rows in memory as a run."""
         self._stored.add(self._tables)
         self.overflowed = True
         self.clear()
         self._stored.settle(RUNS_MAX)
 
     def _moves(self) -> int:
-        """Grows with everything that changes what a pass over the index would find, or where."""
+        """Grows with every change to what a pass over the index would find, or where."""
         return self._version + self._stored.version
 
     def _page(self, rows_max: int) -> Page:
         return Page(rows_max, self.page_bytes)
 
     def _sources(self, name: str, after: bytes | None = None) -> list[Iterator[list[Entry]]]:
-        """Everything there is of a map, above a key."""
+        """All sources of a map's entries above a key."""
         return self._stored.sources(name, self._tables.get(name), after)
 
     def _find(self, name: str, keys: Iterable[bytes]) -> list[Entry]:
@@ -432,7 +430,7 @@ class NewestIndex:
         rivals: dict[bytes, list[Entry]],
         here: dict[int, Run],
     ) -> None:
-        """`rivals` loses those of these winners."""
+        """Removes these winners' entries from `rivals`."""
         for entry in winners if rivals else ():
             if entry[runs.KEY] in rivals:
                 self._met.append(
@@ -444,9 +442,8 @@ class NewestIndex:
     def _stored_pages(
         self, name: str, rows_max: int, sizes: Callable[[Sequence[Entry]], list[int]] = runs.sizes
     ) -> Iterator[tuple[list[Entry], dict[int, Run]]]:
-        """Pages of the newest entries of a map, and the runs that have their values. By key, not by
-        place: whatever happens to the index between two pages, the next one begins after the last
-        key."""
+        """Pages of the newest entries of a map, and the runs that have their values. It continues
+        after the last key, not at a place: the index may change between two pages."""
         after: bytes | None = None
         while True:
             version, here = self._moves(), dict(self._stored.runs)

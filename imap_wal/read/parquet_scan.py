@@ -24,8 +24,8 @@ from storage_backends import SegmentStore
 def read_archive(
     store: SegmentStore, piece: FileScan, *, positions: bool = False
 ) -> Iterator[EntryBatch]:
-    """What counts of an archive, in log order. `first` and `last` of the batches are those of the
-    archive unless positions are read."""
+    """The entries of an archive that count, in log order. `first` and `last` of the batches are
+    those of the archive, unless positions are read."""
     below = max(piece.since or START, piece.covered.get(piece.map, START))
     if piece.last <= below or (piece.until is not None and piece.first > piece.until):
         return
@@ -78,7 +78,7 @@ def read_archive(
 
 
 def read_snapshot(store: SegmentStore, piece: FileScan) -> Iterator[EntryBatch]:
-    """The rows of a snapshot's file, apart by the node that wrote them."""
+    """The rows of a snapshot's file, separated by the node that wrote them."""
     for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
         rows, nodes = to_rows(batch), nodes_of(batch)
         clears = _has_clears(rows)
@@ -96,7 +96,7 @@ def _has_clears(rows: Sequence[Row]) -> bool:
 
 
 def prepare() -> None:
-    """Load the rest of the Parquet library now, not when the first file is read."""
+    """Load the rest of the Parquet library now instead of at the first file."""
     import pyarrow.compute  # noqa: F401
 
     stored_schemas()

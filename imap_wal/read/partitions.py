@@ -1,9 +1,9 @@
 """The Hazelcast partition of a key, from its bytes alone.
 
-A key is what `Data.toByteArray()` returns: the partition hash (4 bytes, big-endian, 0 where no
-partitioning strategy gave one), the serializer's id (4 bytes), the data. The hash of a key without
-one is the MurmurHash3 of its data. An entry's own field `partition` is not used: it is what the
-writer computed, perhaps with another number of partitions.
+A key is what `Data.toByteArray()` returns: the partition hash (4 bytes, big-endian, 0 without a
+partitioning strategy), the serializer's id (4 bytes), the data. The hash of a key without one is
+the MurmurHash3 of its data. An entry's own field `partition` is not used: the writer computed it,
+perhaps with another number of partitions.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Partitions:
 
     @property
     def all(self) -> bool:
-        """Whether no partition is missing: no key has to be examined then."""
+        """Whether these are all partitions: then no key has to be examined."""
         return len(self.wanted) == self.count
 
     def have(self, keys: Sequence[bytes]) -> list[bool]:
-        """Of each key, whether it is in one of them."""
+        """For each key, whether it is in one of them."""
         return [each in self.wanted for each in partition_ids(keys, self.count)]
 
 
 class PartitionedKeys:
-    """Keys by their partition, of so many. A key is hashed once, when it is new."""
+    """Keys by partition. Each key is hashed once, when it is new."""
 
     __slots__ = ("_known", "_of_partition", "count")
 
@@ -62,8 +62,8 @@ class PartitionedKeys:
         self._of_partition: defaultdict[int, list[bytes]] = defaultdict(list)
 
     def within(self, partitions: Partitions, keys: Iterable[bytes]) -> list[bytes]:
-        """Those of all keys that are in some partitions. `keys`: all of them, the ones that were
-        given before first, in the same order."""
+        """Those of all keys that are in some partitions. `keys`: all keys; those of earlier calls
+        first, in the same order."""
         new = islice(keys, self._known, None)
         while some := list(islice(new, HASHED_AT_ONCE)):
             for key, partition in zip(some, partition_ids(some, self.count), strict=True):
@@ -76,18 +76,18 @@ class PartitionedKeys:
 
 
 def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:
-    """The partition of each key, of so many."""
+    """The partition of each key, of `count`."""
     return [0 for _ in keys] if count == 1 else [partition_number(key) % count for key in keys]
 
 
 def partition_id(key: bytes, count: int) -> int:
-    """Of one key, of so many."""
+    """The partition of one key, of `count`."""
     return partition_number(key) % count
 
 
 def partition_number(key: bytes) -> int:
-    """A number whose rest after division by the number of partitions is the partition: the absolute
-    value of the key's hash; 0 for the lowest hash, whose absolute value Java cannot express."""
+    """The partition is this number modulo the number of partitions. It is the absolute value of the
+    key's hash; 0 for the lowest hash, whose absolute value Java cannot represent."""
     given = int.from_bytes(key[:4], "big", signed=True) if len(key) >= DATA else 0
     hashed = given or _murmur3()(key[DATA:], SEED)
     return 0 if hashed == LOWEST else abs(hashed)
@@ -95,7 +95,7 @@ def partition_number(key: bytes) -> int:
 
 @cache
 def _murmur3() -> Callable[[bytes, int], int]:
-    """Of a library that only logs of Hazelcast clusters need. `MissingExtra` without it."""
+    """From a library that only logs of Hazelcast clusters need. `MissingExtra` without it."""
     with needs("hazelcast"):
         from mmh3 import hash as found
 

@@ -6,9 +6,9 @@ version), and no change is newer.
     winner      a value before a tombstone, then the node whose name sorts first
     conflict    contenders that differ
 
-Versions without views left such keys after a split network; a copied folder of a node has the same
-effect. No clock decides, nor the order in which files are read: a merge keeps all contenders of a
-key together, so every merge of the same rows has the same winner. See
+Versions without views left such keys after a split network; a copied folder of a node does the
+same. Neither clocks nor the order of reading files decide: a merge keeps all contenders of a key
+together, so every merge of the same rows has the same winner. See
 docs/decisions/0024-two-claims-one-winner.md.
 """
 
@@ -24,9 +24,9 @@ from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, VALUE, VALUE_CLASS, Or
 _log = logging.getLogger("imap_wal")
 
 Claim: TypeAlias = tuple[Row, str]
-"""A row, and the node that wrote it."""
+"""A row, and its node."""
 NAMED_MAX = 100
-"""How many keys in conflict each reader names."""
+"""How many keys in conflict each reader names in its log."""
 KEY_BYTES_SHOWN = 200
 ADVICE = (
     "decide with `imap-wal rewrite --resolve newest` or `--resolve node=NAME`, or in a copy with "
@@ -66,7 +66,7 @@ class Conflict:
         return incarnation, version
 
     def text(self, places: Mapping[tuple[str, str, bytes], str] | None = None) -> str:
-        """For people. `places`: (node, map, key) → file and position, where they are known."""
+        """For people. `places`: (node, map, key) → file and position, if known."""
         said = []
         for row, node in self.claims:
             place = (places or {}).get((node, self.map, self.key), "")
@@ -81,13 +81,13 @@ class Conflict:
 
 
 def conflict(name: str, key: bytes, claims: Sequence[Claim]) -> Conflict | None:
-    """The conflict between contenders, the winner first; None where all say the same."""
+    """The conflict between contenders, the winner first; None if they are equal."""
     said = {(row[VALUE], row[VALUE_CLASS], row[DELETED], row[EXPIRES_AT_MS]) for row, _ in claims}
     return Conflict(name, key, tuple(claims)) if len(said) > 1 else None
 
 
 class Noted:
-    """The conflicts that one reader met: names each key once in the log, `NAMED_MAX` at most."""
+    """The conflicts that one reader has found: it logs each key once, at most `NAMED_MAX`."""
 
     def __init__(self) -> None:
         self._named: set[tuple[str, bytes]] = set()

@@ -1,13 +1,13 @@
-"""Sorted runs on scratch: where an index puts what does not fit in memory.
+"""Sorted runs on scratch, for entries of an index that do not fit in memory.
 
     run      two files without a name: entries sorted by map and key, in blocks; and their values,
              in the same order
-    merge    any number of sorted sources ─▶ one, by windows; the values of entries that lost are
-             not read
+    merge    any number of sorted sources ─▶ one, by windows; values of superseded entries are not
+             read
 
 In memory a run has the first key and the place of every block. An entry names the run that has its
-value, so a listing of keys reads no values. No other process reads these files: no sync, no
-checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
+value, so a listing of keys reads no values. No other process reads these files, so they need no
+sync and no checksum. Nothing is left after a kill. See docs/decisions/0016-sorted-runs.md.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ IN_MEMORY = -1
 
 BLOCK_ENTRIES_MIN = 16
 BLOCK_BYTES_MAX = 64 * 1024
-"""A block ends with the entry that takes its keys past this size."""
+"""A block ends with the entry that makes its keys larger than this."""
 BLOCK_INDEX_BYTES = 80
-"""What a block takes in memory, about: its first key and its place."""
+"""Approximate memory of a block: its first key and its place."""
 BUFFER_BYTES = 256 * 1024
 
 key_of, length_of = itemgetter(KEY), itemgetter(LENGTH)
@@ -52,8 +52,8 @@ _place_of = itemgetter(RUN, OFFSET, LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The entries of one map in a run. `offsets` has one more than there are blocks: the end of the
-    last. `keys` counts distinct ones."""
+    """The entries of one map in a run. `offsets` has one more item than there are blocks: the end
+    of the last. `keys` counts distinct ones."""
 
     entries: int
     keys: int
@@ -63,8 +63,8 @@ class Section:
 
 
 class _Scratch:
-    """A file without a name. It is closed when nothing refers to it any more: a listing under way
-    may still read a run that was merged."""
+    """A file without a name. It is closed when nothing refers to it: a listing under way may still
+    read a run that was merged."""
 
     def __init__(self, folder: Path | None) -> None:
         self._file: Any = None
@@ -78,17 +78,17 @@ class _Scratch:
         )
 
     def read(self, offset: int, length: int) -> bytes:
-        """So many bytes, fewer at the end."""
+        """`length` bytes, fewer at the end."""
         return os.pread(self._file.fileno(), length, offset)
 
     def __del__(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # what was not written yet is not needed
+            with suppress(OSError):  # unwritten data are not needed
                 self._file.close()
 
 
 class Run:
-    """Sorted entries of some maps. Made by a `RunWriter`; its files go with it."""
+    """Sorted entries of some maps. A `RunWriter` creates it; its files are deleted with it."""
 
     def __init__(
         self, number: int, entries: _Scratch, values: _Scratch, sections: dict[str, Section]
@@ -99,17 +99,17 @@ class Run:
 
     @property
     def size(self) -> int:
-        """Bytes that its sections take on disk."""
+        """Bytes of its sections on disk."""
         return sum(section.size for section in self.sections.values())
 
     @property
     def sparse(self) -> bool:
-        """Whether more than half of its files belongs to maps that were removed from it."""
+        """Whether more than half of its files belong to removed maps."""
         return self.size * 2 < self._written
 
     def windows(self, name: str, after: bytes | None, window_bytes: int) -> Iterator[list[Entry]]:
-        """The entries of a map with keys above `after` (None: all), in order, some at a time. Equal
-        keys stay together."""
+        """The entries of a map with keys above `after` (None: all), in order, in lists. Equal keys
+        are in one list."""
         section = self.sections.get(name)
         if section is None:
             return
@@ -129,7 +129,7 @@ class Run:
             block = stop
 
     def find(self, name: str, keys: Sequence[bytes]) -> list[Entry]:
-        """The entries of those keys, which are sorted."""
+        """The entries of those keys, which must be sorted."""
         section = self.sections.get(name)
         found: list[Entry] = []
         if section is None:
@@ -153,7 +153,7 @@ class Run:
         return found
 
     def value(self, offset: int, length: int) -> bytes:
-        """So many bytes of the values, fewer at the end."""
+        """`length` bytes of the values, fewer at the end."""
         return self._values.read(offset, length)
 
     def _read(self, start: int, stop: int) -> bytes:
@@ -161,11 +161,10 @@ class Run:
 
 
 class RunWriter:
-    """Writes one run, map after map. `OSError` when the disk is full; then nothing is left of
-    it."""
+    """Writes one run, map after map. `OSError` if the disk is full; then its files are deleted."""
 
     def __init__(self, number: int, scratch: Path | None, entries: int, index_bytes: int) -> None:
-        """`entries` is how many will be written at most; in memory their blocks take about
+        """`entries`: the most that will be written. In memory their blocks need about
         `index_bytes`."""
         self._number = number
         self._block_entries = max(
@@ -176,8 +175,8 @@ class RunWriter:
         self._sections: dict[str, Section] = {}
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """All entries of a map, sorted by key, some at a time, equal keys together. It keeps no
-        values in memory itself."""
+        """All entries of a map, sorted by key, in chunks, equal keys together. Keeps no values in
+        memory."""
         begin, values_begin = self._end, self._values_end
         put, pack = self._entries.write, msgpack.Packer(use_bin_type=True).pack
         first_keys: list[bytes] = []
@@ -209,22 +208,21 @@ class RunWriter:
             self._sections[name] = Section(count, distinct, size, first_keys, offsets)
 
     def finish(self) -> Run:
-        """The run, to be read from now on."""
+        """Finish writing; returns the run for reading."""
         self._entries.flush()
         self._values.flush()
         return Run(self._number, self._entries, self._values, self._sections)
 
 
 class Values:
-    """Reads values of entries that come in order, some ahead (`window_bytes`; 0: only what is asked
-    for)."""
+    """Reads values of entries that come in order, with read-ahead (`window_bytes`; 0: none)."""
 
     def __init__(self, runs: Mapping[int, Run], window_bytes: int) -> None:
         self.runs, self._window_bytes = runs, window_bytes
         self._windows: dict[int, tuple[int, bytes]] = {}
 
     def each(self, entries: Iterable[Entry]) -> Iterator[bytes | None]:
-        """The value of each."""
+        """The value of each entry."""
         runs, windows, window_bytes = self.runs, self._windows, self._window_bytes
         here, start, data = IN_MEMORY, 0, b""
         for run, offset, length in map(_place_of, entries):
@@ -247,8 +245,8 @@ class Values:
 
 
 def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
-    """All entries of sorted sources, sorted by key, some at a time. Equal keys stay together, as
-    they do in each source."""
+    """All entries of sorted sources, sorted by key, in lists. Equal keys are in one list, as in
+    each source."""
     if len(sources) == 1:
         yield from sources[0]
         return
@@ -258,7 +256,7 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
         if first is not None:
             windows.append([first, 0, source])
     while windows:
-        # Up to the first end of a window nothing can come from elsewhere.
+        # Below the first end of a window no entry can come from elsewhere.
         bound = min(window[0][-1][KEY] for window in windows)
         found: list[Entry] = []
         slices = 0
@@ -273,7 +271,7 @@ def merged(sources: Sequence[Iterator[list[Entry]]]) -> Iterator[list[Entry]]:
                 window[0], window[1] = next(source, None), 0
         windows = [window for window in windows if window[0] is not None]
         if slices > 1:
-            found.sort(key=key_of)  # of sorted slices: mere merging, in C
+            found.sort(key=key_of)  # Timsort only merges the sorted slices
         yield found
 
 
@@ -310,5 +308,5 @@ def newest(
 
 
 def sizes(entries: Sequence[Entry]) -> list[int]:
-    """What key and value of each take, about."""
+    """Approximate size of key and value of each."""
     return list(map(add, map(len, map(key_of, entries)), map(length_of, entries)))

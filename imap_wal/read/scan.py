@@ -1,16 +1,16 @@
-"""What is read of a log, file by file: a `FileScan` is one segment, archive or snapshot part and
-which of its entries count; `read_piece` yields them as `EntryBatch`.
+"""Reads one file of a log: `read_piece` yields the entries of a `FileScan` that count, as
+`EntryBatch`.
 
-Pieces are plain values that can be sent to another process: Spark reads each in a task of its own.
+Pieces are plain values that can be sent to another process: Spark reads each in its own task.
 
 Which entries count:
-  since, until   positions at or below `since`, or above `until`, are left out
-  covered        map → position: entries of that map at or below it are in a snapshot, and must not
-                 be read in addition to it
-  cuts           (incarnation, position): what an older incarnation appended after the position is
+  since, until   only positions above `since` and up to `until`
+  covered        map → position: entries of that map up to it are in a snapshot, and must not be
+                 read in addition to it
+  cuts           (incarnation, position): entries of an older incarnation after the position are
                  void
-  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, its
-                 owner had been replaced. This rule applies only to entries above `covered`.
+  overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, because
+                 its owner had been replaced. This rule applies only to entries above `covered`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("imap_wal")
 
 ROWS_MAX = 8192
 LOOKS_MAX = 3
-"""So often, frames that were appended during a reading are read too."""
+"""How often one reading also reads frames that were appended meanwhile."""
 
 NAMED_MAX = 10
 """How many entries of a frame a warning names."""
@@ -54,8 +54,8 @@ NUMBERS_ADVICE = (
 
 
 class CutBack(CorruptLog):
-    """The frame after which reading should continue is missing: an open has cut it off since it was
-    read, or the file is damaged. Reading the file from its start shows which."""
+    """The frame after which reading should continue is missing: an open has cut it off, or the file
+    is damaged. Reading the file from its start shows which."""
 
 
 def read_piece(
@@ -65,14 +65,12 @@ def read_piece(
     *,
     positions: bool = False,
 ) -> Iterator[EntryBatch]:
-    """The entries of a piece that count, in log order. `NotFound` when the file went since the
-    piece was made (archived or pruned); `LogError`."""
+    """The entries of a piece that count, in log order. `NotFound` if the file was archived or
+    pruned since the piece was made; `LogError`."""
     if piece.kind == SEGMENT:
         return _SegmentPass(store, piece, maps, positions).read()
-    from imap_wal.read.parquet_scan import (
-        read_archive,
-        read_snapshot,
-    )  # pyarrow is loaded by those who meet a Parquet file
+    # Late, because it loads pyarrow.
+    from imap_wal.read.parquet_scan import read_archive, read_snapshot
 
     if maps is not None and piece.map not in maps:
         return iter(())
@@ -91,9 +89,8 @@ class _SegmentPass:
     ) -> None:
         self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
         if not store.capabilities.durable_append:
-            self._store = cast(
-                SegmentStore, Held(store, piece.path)
-            )  # one commit each, and every read is a request: read it whole
+            # An object has one commit, and every read is a request.
+            self._store = cast(SegmentStore, Held(store, piece.path))
         self._place = Place(
             piece.path,
             piece.directory,
@@ -147,8 +144,8 @@ class _SegmentPass:
             if stop is not None:
                 return
             if not piece.next_path and (end := self._appended(reader)):
-                # Its writer continues, so there is no tail to judge. Read on a few times: a busy
-                # writer would keep this reading busy for as long as it writes.
+                # The writer continues, so there is no tail to examine. Read on a few times only: a
+                # busy writer would keep this loop busy as long as it writes.
                 looks += 1
                 if looks > LOOKS_MAX:
                     return
@@ -157,8 +154,7 @@ class _SegmentPass:
             damage = self._check_tail(reader)
             if damage is None:
                 return
-            # The segment may be being written this very moment: a frame that was half there when it
-            # was read is whole by now.
+            # The writer may be at work: a frame that was incomplete when read may be whole now.
             if reader.end != stuck_at:
                 stuck_at, tries = reader.end, 0
             tries += 1
@@ -170,15 +166,14 @@ class _SegmentPass:
     def _open(self) -> SegmentReader | None:
         reader = begin(self._store, self._place)
         if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
-            reader = begin(
-                self._store, self._place
-            )  # its header may have been written between two looks
+            # Its header may have been written in between.
+            reader = begin(self._store, self._place)
         if isinstance(reader, SegmentReader):
             reader.check_keys()
             return reader
         if reader.is_damage:
             raise reader.error()
-        return None  # the newest: its writer is at its first commit, or died there
+        return None  # the newest: its writer is at its first commit, or died in it
 
     def _start(self, reader: SegmentReader) -> int | None:
         piece = self._piece
@@ -228,8 +223,8 @@ class _SegmentPass:
             return [row for frame in frames for row in self._mended(frame)]
 
     def _mended(self, frame: Frame) -> list[Row]:
-        """The entries of a frame in which some may be invalid. They were acknowledged, so all that
-        can be read is taken."""
+        """The entries of a frame in which some may be invalid. They were acknowledged, so all
+        readable ones count."""
         piece = self._piece
         rows, named = entries_of(
             piece.path, Position(piece.epoch, piece.number, frame.offset, 0), frame
@@ -252,7 +247,7 @@ class _SegmentPass:
             return
         piece = self._piece
         rows: list[Row] = []
-        if self._maps is None or self._maps:  # else only positions are wanted
+        if self._maps is None or self._maps:  # otherwise only positions are wanted
             rows = self._entries(frames)
         first, last = self._position(frames[0])._replace(index=0), self._position(frames[-1])
         places: list[Position] | None = None
@@ -280,7 +275,7 @@ class _SegmentPass:
         yield changes
 
     def _appended(self, reader: SegmentReader) -> int:
-        """Where a frame begins that was appended after the ones before it were read; 0: nowhere."""
+        """Offset of a frame that was appended after the earlier ones were read; 0 without one."""
         end = reader.end
         if not self._store.read(self._piece.path, end, FRAME_HEADER_BYTES).strip(b"\0"):
             return 0
@@ -295,7 +290,7 @@ class _SegmentPass:
                 else b"?"
             )
             if not probe.strip(b"\0"):
-                return None  # read up to here before: nothing was appended since
+                return None  # nothing was appended since the last reading ended here
         objects = not self._store.capabilities.durable_append  # an object is never cut short
         found = at_end(
             reader,
@@ -305,7 +300,7 @@ class _SegmentPass:
         if found.is_tail and found.frames_after:
             _log.warning(
                 "%s at byte %d: a torn commit with %d whole frames after it, none of which "
-                    "was synced; they are not "
+                "was synced; they are not "
                 "read, and the next open of node %s cuts them off and puts them aside",
                 piece.path, found.end, found.frames_after, piece.node,
             )  # fmt: skip
@@ -326,9 +321,8 @@ def _is_metadata(item: Any) -> bool:
 def entries_of(
     path: str, first: Position, frame: Frame
 ) -> tuple[list[Row], list[tuple[Position, str]]]:
-    """The entries of a frame as a reader takes them, and the positions of those with impossible
-    numbers. `first`: the position of the first entry. `CorruptLog` names the position of an entry
-    that cannot be used."""
+    """The valid entries of a frame, and the positions of those with impossible numbers. `first`:
+    the position of the first entry. `CorruptLog` names the position of an unusable entry."""
     try:
         found = list(entry.rows(frame.payload))
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
@@ -339,7 +333,7 @@ def entries_of(
         ) from error
     if len(found) != frame.count:
         raise CorruptLog(
-            path, frame.offset, f"this frame promises {frame.count} entries and holds {len(found)}"
+            path, frame.offset, f"this frame should have {frame.count} entries and has {len(found)}"
         )
     rows: list[Row] = []
     named: list[tuple[Position, str]] = []

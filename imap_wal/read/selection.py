@@ -11,7 +11,7 @@ from imap_wal.read.file_scan import Overtaken
 
 
 def void_below(cuts: tuple[tuple[int, Position], ...], position: Position) -> int:
-    """Entries at `position` of an incarnation below this are void (0: none)."""
+    """Entries at `position` of an older incarnation than this are void (0: none)."""
     return max((incarnation for incarnation, cut in cuts if cut < position), default=0)
 
 
@@ -22,7 +22,7 @@ def select(
     covered: Collection[str],
     incarnation: int,
 ) -> tuple[list[Row], list[Position] | None]:
-    """Without rows of other maps, of covered maps, of incarnations below `incarnation`."""
+    """Leaves out rows of unwanted maps, of covered maps, and of older incarnations."""
     if places is not None and (maps is not None or covered or incarnation):
         pairs = [
             (row, place)
@@ -44,12 +44,12 @@ def select(
 def without_overtaken(
     rows: list[Row], places: list[Position] | None, overtaken: Overtaken
 ) -> tuple[list[Row], list[Position] | None]:
-    """Without entries of owners that had been replaced before a snapshot was made."""
+    """Leaves out entries of owners that had been replaced before a snapshot was made."""
     if not overtaken or not rows:
         return rows, places
     tables = overtaken.get
     nothing: Mapping[int, tuple[int, int]] = {}
-    # An order of four is compared with a pair: lower in the first two fields, or not lower at all.
+    # An order of four fields compared with a pair: it is lower only if its first two fields are.
     kept = [not row[ORDER] < tables(row[MAP], nothing).get(row[PARTITION], ()) for row in rows]
     if all(kept):
         return rows, places

@@ -1,4 +1,4 @@
-"""What an index has on scratch: its runs, and how they are written, merged and read."""
+"""The part of an index on scratch: writes, merges and reads its runs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from imap_wal.read.runs import IN_MEMORY, Chunk, Entry, Run, RunWriter, Values
 from imap_wal.read.table import OWN_FIELDS, Owned, Table, in_pages
 
 RUNS_MAX = 16
-"""Runs that may wait for their merge; a lookup merges them before."""
+"""Runs that may wait for their merge; a lookup first merges them."""
 _WINDOW_BYTES_MAX = 64 * 1024
 
 
 class Page(NamedTuple):
-    """What a page holds at most: rows, bytes of keys and values."""
+    """Limits of a page: rows, and bytes of keys and values."""
 
     rows: int
     bytes: int
@@ -53,7 +53,7 @@ class _Labels(dict[tuple[str, str, str], int]):
 
 
 class StoredRows:
-    """Not thread-safe. `cleared`: what was cleared, and is left out."""
+    """Not thread-safe. `cleared`: entries that are left out."""
 
     def __init__(self, memory_bytes: int, scratch: Path | None, cleared: Cleared) -> None:
         self._memory_bytes, self._scratch, self._cleared = memory_bytes, scratch, cleared
@@ -77,16 +77,16 @@ class StoredRows:
         self.runs[run.number] = run
 
     def remove(self, name: str) -> None:
-        """Forget a map."""
+        """Remove a map."""
         for run in self.runs.values():
             run.sections.pop(name, None)
         self.runs = {number: run for number, run in self.runs.items() if run.sections}
         self.merge([run for run in self.runs.values() if run.sparse])
 
     def settle(self, runs_max: int) -> None:
-        """Where there are more runs than that: merge the smallest ones, each that is not much
-        larger than those before it together. So an entry is written again about as often as the
-        index doubles, and less often while many runs may wait."""
+        """If there are more runs than that, merge the smallest ones: each that is not much larger
+        than those before it together. So an entry is rewritten about as often as the index doubles,
+        and less often if many runs may wait."""
         if len(self.runs) <= runs_max:
             return
         smallest = sorted(self.runs.values(), key=lambda run: run.size)
@@ -98,7 +98,7 @@ class StoredRows:
             self.merge(smallest[: max(count, 2)])
 
     def merge(self, merging: Sequence[Run]) -> None:
-        """Several runs become one."""
+        """Merge several runs into one."""
         if not merging:
             return
         by_number = {run.number: run for run in merging}
@@ -126,8 +126,8 @@ class StoredRows:
     def find(
         self, name: str, table: Table | None, keys: Iterable[bytes]
     ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
-        """`newest` of those keys, in order of keys."""
-        with suppress(StorageUnavailable):  # a disk that is full makes lookups slower, no more
+        """`newest` of those keys, in key order."""
+        with suppress(StorageUnavailable):  # a full disk only makes lookups slower
             self.settle(1)
         wanted = sorted(set(keys))
         found = [entry for run in self.runs.values() for entry in run.find(name, wanted)]
@@ -144,7 +144,7 @@ class StoredRows:
     def sources(
         self, name: str, table: Table | None, after: bytes | None
     ) -> list[Iterator[list[Entry]]]:
-        """Everything there is of a map, above a key."""
+        """All sources of a map's entries above a key."""
         found = [
             run.windows(name, after, self.window_bytes)
             for run in self.runs.values()
@@ -170,7 +170,7 @@ class StoredRows:
     def newest(
         self, name: str, entries: list[Entry]
     ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
-        """`runs.newest` of what was not cleared."""
+        """`runs.newest` without cleared entries."""
         if name in self._cleared:
             hidden = self._cleared.hidden(
                 name,
@@ -183,8 +183,8 @@ class StoredRows:
     def pages_of(
         self, name: str, entries: list[Entry], page: Page, here: dict[int, Run]
     ) -> Iterator[tuple[list[Row], list[str]]]:
-        """The rows of those entries and the node of each, in pages. `here`: the runs that have
-        their values."""
+        """The rows and nodes of those entries, in pages. `here`: the runs that have their
+        values."""
         values = Values(here, self.window_bytes)
         for start in range(0, len(entries), page.rows):
             some = entries[start : start + page.rows]
@@ -194,7 +194,7 @@ class StoredRows:
     def loaded(
         self, name: str, entries: Sequence[Entry], values: Values
     ) -> tuple[list[Row], list[str]]:
-        """The rows of those entries, and the node of each."""
+        """The rows and nodes of those entries."""
         if not entries:
             return [], []
         keys, orders, labels, deleted, timestamps, expires, partitions, *_ = zip(
@@ -217,12 +217,12 @@ class StoredRows:
         return list(zip(repeat(name), *columns, strict=False)), list(nodes)
 
     def conflict(self, name: str, contenders: list[Entry], here: dict[int, Run]) -> Conflict | None:
-        """The conflict of one key between those entries."""
+        """The conflict of one key among those entries."""
         rows, nodes = self.loaded(name, contenders, Values(here, 0))
         return conflict(name, rows[0][KEY], list(zip(rows, nodes, strict=True)))
 
     def _chunks(self, table: Table) -> Iterator[Chunk]:
-        """What a table has, sorted, as a run takes it. Columns: no Python a row."""
+        """A table's rows, sorted, in columns: that avoids Python code for each row."""
         own, node = OWN_FIELDS, table.node
         for rows in table.windows(None):
             (

@@ -11,18 +11,18 @@ from imap_wal.read.partitions import PartitionedKeys, Partitions
 from imap_wal.read.rivals import Claim, Conflict, conflict, joined
 
 Owned: TypeAlias = tuple[Any, ...]
-"""A row of a table; with its node at the end where that is not the table's."""
+"""A row of a table, with its node at the end if that is not the table's."""
 OWN_FIELDS = 10
-"""Of a row without its node."""
+"""The length of a row without its node."""
 WINDOW_ROWS = 1024
 
 T = TypeVar("T")
 
 
 class Table:
-    """The newest rows of one map in memory. `node` wrote those that do not say; `alone`: no other
-    node wrote any. `rivals`: of keys that several nodes claim, the contenders that are not in
-    `rows`."""
+    """The newest rows of one map in memory. `node` wrote those without a node of their own;
+    `alone`: no other node wrote any. `rivals`: the contenders that are not in `rows`, of keys that
+    several nodes claim."""
 
     __slots__ = ("_partitioned", "alone", "node", "rivals", "rows")
 
@@ -33,7 +33,7 @@ class Table:
         self._partitioned: PartitionedKeys | None = None
 
     def keys_in(self, partitions: Partitions) -> list[bytes]:
-        """The keys of some partitions. Only those that came since the last time are hashed."""
+        """The keys of some partitions. Only new keys are hashed."""
         known = self._partitioned
         if known is None or known.count != partitions.count:
             known = self._partitioned = PartitionedKeys(partitions.count)
@@ -58,7 +58,7 @@ class Table:
         return [] if row is None else [row, *self.rivals.get(key, ())]
 
     def offer(self, key: bytes, row: Owned) -> None:
-        """A row where more than one node writes."""
+        """Add a row of a map that several nodes write."""
         known = self.rows.get(key)
         if known is None:
             self.rows[key] = row
@@ -77,7 +77,7 @@ class Table:
             self.rivals[key] = rest
 
     def conflict(self, name: str, key: bytes) -> Conflict | None:
-        """The conflict of a key, if it is in one."""
+        """The conflict of a key, if there is one."""
         return (
             conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
         )
@@ -86,14 +86,14 @@ class Table:
         return row[ORDER], self.owner(row), row[DELETED]
 
     def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
-        """Rows, and the node of each."""
+        """The rows, and the node of each."""
         own, node = OWN_FIELDS, self.node
         return [cast(Row, row[:own]) for row in page], [
             row[own] if len(row) > own else node for row in page
         ]
 
     def windows(self, after: bytes | None) -> Iterator[list[Owned]]:
-        """All contenders of the keys above `after`, in order of keys, some at a time."""
+        """All contenders of the keys above `after`, in key order, in lists."""
         keys = sorted(self.rows if after is None else (key for key in self.rows if key > after))
         for start in range(0, len(keys), WINDOW_ROWS):
             some = keys[start : start + WINDOW_ROWS]
@@ -104,7 +104,7 @@ class Table:
             )
 
     def share_strings(self) -> None:
-        """Make equal strings one."""
+        """Share equal strings."""
         intern, rows = sys.intern, self.rows
         for key, row in rows.items():
             rows[key] = (
@@ -130,7 +130,7 @@ class Table:
 
 
 def in_pages(found: list[T], sizes: Sequence[int], bytes_max: int) -> Iterator[list[T]]:
-    """What was found, cut where `sizes` add up to more than `bytes_max`; no page is empty."""
+    """Cuts a list where `sizes` add up to more than `bytes_max`; no page is empty."""
     if sum(sizes) <= bytes_max:
         if found:
             yield found

@@ -24,7 +24,7 @@ from storage_backends import NotFound, StorageError
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """How far a merge is, in files and in bytes on storage."""
+    """Progress of a merge, in files and in bytes of storage."""
 
     files: int
     files_total: int
@@ -45,8 +45,8 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatistics:
-    """What a view has merged since it was made. `live` and `tombstones` (expired ones too) count
-    keys now, `conflicts` those that several nodes claim with the same order
+    """What a view has merged since it was made. `live` and `tombstones` (including expired entries)
+    count keys now, `conflicts` those that several nodes claim with the same order
     (`imap_wal.read.rivals`)."""
 
     records: int
@@ -60,7 +60,7 @@ class RestoreStatistics:
 
 @dataclass(frozen=True, slots=True)
 class _Cursor:
-    """How far a node's log was merged: the last position, and where its segment continues."""
+    """The merged part of a node's log: the last position, and where its segment continues."""
 
     directory: str
     position: Position = START
@@ -87,18 +87,18 @@ class MaterializedView:
         self._metadata: dict[Metadata, None] = {}
         self._missing: Mapping[str, str] = {}
         self._state: ClusterState | None = None
-        """What is merged; None when that is not known, or nothing is."""
+        """The merged state; None if unknown, or if nothing is merged."""
         self._noted = Noted()
         self._records = self._bytes = 0
         self._seconds = 0.0
         self._closed = False
         self.version = 0
-        """Grows whenever the index is built anew or a map is taken out of it: what iterates over it
-        since before that misses keys."""
+        """Grows when the index is rebuilt or a map is removed from it: an older iteration then
+        misses keys."""
 
     def catch_up(self) -> None:
-        """Merge everything once; later, what was appended since. Cheap when nothing was.
-        `MissingNode`, `LogError`, `StorageError`."""
+        """The first call merges everything, later calls what was appended since; cheap if nothing
+        was. `MissingNode`, `LogError`, `StorageError`."""
         with self._lock:
             self._check_open()
             news = None if self._state is None else self._news(self._state)
@@ -106,7 +106,7 @@ class MaterializedView:
                 return
             start = self._log.clock.monotonic()
             for attempt in range(ATTEMPTS):
-                self._state = None  # whatever fails from here on: next time everything is looked at
+                self._state = None  # after a failure the next call examines everything
                 state, nodes = news or (self._log.state(), None)
                 try:
                     self._merge(state, nodes)
@@ -116,17 +116,16 @@ class MaterializedView:
                     news = None
                     continue
                 except CutBack:
-                    # An open has cut off frames that were merged here: they were never
-                    # acknowledged.
+                    # An open has cut off merged frames: they were never acknowledged.
                     self._begin_anew()
                     if attempt == ATTEMPTS - 1:
                         raise
                     news = None
                     continue
                 except (ImapWalError, StorageError):
-                    raise  # what was merged until then is whole, and how far is known
+                    raise  # the merged part is whole, and its end is known
                 except BaseException:
-                    self._begin_anew()  # what of the last batch is in the index is not known
+                    self._begin_anew()  # the index may have a part of the last batch
                     raise
                 self._state = state
                 break
@@ -147,7 +146,7 @@ class MaterializedView:
             self._index.hash_keys(count)
 
     def known(self, names: Sequence[str]) -> list[str]:
-        """Those of these maps that have anything in the log, even if only tombstones."""
+        """Those of these maps that have any entry in the log, even if only tombstones."""
         with self._lock:
             self._check_open()
             return [name for name in names if name in self._index]
@@ -155,8 +154,8 @@ class MaterializedView:
     def keys(
         self, name: str, batch: int = 10_000, partitions: Partitions | None = None
     ) -> Iterator[list[bytes]]:
-        """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only those
-        in these partitions. No value is read."""
+        """The live keys of a map, in no order, at most `batch` at a time. `partitions`: only keys
+        in these. Reads no values."""
         for states in self._each(self._index.keys(name, batch, partitions)):
             now = self._log.clock.now_ms()
             keys = [
@@ -166,15 +165,15 @@ class MaterializedView:
                 yield keys
 
     def rows(self, name: str, batch: int = 10_000) -> Iterator[list[Row]]:
-        """The live rows of a map, in no order, at most `batch` at a time and not many bytes
-        (`NewestIndex.page_bytes`)."""
+        """The live rows of a map, in no order, at most `batch` rows and about
+        `NewestIndex.page_bytes` bytes at a time."""
         for rows in self._each(self._index.batches(name, batch)):
             alive = live(rows, self._log.clock.now_ms())
             if alive:
                 yield alive
 
     def _each(self, pages: Iterator[T]) -> Iterator[T]:
-        """Each page of a listing, taken with the lock held. The index may change between two of
+        """Takes each page of a listing with the lock held. The index may change between two of
         them."""
         while True:
             with self._lock:
@@ -186,14 +185,14 @@ class MaterializedView:
             yield page
 
     def load(self, name: str, keys: Sequence[bytes]) -> list[Row]:
-        """The live rows of those keys; absent, deleted and expired ones are left out."""
+        """The live rows of those keys, without absent, deleted and expired ones."""
         return self.load_some(name, keys, None)[0]
 
     def load_some(
         self, name: str, keys: Sequence[bytes], bytes_max: int | None
     ) -> tuple[list[Row], int]:
-        """`load` of the first keys, of as many as fit into `bytes_max`, at least one; and how many
-        keys that were."""
+        """`load` of as many of the first keys as fit into `bytes_max`, at least one; and their
+        number."""
         with self._lock:
             self._check_open()
             found = self._index.get(name, keys, bytes_max)
@@ -206,13 +205,13 @@ class MaterializedView:
             return list(self._metadata)
 
     def ends(self) -> dict[str, Position]:
-        """How far each node's log was merged."""
+        """The position up to which each node's log is merged."""
         with self._lock:
             return {node: cursor.position for node, cursor in self._cursors.items()}
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Nodes that were left out (recovery policy partial), with why."""
+        """Nodes that were left out (recovery policy partial), with the reason."""
         return self._missing
 
     @property
@@ -244,12 +243,12 @@ class MaterializedView:
             raise Closed("this view was closed")
 
     def interrupt(self) -> None:
-        """Have a merge under way end with `Closed` at its next batch; nothing is merged after this.
-        From any thread, at once."""
+        """End a merge under way with `Closed` at its next batch; nothing is merged after this. May
+        be called from any thread; does not wait."""
         self._closed = True
 
     def close(self) -> None:
-        """Let go of memory and scratch. Safe to call twice."""
+        """Free memory and scratch. Safe to call twice."""
         self.interrupt()
         with self._lock:
             self.version += 1
@@ -261,14 +260,14 @@ class MaterializedView:
         return NewestIndex(self._settings.restore_memory_bytes, self._settings.scratch)
 
     def _news(self, state: ClusterState) -> tuple[ClusterState, Collection[str]] | None:
-        """What has come since `state` was merged, as far as it is in segments: the state now, and
-        the nodes that have more to read. None: everything is to be looked at. While nothing moves
-        this is a listing and a read for each node, and one listing for all."""
+        """The new entries since `state`, if they are in segments: the state now, and the nodes that
+        have more to read. None: everything must be examined. If nothing changed, this is a listing
+        and a read for each node, and one more listing."""
         log, nodes, moved = self._log, dict(state.nodes), set()
         for name, known in state.nodes.items():
             manifest = known.manifest
             wal = wal_folder(log.store, known.folder, manifest.archived, manifest.begins)
-            # Where no segment was known, one may have been written and archived since.
+            # Without a known segment, one may have been written and archived since.
             same = known.segments and [each.path for each in wal.segments] == [
                 each.path for each in known.segments
             ]
@@ -291,17 +290,17 @@ class MaterializedView:
         for name in state.missing:
             found = log.node(name)
             if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
-                return None  # it is back
-        # After the nodes, as in `ClusterLog.state`: what was removed from one of them is in a
-        # snapshot that is published by now.
+                return None  # it has returned
+        # After the nodes, as in `ClusterLog.state`: anything removed from a node is in a snapshot
+        # that is already published.
         newer = log.manifests.next_path(state.number)
         if any(file.path >= newer for file in log.store.list(log.manifests.folder)):
             return None
         return replace(state, nodes=nodes), moved
 
     def _has_more(self, node: str, newest: str) -> bool:
-        """Whether a node's newest segment has more than what was merged. A preallocated one does
-        not grow: look at the place of its next frame."""
+        """Whether a node's newest segment has more than was merged. A preallocated one does not
+        grow, so this reads the place of its next frame."""
         cursor = self._cursors[node]
         if cursor.path != newest:
             return True
@@ -315,7 +314,7 @@ class MaterializedView:
             return True
 
     def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
-        """Read what is not merged yet, of some nodes or of all."""
+        """Read the unmerged part, of some nodes or of all."""
         state.demand(self._settings.recovery_policy)
         self._missing = state.missing
         self._heed_lifetimes(state)
@@ -342,8 +341,8 @@ class MaterializedView:
                 pieces.append((replace(piece, start=start) if start else piece, True))
         self._read(pieces, again)
         for node, log in logs.items():
-            # Only when all of a node's archives are merged: they are a file a map, side by side in
-            # position.
+            # Only after all of a node's archives: there is one for each map, and their positions
+            # overlap.
             end = max((archive.last for archive in log.manifest.archives), default=START)
             if end > self._cursors[node].position:
                 self._cursors[node] = replace(self._cursors[node], position=end)
@@ -378,7 +377,7 @@ class MaterializedView:
                         MergeProgress(count, len(pieces), done + of_piece, total, self._records)
                     )
             if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
-                # no frame in it yet: remember to look there
+                # It has no frame yet: look there next time.
                 self._cursors[piece.node] = replace(
                     self._cursors[piece.node], path=piece.path, next_offset=0
                 )
@@ -389,8 +388,8 @@ class MaterializedView:
                 self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
-        """A lifetime that began since may void what is already merged (its bytes came after the
-        cut, before its manifest): then begin anew."""
+        """Start again if a new lifetime voids merged entries: their bytes came after the cut, but
+        before its manifest."""
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(
@@ -402,17 +401,17 @@ class MaterializedView:
         self._lifetimes = lifetimes
 
     def _begin_anew(self) -> None:
-        """Forget all that was merged: the next merge reads everything."""
+        """Remove everything: the next merge reads everything."""
         self.version += 1
         self._state = None
         self._cursors.clear()
         self._generations.clear()
-        with suppress(OSError):  # its scratch files may be what failed
+        with suppress(OSError):  # the failure may be in its scratch files
             self._index.forget()
 
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
-        """Maps whose new snapshot cannot be passed over: the map was dropped, or it covers what was
-        not yet merged and may be pruned."""
+        """Maps whose new snapshot must be read: the map was dropped, or the snapshot covers
+        unmerged entries, which may be pruned."""
         found = []
         for name, snapshot in state.manifest.snapshots.items():
             known = self._generations.get(name, 0)
@@ -430,5 +429,5 @@ class MaterializedView:
 
 
 def live(rows: Sequence[Row], now_ms: int) -> list[Row]:
-    """Without tombstones and what has expired."""
+    """Leaves out tombstones and expired entries."""
     return [row for row in rows if not row[DELETED] and not 0 < row[EXPIRES_AT_MS] <= now_ms]

@@ -1,1 +1,1 @@
-"""Writing a repaired copy of a damaged log."""
+"""Writes a repaired copy of a damaged log."""

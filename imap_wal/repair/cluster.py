@@ -1,13 +1,13 @@
 """A repaired copy of a cluster's logs, in an empty place. The log itself is only read.
 
-    plan    every byte is read; the items say what is kept and what is given up
+    plan    reads every byte; the items say what is kept and what is given up
     write   markers ─▶ snapshots, archives, segments ─▶ nodes' manifests ─▶ claims
             ─▶ cluster's manifest ─▶ markers are removed
-    prefer  keys that a node and others claim are decided for it: a rewrite of their maps in the
+    prefer  decides keys that several nodes claim for one node, by a rewrite of their maps in the
             copy, before the markers are removed
 
-A marker is a manifest number 0 that no version reads: until the real one stands above it, whoever
-opens the copy is refused.
+A marker is a manifest number 0 that no version reads: until a real manifest has a higher number,
+the copy cannot be opened.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from storage_backends import NotFound, SegmentStore, StoredFile
 from storage_backends.memory import MemoryStore, forget
 
 UNFINISHED = "of an imap-wal repair that did not finish"
-"""Stands where a marker's format number should: who reads it says "manifest format of an imap-wal
-repair that did not finish"."""
+"""A marker has this in place of the format number, so a reader's error says "manifest format of an
+imap-wal repair that did not finish"."""
 
 
 OF_NO_CLUSTER = "imap-wal repair"
@@ -65,7 +65,7 @@ OF_NO_CLUSTER = "imap-wal repair"
 
 @dataclass
 class ClusterRepair:
-    """See the module."""
+    """See the module's docstring."""
 
     store: SegmentStore
     view: ClusterView
@@ -73,11 +73,11 @@ class ClusterRepair:
     wants_node: Callable[[str], bool]
     tell: Callable[[str], None]
     lost_manifests: Mapping[str, int] = field(default_factory=dict)
-    """Manifest folder → how many of its newest cannot be read."""
+    """Manifest folder → how many of its newest manifests cannot be read."""
     clock: Clock = field(default_factory=SystemClock)
     randomness: Randomness = field(default_factory=SystemRandomness)
     drops: frozenset[Position] = frozenset()
-    """Entries to set aside, of the one node that is repaired."""
+    """Entries to leave out, of the one node that is repaired."""
     items: list[Item] = field(default_factory=list)
     _nodes: list[NodeRepair] = field(default_factory=list)
     _snapshots: dict[str, Snapshot] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class ClusterRepair:
     _seen: Seen = NOTHING_SEEN
     _newer: str = ""
     _generation: int = 0
-    """The highest of a folder of snapshots."""
+    """The highest generation that has a folder."""
     _taken_in: list[str] = field(default_factory=list)
-    """Files of snapshots that no manifest names."""
+    """Files of snapshots that no manifest names but the copy keeps."""
     _manifest: ClusterManifest | None = None
     _claims: ClaimManifest | None = None
-    """None: the newest that can be read is copied."""
+    """None: the newest readable one is copied."""
 
     def plan(self) -> None:
-        """Read everything; `items` then tells. `NotRepairable` where manifests are gone, and the
-        files do not say enough to make new ones."""
+        """Read everything and fill `items`. `NotRepairable` if manifests are missing and the files
+        do not say enough to make new ones."""
         for node in self.view.nodes:
             what, way_out = (
                 older_manifests.other_log(self.store, self.view, node)
@@ -117,7 +117,7 @@ class ClusterRepair:
             if self.wants_node(name):
                 what = (
                     f"node {name!r} is registered with log directory "
-                    f"{view.manifest.nodes[name]}, which is not here: the copy misses it too"
+                    f"{view.manifest.nodes[name]}, which is not here: the copy lacks it too"
                 )
                 self.items.append(
                     Item(
@@ -163,9 +163,9 @@ class ClusterRepair:
         self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
-        """Make the copy. After an error, what is left is not opened as a log, and no other repair
-        takes it for a whole copy. `prefer`: the node whose claims count. Returns the maps that had
-        some."""
+        """Write the copy. If this fails, the rest is not opened as a log, and no other repair takes
+        it for a whole copy. `prefer`: the node whose claims count. Returns the maps with such
+        claims."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -206,7 +206,7 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """The cluster's manifest that is used is older than what is beside it: newer ones are
+        """Whether the cluster's manifest in use is older than the files next to it: newer ones are
         lost, or all."""
         return self._lost > 0 or bool(self._newer) or not self.view.manifest_number
 
@@ -224,7 +224,7 @@ class ClusterRepair:
 
     @property
     def _number(self) -> int:
-        """A node refuses a cluster's manifest with a lower number than it has seen."""
+        """The number of the copy's manifest. A node refuses a lower one than it has seen."""
         return max(self.view.manifest_number + self._lost, self._seen.number) + 1
 
     def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
@@ -265,10 +265,9 @@ class ClusterRepair:
     # ---- snapshots ----
 
     def _unnamed_snapshots(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, where that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may be gone. Where no
-        manifest is left, the newest one may be of a rewrite that did not finish: then all files
-        that are here."""
+        """Map → files of its newest generation, if that is newer than the one that the manifest
+        names. A lost manifest may have named it, and the log below it may have been removed. If no
+        manifest is left, the newest generation may be of an unfinished rewrite: then all files."""
         newest: dict[str, tuple[int, list[StoredFile]]] = {}
         for file in self.store.list(f"{self.view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -296,17 +295,16 @@ class ClusterRepair:
         return {name: files for name, (_, files) in newest.items() if files}
 
     def _adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
-        """The snapshot with these files too. Its marks are not raised: what the log still
-        holds above them is read, and the newest change of each key wins."""
+        """The snapshot with these files added. Its marks stay as they are: the log above them is
+        read, and the newest change of each key wins."""
         known = self.view.manifest.snapshots.get(name)
         if known is None:
             known = Snapshot(0, (), {}, 0, 0, 0, self.clock.now_ms())
         if not unnamed:
             return known
         there = {file.path for file in self.store.list(f"{self.view.folder}/snapshot")}
-        old = [
-            (path, checksum) for path, checksum in _files(known) if path in there
-        ]  # a file that is gone was replaced by the newer
+        # A missing file was replaced by the newer ones.
+        old = [(path, checksum) for path, checksum in _files(known) if path in there]
         files = [*old, *((file.path, 0) for file in unnamed)]
         self._taken_in += [file.path for file in unnamed]
         return replace(
@@ -426,7 +424,7 @@ class ClusterRepair:
                 for name, directory in self._registered().items()
                 if self.wants_node(name)
             },
-            # Each lost manifest may have given one that is recorded nowhere else.
+            # Each lost manifest may have assigned one that is recorded nowhere else.
             incarnation=max(
                 manifest.incarnation + lost,
                 self._seen.incarnation + self._lost_claims,
@@ -482,7 +480,7 @@ class ClusterRepair:
         )
 
     def _note_unknown_logs(self, known: Collection[str]) -> None:
-        """Logs that were opened in this cluster, and of which nothing else is here."""
+        """Adds items for logs that were opened in this cluster and have no files here."""
         wanted = {node.manifest.directory for node in self.view.nodes}
         for directory in sorted(self.view.opened.keys() - set(known) - wanted):
             what = (
@@ -501,11 +499,10 @@ class ClusterRepair:
             )
 
     def _plan_claims(self, incarnation: int) -> None:
-        """Where a newer manifest of claims is lost, a cluster that the newest one left speaks of
-        may have been followed by another: the copy then has a claim of the last incarnation for no
-        cluster, and every cluster that comes back has to start anew. The lost one may also have had
-        a token that the one before it has not: unless it is known that there was none, the copy is
-        closed until an operator decides."""
+        """The copy's claims, if newer ones may be lost. The cluster of the newest readable claim
+        may have had a successor. So the copy has a claim of the last incarnation for no cluster,
+        and every cluster that returns must start anew. The lost manifest may also have had a token:
+        unless it is known that there was none, the copy is closed until an operator decides."""
         view, older = self.view, older_manifests.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
         unknown = self._claims_unknown
@@ -514,7 +511,7 @@ class ClusterRepair:
                 self.items.append(Item(name, "manifest", "clean", COPIED))
             return
         closed = view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.older
-        # A claim says that members write here. Where nothing is known, it may be a log of programs.
+        # A claim says that members write here. Without any manifest it may be a log of programs.
         claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
         self._claims = replace(claims, closed=closed)
         what = f"it is older than the manifest of the cluster ({older})"
@@ -542,8 +539,8 @@ class ClusterRepair:
 
     @property
     def _claims_unknown(self) -> bool:
-        """Neither claims nor the cluster's manifest are here, and agents may have written the log:
-        nothing says whether it had a token."""
+        """Whether neither claims nor the cluster's manifest are left, and agents may have written
+        the log: then it is unknown whether it had a token."""
         view = self.view
         of_agents = any(
             node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
@@ -551,7 +548,7 @@ class ClusterRepair:
         return of_agents and not view.claims_number and not view.manifest_number
 
     def _registered(self) -> dict[str, str]:
-        """Node → log directory; where the manifest is older, also of those that joined later."""
+        """Node → log directory; if the manifest is older, with nodes that joined later."""
         known = dict(self.view.manifest.nodes)
         if self.older:
             for node in self.view.nodes:
@@ -560,7 +557,7 @@ class ClusterRepair:
         return known
 
     def _incarnation(self) -> int:
-        """Where the manifest is older: the highest of all entries that can be read."""
+        """If the manifest is older: the highest of all readable entries."""
         found = [repair.highest.incarnation for repair in self._nodes]
         if self.older:
             paths = [path for snapshot in self._snapshots.values() for path in snapshot.files]
@@ -583,13 +580,13 @@ class ClusterRepair:
 def tolerant_survey(
     store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
 ) -> tuple[list[ClusterView], dict[str, int]]:
-    """Like `survey`, but where the newest manifest is damaged an older one speaks; and how many
+    """Like `survey`, but uses an older manifest if the newest is damaged. Also returns how many
     newer ones of each folder cannot be read."""
     without = _Without(store)
     while True:
         try:
-            views = survey(without, namespaces, clusters)  # it lists and reads, no more
-            for view in views:  # what a manifest has packed is parsed when it is first used
+            views = survey(without, namespaces, clusters)
+            for view in views:  # the packed part of a manifest is parsed at its first use
                 for manifest in (
                     view.manifest.snapshots,
                     *(node.manifest.archives for node in view.nodes),
@@ -617,7 +614,7 @@ def tolerant_survey(
 
 
 def _files(snapshot: Snapshot) -> list[tuple[str, int]]:
-    """Each with the checksum that the manifest has of it, 0 where it has none."""
+    """Each file with its checksum in the manifest, 0 if it has none."""
     return [
         (str(path), int(known))
         for path, known in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0)
@@ -641,7 +638,7 @@ class _Without:
 def _made(
     log: Callable[[SegmentStore], ManifestLog[C]], number: int, content: C
 ) -> tuple[str, bytes]:
-    """Path and bytes of the manifest `number` with this content."""
+    """Path and bytes of manifest `number` with this content."""
     name = f"imap-wal-repair-{SystemRandomness().name()}"
     scratch = MemoryStore(name)
     try:

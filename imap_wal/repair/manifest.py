@@ -1,9 +1,9 @@
-"""Manifests for a repaired copy where none is left: what names and headers of the files say.
+"""Makes manifests for a repaired copy if none is left, from names and headers of the files.
 
-A segment's header names its log directory, the file beside the segments the folder's id, and file
-names the epochs and positions. What they cannot say (requests, schemas, sessions that wrote
-nothing, whether segments are missing at the end) the report says. Where they contradict each other
-or say too little, the repair is refused: nothing is guessed.
+A segment's header names its log directory, the id file next to the segments names the folder's id,
+and file names have epochs and positions. They do not say everything (requests, schemas, sessions
+without changes, segments missing at the end); the report says so. If they contradict each other or
+say too little, the repair is refused: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BRING_BACK = "bring a manifest back from a copy"
 def with_made_manifests(
     store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str
 ) -> ClusterView:
-    """The same cluster, in which each wanted node whose manifests are gone has one that fits its
-    files. Its number stays 0. `new_id`: for a log that no file names. `NotRepairable` where the
-    files do not say whose they are."""
+    """The same cluster, with manifests for the wanted nodes that have lost theirs. Their number
+    stays 0. `new_id`: for a log that no file names. `NotRepairable` if the files do not name their
+    log."""
     made = []
     for number, node in enumerate(view.nodes):
         makes = wants_node(node.name) and not node.manifest_number
@@ -39,7 +39,7 @@ def with_made_manifests(
 
 
 def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -> NodeView | None:
-    """None: no log is here. It was forgotten, or an open did not come far enough to write."""
+    """None: there is no log. It was forgotten, or an open ended before its first write."""
     if not node.of_no_manifest:
         return None
     gone = f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest, and"
@@ -64,8 +64,8 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
 
 
 def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
-    """Without the empty segments at the front that are of another log than the last one: a storage
-    that cannot append keeps them of a log that was forgotten (`imap_wal.agent.forget_node`)."""
+    """Without the empty segments at the start that are of another log than the last one: a storage
+    that cannot append keeps those of a forgotten log (`imap_wal.agent.forget_node`)."""
     segments = node.wal.segments
     last = _log(store, segments[-1]) if segments else ""
     former = set()
@@ -84,7 +84,7 @@ def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
 
 
 def _log(store: SegmentStore, segment: SegmentFile) -> str:
-    """The log directory that a segment names; "" where its header is damaged."""
+    """The log directory in a segment's header; "" if the header is damaged."""
     try:
         return SegmentReader(store, segment.path).header.directory
     except LogError:
@@ -92,13 +92,13 @@ def _log(store: SegmentStore, segment: SegmentFile) -> str:
 
 
 def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
-    """The log directory that the segments name, or else the cluster; "" where neither does."""
+    """The log directory that the segments name, or else the cluster's manifest; "" if neither."""
     found = {}
     for segment in node.wal.segments:
         try:
             header = SegmentReader(store, segment.path).header
         except LogError:
-            continue  # damaged: the others tell
+            continue  # damaged: the other segments name it
         if (header.namespace, header.cluster, header.node) != view.names(node):
             whose = f"{header.namespace}/{header.cluster}, node {header.node!r}"
             raise NotRepairable(
@@ -122,7 +122,7 @@ def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str
 
 
 def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
-    """Whether these are maps, or a log of records: a cluster holds one of both. Only entries of
+    """Whether these are maps or a log of records: a cluster has only one of both. Only entries of
     records and of raw maps look the same."""
     kinds = {
         each.manifest.kind
@@ -134,8 +134,8 @@ def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> 
     if view.claims.newest or any(name != RAW for name in _classes(store, node)):
         return ""
     what = (
-        f"its entries can be of raw maps or of {LOG}s of records (imap_wal.log), which their "
-        "files do not say"
+        f"its entries may be of raw maps or of {LOG}s of records (imap_wal.log); the files do not "
+        "say which"
     )
     raise NotRepairable(f"{gone} {what}; {BRING_BACK}")
 

@@ -1,4 +1,4 @@
-"""What a repair keeps and gives up, file by file: the same for a dry run and for the run."""
+"""What a repair keeps and gives up, file by file: the same for a dry run and for a real one."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Any
 SALVAGE, POINT_IN_TIME = "salvage", "point-in-time"
 
 COPIED = "copied"
-"""Byte for byte (of a segment whose predecessor changed, the header's checksum of that one is
-cleared)."""
+"""Byte for byte. If the preceding segment changed, the header's checksum of it is cleared."""
 TRIMMED = "trimmed"
-"""The front of a segment, byte for byte, without a torn tail that was never acknowledged."""
+"""The start of a segment, byte for byte, without a torn tail that was never acknowledged."""
 REWRITTEN = "rewritten"
 """A new file with what is kept."""
 EMPTIED = "emptied"
-"""A segment without frames stands under its name, so that no later position is mistaken for one of
-its."""
+"""A segment without frames takes its name, so that no later position is mistaken for one of its
+positions."""
 GIVEN_UP = "given-up"
-"""Not in the copy at all."""
+"""Not in the copy."""
 LEFT_OUT = "left-out"
 """Nothing that a restore reads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Positions, frames, records and bytes; None where it cannot be told, or where the file has no
-    such thing."""
+    """Positions, frames, records and bytes; None if unknown, or if the file has no such thing."""
 
     first: str | None = None
     last: str | None = None
@@ -41,8 +39,8 @@ NOTHING = Extent(None, None, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file of the log. `file` is its name in the log; `to` its name in the copy, where that is
-    another."""
+    """One file of the log. `file` is its name in the log, `to` its name in the copy if that
+    differs."""
 
     file: str
     kind: str
@@ -58,8 +56,8 @@ class Item:
 
 
 def summary(items: Sequence[Item]) -> dict[str, Any]:
-    """Totals. `unknown_loss` files lost a number of records that cannot be told; it is not in
-    `given_up_records`."""
+    """Totals. `unknown_loss` counts files that lost an unknown number of records, which
+    `given_up_records` does not include."""
     lost = [item.given_up for item in items if item.given_up is not None]
     return {
         "files": len(items),

@@ -1,5 +1,4 @@
-"""What the segments of a node's log are, before a repair decides what becomes of them; and headers,
-changed in place."""
+"""The segments of a node's log as a repair finds them; and changes of headers in place."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from storage_backends import SegmentStore
 
 @dataclass(slots=True)
 class Segment:
-    """One segment of the log: its whole frames in sum, and what is wrong with it."""
+    """One segment of the log: totals of its whole frames, and its damage."""
 
     path: str
     epoch: int
@@ -35,7 +34,7 @@ class Segment:
     header: SegmentHeader | None = None
     end: int = 0
     checksum: int = 0
-    """Of the last frame, 0 where there is none."""
+    """Of the last frame, 0 if there is none."""
     goes_on_from: int | None = None
     """See `SegmentReader.goes_on_from`."""
     frames: int = 0
@@ -45,10 +44,10 @@ class Segment:
     last: Position | None = None
     scan: Scan | None = None
     end_missing: Position | None = None
-    """The file ends at a frame's border, and the log went on: up to here, or (START) nobody knows
-    to where."""
+    """The file ends at the end of a frame, but the log continued: up to here, or (START) to an
+    unknown position."""
     torn: bool = False
-    """Damaged above all that was synced, and nothing whole behind: a tail."""
+    """Damaged after all that was synced, without whole frames after it: a tail."""
 
     @property
     def damaged(self) -> bool:
@@ -56,7 +55,7 @@ class Segment:
 
     @property
     def lost(self) -> bool:
-        """Whether anything that was in it cannot be read."""
+        """Whether any of its entries cannot be read."""
         scan = self.scan
         return (
             self.status == "missing"
@@ -67,7 +66,7 @@ class Segment:
         )
 
     def count(self, frames: Iterable[Place]) -> None:
-        """Take note of whole frames, in order."""
+        """Add whole frames, in order."""
         for place in frames:
             self.frames += 1
             self.records += place.entries
@@ -77,7 +76,7 @@ class Segment:
             self.checksum, self.end = place.checksum, place.end
 
     def gaps(self) -> Extent | None:
-        """What can be told of the damaged frames."""
+        """The known facts about the damaged frames."""
         gaps = self.scan.gaps if self.scan is not None else []
         if not gaps:
             return None
@@ -91,8 +90,8 @@ class Segment:
         )
 
     def everything(self, kept: list[Place] | None = None) -> Extent | None:
-        """All that the copy will not have of a segment: what can be told of its gaps, and the whole
-        frames that are not kept."""
+        """What the copy will not have of a segment: its gaps, as far as known, and the whole frames
+        that are not kept."""
         kept = kept or []
         scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
         if self.status == "missing":
@@ -101,9 +100,8 @@ class Segment:
         frames: int | None = self.frames - len(kept)
         records: int | None = self.records - sum(frame.entries for frame in kept)
         size = self.bytes - sum(frame.end - frame.offset for frame in kept)
-        if (
-            scan is None and self.status == "corrupt" and self.end_missing is None
-        ):  # another segment under this name
+        # Another segment under this name.
+        if scan is None and self.status == "corrupt" and self.end_missing is None:
             return Extent(start, None, None, None, self.size)
         if gaps is None and not frames:
             return None
@@ -120,14 +118,14 @@ class Segment:
             if gaps.last:
                 last = max(last or START, Position.parse(gaps.last))
             elif last is not None and scan is not None and last.frame < scan.gaps[-1].start:
-                last = None  # the last one lies in a gap that does not tell
+                last = None  # the last one is in a gap whose positions are unknown
         return Extent(text(first), text(last), frames, records, size)
 
 
 def look_at(
     store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool
 ) -> Segment:
-    """Read all of a segment. `home`: where it belongs. `UnsupportedVersion`."""
+    """Read all of a segment. `home`: its proper place. `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[Place] = []
 
@@ -172,7 +170,8 @@ def look_at(
 
 
 def find_missing_ends(found: Mapping[int, Segment]) -> None:
-    """A file that ends at a frame's border looks whole. The next segment's header knows better."""
+    """A file that ends at the end of a frame looks whole. Only the next segment's header shows that
+    it is not."""
     before: Segment | None = None
     for number in sorted(found):
         segment = found[number]
@@ -202,8 +201,8 @@ def text(position: Position | None) -> str | None:
 
 
 def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
-    """The bytes of each entry of a frame. `NotRepairable` if it does not have so many as it
-    should."""
+    """The bytes of each entry of a frame. `NotRepairable` if their number is not that of the
+    header."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(payload)
     ends = [0]
@@ -213,7 +212,7 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
             ends.append(unpacker.tell())
     except (ValueError, msgpack.UnpackException) as error:
         what = (
-            f"the frame at byte {frame.offset} does not hold the {frame.count} entries that it "
+            f"the frame at byte {frame.offset} does not have the {frame.count} entries that it "
             f"promises ({error})"
         )
         raise NotRepairable(
@@ -225,7 +224,7 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
 def dropped(
     scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str
 ) -> dict[int, bytes]:
-    """Index → bytes of the entries of a frame of the segment `data` that are among `drops`."""
+    """Index → bytes of those entries of a frame of the segment `data` that are in `drops`."""
     indexes = {each.index for each in drops if each.frame == frame.offset}
     pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
     return {index: pieces[index] for index in indexes}
@@ -240,8 +239,8 @@ def renamed(head: bytes, segment_id: bytes) -> bytes:
 
 
 def cleared(head: bytes) -> bytes:
-    """The header without the checksum of the segment before it, as long as it was: frames stay
-    where they are."""
+    """The header without the checksum of the preceding segment, at the same length: frames keep
+    their offsets."""
     end = format.header_bytes_needed(head)
     unpacker = msgpack.Unpacker()
     unpacker.feed(head[12 : end - 4])

@@ -1,1 +1,1 @@
-"""The segment files of a node's log: their bytes, writing, reading, and what is wrong with one."""
+"""The segment files of a node's log: bytes, writing, reading, and the verdict on a damaged one."""

@@ -1,21 +1,21 @@
-"""Whole frames after damage, found in time that grows with the bytes alone, whatever the bytes are.
+"""Finds whole frames after damage. The time grows only with the number of bytes, whatever they are.
 
-The rule. A place p may begin a frame when all of this holds, as it does for every whole frame:
+The rule. A place p may begin a frame if all of this is true, as it is for every whole frame:
 
     length   at least 8, and the frame ends inside the data
     type     known
     synced   at most p: no frame says that something after its own start was synced
 
-Every such place is tried, in order, and the first whose checksum is right is a frame; the search
+Every such place is tried, in order. The first with a correct checksum is a frame, and the search
 continues at its end. So every whole frame is found, except one inside another place whose checksum
-is right by chance (one in four thousand million for each place).
+is correct by chance (one in four thousand million for each place).
 
-The work. A place may claim megabytes, and values can hold such a place every few bytes: to hash
+The work. A place may claim megabytes, and values can have such a place every few bytes: to hash
 them all would be quadratic. But a CRC is linear. From the CRCs of the bytes before each 64th byte,
 the CRC of any range follows with `extend` over fewer than 128 bytes at its ends. No two places are
 9 bytes apart (the type of the second would be a byte of the first one's synced offset, and that one
-is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each byte
-that is searched.
+is zero). So at most half of the bytes begin one, and fewer than 75 bytes are hashed for each
+searched byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import google_crc32c
 from imap_wal.format import FRAME_HEADER, FRAME_HEADER_BYTES, SYNCED_BYTES, TYPES, Frame, frame_seed
 
 STEP = 64
-"""A running CRC is kept for each so many bytes."""
+"""How many bytes there are between two stored running CRCs."""
 _DIRECT_BYTES_MAX = 2 * STEP
 _TYPE_AT = 8
 
@@ -39,16 +39,16 @@ _PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes(TYPES)))
 
 
 class FrameSearch:
-    """`data` are the bytes at offset `base` of a segment whose frames' CRCs begin with `seed`."""
+    """`data`: the bytes from offset `base` of a segment. `seed`: the start of its frames' CRCs."""
 
     def __init__(self, seed: int, data: bytes, base: int = 0) -> None:
         self._seed, self._data, self._base = seed, data, base
         self._marks = array("I", [0])
         self.hashed = 0
-        """Bytes given to the CRC so far: what a search costs."""
+        """Bytes hashed so far: the cost of the search."""
 
     def after(self, offset: int) -> Iterator[Frame]:
-        """Whole frames that begin at `offset` or after it, in order."""
+        """Whole frames that begin at or after `offset`, in order."""
         data, base = self._data, self._base
         at = offset - base
         while (match := _PLAUSIBLE.search(data, at + _TYPE_AT)) is not None:
@@ -98,14 +98,14 @@ class FrameSearch:
 
 
 _ORDER = 2**31 - 1
-"""So many zero bytes change nothing."""
+"""A CRC is unchanged after this many zero bytes."""
 
 _Tables = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def shifted(crc: int, count: int) -> int:
-    """What `count` bytes that follow make of a CRC, whatever they are. A negative `count` takes
-    that back."""
+    """A CRC after `count` more bytes, of any value: the part that the CRC before them contributes.
+    A negative `count` is the inverse."""
     count %= _ORDER
     power = 0
     while count:
@@ -119,7 +119,7 @@ def shifted(crc: int, count: int) -> int:
 
 @cache
 def _tables(power: int) -> _Tables:
-    """For each byte of a CRC, what 2**power bytes that follow make of it."""
+    """For each byte of a CRC, its contribution after 2**power more bytes."""
     if power == 0:
         zero = google_crc32c.extend(0, b"\0")
         columns = [int(google_crc32c.extend(1 << bit, b"\0")) ^ zero for bit in range(32)]

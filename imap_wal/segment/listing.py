@@ -11,7 +11,7 @@ from storage_backends import SegmentStore, StoredFile
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A segment as the listing has it; `bytes` with preallocated space."""
+    """A segment of the listing; `bytes` with preallocated space."""
 
     epoch: int
     number: int
@@ -26,11 +26,10 @@ class SegmentFile:
 
 @dataclass(frozen=True, slots=True)
 class WalFolder:
-    """What is in a node's `wal/`. `segments`: those that count and are not archived, in order of
-    their numbers. `archived`: files of archived segments. `copied`: files of which a recovery made
-    a copy, which counts instead. `void`: files that a writer began after it had been replaced.
-    `logs`: ids of the logs to which the folder belongs. `permits`: path of each permit → its
-    epoch."""
+    """The content of a node's `wal/`. `segments`: those that count and are not archived, in order
+    of their numbers. `archived`: files of archived segments. `copied`: files that a recovery
+    replaced by copies. `void`: files that a writer began after it had been replaced. `logs`: ids of
+    the logs to which the folder belongs. `permits`: path of each permit → its epoch."""
 
     segments: tuple[SegmentFile, ...]
     archived: tuple[SegmentFile, ...] = ()
@@ -41,7 +40,7 @@ class WalFolder:
 
     @property
     def newest(self) -> str:
-        """Path of the segment with the highest number, archived or not; "" where there is none."""
+        """Path of the segment with the highest number, archived or not; "" without one."""
         last = max((*self.segments, *self.archived), key=lambda each: each.number, default=None)
         return "" if last is None else last.path
 
@@ -52,7 +51,7 @@ def wal_folder(
     archived: tuple[int, int] = (0, 0),
     begins: tuple[int, int] = (0, 0),
 ) -> WalFolder:
-    """List a node's `wal/`. `archived`: what the node's manifest says."""
+    """List a node's `wal/`. `archived`: from the node's manifest."""
     return sorted_out(store.list(f"{node_folder}/wal"), archived, begins)
 
 

@@ -1,8 +1,7 @@
-"""One segment on storage: a writer that appends frames, and a reader that yields them and says why
-it stopped.
+"""Reads one segment, and says why it stopped.
 
-The reader keeps at most one window of the file (or one frame, if that is larger) in memory, and may
-be used on a segment that is being written: it stops at the last whole frame.
+The reader has at most one window of the file (or one frame, if that is larger) in memory. It may
+read a segment that is being written: it stops at the last whole frame.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
 READERS = 8
-"""Files that are read at the same time, where each read is a request over a network."""
+"""Files that are read at the same time if each read is a request over a network."""
 FIRST_WINDOW_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How a segment ends. `status`: "clean", "torn-tail" (damage above all that was synced),
-    "corrupt" (damage below it).
+    """The end of a segment. `status`: "clean", "torn-tail" (damage after all that was synced),
+    "corrupt" (damage before that).
 
-    `end` is the offset after the last whole frame; `size` the file's; `frames_after` counts valid
-    frames beyond the damage (a tail can have such too: a power loss keeps any part of what was not
-    synced), `records_after` their entries, `last_after` is the offset of the last.
+    `end` is the offset after the last whole frame; `size` the file's. `frames_after` counts valid
+    frames after the damage (a torn tail can have them too: a power loss keeps any part of what was
+    not synced), `records_after` their entries, `last_after` is the offset of the last.
     """
 
     status: str
@@ -44,7 +43,7 @@ class Tail:
 
 
 class SegmentReader:
-    """Reads a segment front to back. Construction reads the header: `ShortLog`, `CorruptLog`,
+    """Reads a segment from start to end. Construction reads the header: `ShortLog`, `CorruptLog`,
     `UnsupportedVersion`. Only `frames` and `check_keys` need keys."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
@@ -61,13 +60,13 @@ class SegmentReader:
         """Offset after the last whole frame that was read."""
         self.checksum = 0
         self.synced = 0
-        """The highest last-synced offset that a frame carried."""
+        """The highest last-synced offset of any frame."""
 
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
-        without an error at the first place that is no frame; `tail` then tells why. A frame of a
-        type this version does not know raises UnsupportedVersion: it is never skipped. So does one
-        that was forged, `Forged`; `EncryptionError` where the keys do not fit."""
+        without an error at the first place that is no frame; `tail` then says why. Never skips a
+        frame: `UnsupportedVersion` for one of an unknown type, `Forged` for a forged one,
+        `EncryptionError` if the keys do not fit."""
         if not self.header.key_id and keys_of(self._store).ring.allows_plain:
             return self.whole_frames(start, stop)
         return self._opened(start, stop)
@@ -75,9 +74,9 @@ class SegmentReader:
     def _opened(self, start: int | None, stop: int | None) -> Iterator[Frame]:
         cipher: SegmentCipher | None = None
         for frame in self.whole_frames(start, stop):
-            # Only now: a segment without frames has nothing to be opened.
+            # Only now: a segment without frames needs no cipher.
             cipher = cipher or cipher_of(self._store, self.header, self._head, self.path)
-            assert cipher is not None  # `cipher_of` has refused what is not encrypted
+            assert cipher is not None  # `cipher_of` refuses unencrypted segments
             try:
                 opened = cipher.open(frame, self.path)
             except Forged:
@@ -86,16 +85,17 @@ class SegmentReader:
             yield opened
 
     def check_keys(self) -> None:
-        """`EncryptionError` if `frames` could not read this segment, or somebody without the key
-        made its header; also of one that has no frames: it could hide that there were some."""
+        """`EncryptionError` if `frames` could not read this segment, or if its header was made
+        without the key. Also for a segment without frames, which could hide that there were
+        some."""
         cipher_of(self._store, self.header, self._head, self.path)
 
     def whole_frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
-        """`frames`, as they are on storage: the payload of an encrypted one is not opened."""
+        """`frames`, as stored: payloads stay encrypted."""
         offset = self.first if start is None else max(start, self.first)
         self.end = offset
         window, base = b"", offset
-        # A reader that continues mostly finds little here, and then preallocated zeros.
+        # A reader that continues mostly finds few bytes here, and then preallocated zeros.
         size = WINDOW_BYTES if start is None else FIRST_WINDOW_BYTES
         while stop is None or offset < stop:
             frame = format.decode_frame(self._seed, window, offset - base, offset)
@@ -122,16 +122,16 @@ class SegmentReader:
 
     @property
     def goes_on_from(self) -> int | None:
-        """What the next segment's header says of the last frame before it: the CRC of this
-        segment's last frame, or, where it has none, what its own header says of the one before. 0
-        or `NOTHING_BEFORE`: there is no frame before. None: not known; no header says it, or
-        reading began after the first frame."""
+        """The checksum that the next segment's header should have of the last frame before it: the
+        CRC of this segment's last frame, or, without frames, the one in its own header. 0 or
+        `NOTHING_BEFORE`: there is no frame before. None: unknown; no header has it, or reading
+        began after the first frame."""
         if self.checksum or self.end > self.first:
             return self.checksum or None
         return self.header.previous_checksum or (0 if self.header.number == 1 else None)
 
     def tail(self) -> Tail:
-        """What follows the last frame that `frames` yielded."""
+        """What follows the last frame from `frames`."""
         size = self._store.size(self.path)
         if size <= self.end:
             return Tail("clean", self.end, size)
@@ -152,7 +152,7 @@ class SegmentReader:
         )
 
     def _written(self, size: int) -> bool:
-        """Whether anything but zeros (a preallocated rest) follows the last whole frame."""
+        """Whether anything but zeros (preallocated space) follows the last whole frame."""
         for start in range(self.end, size, WINDOW_BYTES):
             if self._store.read(self.path, start, min(WINDOW_BYTES, size - start)).strip(b"\0"):
                 return True
@@ -160,8 +160,7 @@ class SegmentReader:
 
 
 class Held:
-    """A store of which one file is in memory: all that is asked about that file takes one
-    request."""
+    """A store with one file in memory: all reads of that file take one request."""
 
     def __init__(self, store: SegmentStore, path: str) -> None:
         self.capabilities = store.capabilities
@@ -176,8 +175,8 @@ class Held:
 
 
 def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
-    """Each file whole, in this order, several of them being read at the same time. An error is
-    raised when its file is next."""
+    """Reads each file at once, several at the same time, in this order. An error is raised when its
+    file is next."""
     if READERS < 2:
         yield from (Held(store, path) for path in paths)
         return
@@ -196,11 +195,11 @@ def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
 
 
 def is_header_torn(store: SegmentStore, path: str) -> bool:
-    """Whether a crash left nothing of a segment but the front of its header, and zeros: no frame
-    was ever in it."""
+    """Whether a crash left only the start of a segment's header, and zeros: it never had a
+    frame."""
     namespace, cluster, _, node = (layout.decode(part) for part in path.split("/")[:4])
-    # The header's length field may be what is damaged; but a header of these names is never longer,
-    # even if all its numbers were.
+    # The damage may be in the header's length field. But a header with these names is never longer
+    # than one with the largest numbers.
     number, token = 2**32 - 1, b"\0" * 16
     longest = SegmentHeader(
         token, namespace, cluster, node, number, number, number, 2**63, "-" * 36

@@ -1,10 +1,9 @@
-"""What of a damaged segment can still be read: its whole frames, and the gaps between them.
+"""Reads what is readable of a damaged segment: its whole frames, and the gaps between them.
 
-A frame verifies only with the segment's id and at its own offset, so frames after a gap are found
-by trying every place that may be one. Where the segment's header is what was damaged, the seed of
-the frames' CRCs is found again: from the id, if that is whole, else from two frames. A CRC is
-linear, so one frame gives the only seed that fits it, and another that fits the same one is no
-accident.
+A frame is valid only with the segment's id and at its own offset, so frames after a gap are found
+by trying every place that may be one. If the header is damaged, the seed of the frames' CRCs is
+recovered: from the id if that is whole, otherwise from two frames. A CRC is linear, so for one
+frame exactly one seed fits; if the same seed fits another frame, that is no accident.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from imap_wal.segment.frame_search import FrameSearch, shifted
 from storage_backends import SegmentStore
 
 _ID_AT, _ID_BYTES = 15, 16
-"""Of a header: after the twelve bytes, the array's mark, and the two bytes that begin the id."""
+"""In a header: after the twelve bytes, the array's mark, and the two bytes that begin the id."""
 _ENTRY_BYTES_MIN = 11
 _TRIED_FRAMES = 8
 
@@ -44,15 +43,15 @@ class Place(NamedTuple):
     end: int
     kind: int
     entries: int
-    """0 unless it holds entries."""
-    count: int  # type: ignore[assignment]  # the field's word, as in Frame
+    """0 unless it has entries."""
+    count: int  # type: ignore[assignment]  # the same name as in Frame
     checksum: int
 
 
 class Gap(NamedTuple):
     """Bytes that are no whole frame. `frames`, `records`, `last` (offset and index of the last
-    entry) are what the damaged frames' own headers say; None where those cannot be trusted, because
-    they do not lead to the gap's end."""
+    entry) are from the damaged frames' own headers; None if those cannot be trusted, because they
+    do not lead to the gap's end."""
 
     start: int
     end: int
@@ -62,8 +61,8 @@ class Gap(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """`header` is None where it is damaged; `seed` is None where nothing can be read without it.
-    `first` is where frames begin. `raw` is the header as it is."""
+    """`header` is None if it is damaged; `seed` is None if nothing can be read without it. `first`
+    is the offset of the first frame. `raw` is the header as stored."""
 
     header: SegmentHeader | None
     raw: bytes
@@ -73,7 +72,7 @@ class Scan(NamedTuple):
     gaps: list[Gap]
     size: int
     cipher: SegmentCipher | None = None
-    """What opens the frames; None: they are not encrypted."""
+    """Decrypts the frames; None: they are not encrypted."""
 
     def payload(self, data: bytes, place: Place) -> bytes:
         """The msgpack stream of a frame of the segment `data`."""
@@ -98,9 +97,9 @@ class Scan(NamedTuple):
 
 
 def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
-    """Read a segment as far as it can be read. `home`: the place where it is. Nothing is read of a
-    segment whose header names another place. A frame that was forged is a gap.
-    `UnsupportedVersion`, also for a frame of an unknown type. `EncryptionError`."""
+    """Read all readable frames of a segment. `home`: the segment's place. Reads no frames if the
+    header names another place. A forged frame is a gap. `UnsupportedVersion`, also for a frame of
+    an unknown type. `EncryptionError`."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None
@@ -153,7 +152,7 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
         if following is None:
             break
         offset = following.offset
-    if seed is None:  # an empty file too: it had a header once
+    if seed is None:  # also for an empty file: it had a header once
         gaps.append(Gap(0, written))
     return Scan(header, data[:first], seed, first, frames, gaps, len(data), cipher)
 
@@ -170,7 +169,7 @@ def _forged(cipher: SegmentCipher | None, frame: Frame) -> bool:
 def _find_cipher(
     store: SegmentStore, path: str, home: Home, data: bytes, seed: int, first: int
 ) -> SegmentCipher | None:
-    """For a segment at `home` whose header is damaged: what opens its first whole frame."""
+    """The cipher for the first whole frame of a segment at `home` with a damaged header."""
     frame = format.decode_frame(seed, data, first, first)
     if not isinstance(frame, Frame):
         frame = next(FrameSearch(seed, data).after(first), NoFrame("end"))
@@ -194,7 +193,7 @@ def _find_cipher(
 
 
 def last_lost(epoch: int, number: int, gap: Gap) -> Position | None:
-    """Position of the last entry in a gap, where it is known."""
+    """Position of the last entry in a gap, if known."""
     return None if gap.last is None else Position(epoch, number, *gap.last)
 
 
@@ -216,7 +215,7 @@ def _gap(data: bytes, start: int, end: int) -> Gap:
 
 def _believable(payload: bytes, count: int) -> bool:
     """Whether a damaged frame's own count may be right: the damage is in the payload, or the
-    payload has as many entries."""
+    payload has that many entries."""
     try:
         return len(entry.values(payload)) == count
     except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
@@ -224,8 +223,8 @@ def _believable(payload: bytes, count: int) -> bool:
 
 
 def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
-    """(offset, type, count, end) of frames one after the other, as their headers say and as far as
-    they can be believed."""
+    """(offset, type, count, end) of successive frames, from their headers, as far as these are
+    plausible."""
     while offset + FRAME_HEADER_BYTES + SYNCED_BYTES <= len(data):
         length, _, type_count = FRAME_HEADER.unpack_from(data, offset)
         kind, count = type_count & 0xFF, type_count >> 8
@@ -241,7 +240,7 @@ def _chain(data: bytes, offset: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
-    """(seed, where frames begin)."""
+    """(seed, offset of the first frame)."""
     names = home[:3]
     longest = len(
         SegmentHeader(
@@ -250,9 +249,8 @@ def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
     )
     shortest = len(SegmentHeader(b"\0" * _ID_BYTES, *names, 1, 1, 0, 0, "").encode())
     if format.says_encrypted(data):
-        longest += (
-            format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4
-        )  # and what msgpack puts before both
+        # With the bytes that msgpack puts before both.
+        longest += format.KEY_ID_MAX + format.KEY_CHECK_BYTES + 4
     said = format.header_bytes_needed(data)
     by_id = int(google_crc32c.value(data[_ID_AT : _ID_AT + _ID_BYTES]))
     for first in dict.fromkeys((said, *range(shortest, longest + 1))):
@@ -266,15 +264,14 @@ def _find_seed(data: bytes, home: Home) -> tuple[int, int] | None:
             solved[seed] += 1
             if solved[seed] == 2:
                 return seed, first
-    if (
-        next(FrameSearch(by_id, data).after(shortest), None) is not None
-    ):  # the first frames are damaged too
+    # The first frames may be damaged too.
+    if next(FrameSearch(by_id, data).after(shortest), None) is not None:
         return by_id, said if shortest <= said <= longest else shortest
     return None
 
 
 def _solve(data: bytes, offset: int, end: int) -> int:
-    """The one seed with which the frame at `offset` verifies, if its bytes are whole."""
+    """The only seed with which the frame at `offset` is valid, if its bytes are whole."""
     length, checksum, type_count = FRAME_HEADER.unpack_from(data, offset)
     before = format.frame_seed(0, offset, length, type_count)
     rest = int(google_crc32c.extend(before, data[offset + FRAME_HEADER_BYTES : end]))

@@ -1,9 +1,9 @@
 """The verdict on a segment: whole, the tail of a crash, or damage. Open, live readers, archive,
-`verify` and `repair` all ask here, so all of them give the same verdict on the same bytes.
+`verify` and `repair` all use it, so all of them have the same verdict on the same bytes.
 
-What is asked about a segment, besides its bytes: does a later one follow (a file that counts, or
-one that the manifest knows)? Does the checkpoint name a frame in it? What does the next segment's
-header say of its last frame?
+The verdict depends on the segment's bytes and on three other things. Does a later segment follow (a
+file that counts, or one that the manifest knows)? Does the checkpoint name a frame in it? Which
+checksum of its last frame does the next segment's header have?
 
 | status      | what is found                                                                      |
 |-------------|------------------------------------------------------------------------------------|
@@ -19,9 +19,9 @@ header say of its last frame?
 | forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |
 |             | place                                                                              |
 
-Keys that are missing or wrong are no verdict, but an `EncryptionError`: nothing follows from it.
+Missing or wrong keys are no verdict but an `EncryptionError`: they say nothing about the bytes.
 
-What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
+What each caller does. "Log error" is `CorruptLog` or `ShortLog`; the number is an exit code.
 
 | status      | absolute | torn-tail     | point-in-time | live view, archive | verify         | repair            |
 |-------------|----------|---------------|---------------|--------------------|----------------|-------------------|
@@ -38,7 +38,7 @@ What each makes of it. "Log error" is `CorruptLog` or `ShortLog`; the number is 
 | unsupported | refuses  | refuses       | refuses       | UnsupportedVersion | unsupported, 3 | refuses           |
 | forged      | refuses  | refuses       | as corrupt    | Forged             | corrupt, 3     | what is whole     |
 
-A torn-tail open scans from the checkpoint on; damage below it is found by the restore after it.
+A torn-tail open scans from the checkpoint; the restore that follows finds damage below it.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a segment is in its log. `directory`: the log's, "" if it is not known. `followed`: a
-    later segment counts. `checkpoint`, `newest`: the node manifest's; a segment is entered there
-    once its header is safe, and before its first frame."""
+    """A segment's place in its log. `directory`: the log's, "" if unknown. `followed`: a later
+    segment counts. `checkpoint`, `newest`: from the node's manifest, which a segment is entered
+    into after its header is safe and before its first frame."""
 
     path: str
     directory: str
@@ -79,15 +79,15 @@ class Place:
 
     @property
     def known(self) -> int:
-        """Number of the newest segment that the manifest knows."""
+        """Number of the newest segment in the manifest."""
         return max(self.newest, self.checkpoint.segment)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`end` is where the whole frames end, and the damage begins; 0 where the header is not whole.
-    `size` is the file's. `frames_after` counts whole frames after the damage, `records_after` their
-    entries, `last_after` is the offset of the last one (0 where the header is damaged)."""
+    """`end`: where the whole frames end and the damage begins; 0 if the header is not whole.
+    `size`: the file's. `frames_after` counts whole frames after the damage, `records_after` their
+    entries, `last_after` is the offset of the last one (0 if the header is damaged)."""
 
     status: str
     place: Place
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def is_tail(self) -> bool:
-        """Nothing that was synced is lost: it is cut at the next open."""
+        """Whether nothing that was synced is lost: the next open cuts it."""
         return self.status in (TORN, UNBORN)
 
     @property
@@ -114,8 +114,7 @@ class Verdict:
         return Position(self.place.epoch, self.place.number, self.end, 0)
 
     def error(self, more: str = "") -> LogError:
-        """The error to raise where this verdict stops the caller. `more` is put after the first
-        lost position."""
+        """The error for a caller that cannot continue. `more` follows the first lost position."""
         kinds: dict[str, type[LogError]] = {
             SHORT: ShortLog,
             UNSUPPORTED: UnsupportedVersion,
@@ -136,10 +135,10 @@ def judge(
     *,
     opened: bool = True,
 ) -> tuple[Verdict, SegmentReader | None]:
-    """Read a segment front to back, and give the verdict on it. `visit` is called with every whole
-    frame before the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not opened,
-    so no keys are needed, and none is found to be forged. The reader is None where there is no
-    header. `EncryptionError`."""
+    """Read a segment from start to end; returns the verdict. `visit` gets every whole frame before
+    the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not decrypted, so no keys
+    are needed, and no frame is found to be forged. The reader is None without a header.
+    `EncryptionError`."""
     reader = begin(store, place)
     if isinstance(reader, Verdict):
         return reader, None
@@ -156,8 +155,8 @@ def judge(
 
 
 def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader | Verdict:
-    """A reader of the segment, or the verdict where its header does not let it be read. The header
-    is read again if it was perhaps being written. `NotFound`."""
+    """A reader of the segment, or the verdict if its header is not readable. Reads the header again
+    if it was perhaps being written. `NotFound`."""
     try:
         reader = SegmentReader(store, place.path)
     except UnsupportedVersion as error:
@@ -191,9 +190,8 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
 
 
 def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda: 0) -> Verdict:
-    """The verdict where `reader` has read all whole frames. `said` returns the checksum that the
-    next segment has of this one's last frame (0: none is known); it is called only where that
-    decides."""
+    """The verdict after `reader` has read all whole frames. `said` returns the next segment's
+    checksum of this one's last frame (0: unknown); it is called only if that decides."""
     tail = reader.tail()
     after = tail.frames_after, tail.records_after, tail.last_after
     named = (place.epoch, place.number) == place.checkpoint[
@@ -224,7 +222,7 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
 
 
 def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
-    """The verdict on a segment whose successor continues from another frame than its last."""
+    """The verdict on a segment whose successor continues from a later frame than its last."""
     what = (
         "the next segment continues from a later frame: the end of this one is missing, or it "
         "was exchanged"
@@ -233,8 +231,8 @@ def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
 
 
 def goes_on(known: int | None, said: int) -> bool:
-    """Whether a segment whose header says `said` of the frame before it can follow a frame with the
-    checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: not known."""
+    """Whether a segment whose header has the checksum `said` of the frame before it can follow a
+    frame with the checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: unknown."""
     return known is None or said in (0, NOTHING_BEFORE, known)
 
 
@@ -248,8 +246,9 @@ def _at_home(reader: SegmentReader, directory: str) -> bool:
 
 
 def said_by(store: SegmentStore, directory: str, later: Iterable[str]) -> int:
-    """What the segments that follow say of the last frame before them; 0 where they say nothing.
-    One without frames may not know it; then the next one tells. `directory`: see `Place`."""
+    """The checksum of the last frame before the following segments, from their headers; 0 if
+    unknown. One without frames may not know it; then the next one is read. `directory`: see
+    `Place`."""
     for path in later:
         try:
             reader = SegmentReader(store, path)
@@ -258,7 +257,7 @@ def said_by(store: SegmentStore, directory: str, later: Iterable[str]) -> int:
             if reader.header.previous_checksum or next(reader.whole_frames(), None) is not None:
                 return reader.header.previous_checksum
         except (LogError, NotFound):
-            return 0  # the verdict on that segment tells
+            return 0  # that segment has a verdict of its own
     return 0
 
 
@@ -267,7 +266,7 @@ def _followed(place: Place) -> bool:
 
 
 def forged(place: Place, error: Forged, size: int) -> Verdict:
-    """The verdict where an encrypted frame does not open with the right key."""
+    """The verdict for an encrypted frame that the right key does not open."""
     return Verdict(FORGED, place, error.offset, size, error.what, advice=error.advice)
 
 

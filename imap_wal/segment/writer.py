@@ -13,8 +13,8 @@ from storage_backends import SegmentStore
 class SegmentWriter:
     """Appends frames to a new segment. Not thread-safe: the committer owns it.
 
-    After any error of `append` or `sync` the segment is poisoned: the caller must not use it again
-    but to `close` it.
+    After any error of `append` or `sync` the segment is poisoned: the caller may only `close`
+    it.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class SegmentWriter:
         randomness: Randomness | None = None,
         ring: KeyRing | None = None,
     ) -> None:
-        """`ring`: the keys that write; default: those that go with the store."""
+        """`ring`: the keys that write; default: the store's."""
         self.path = path
         self.header, self._cipher = sealed(
             ring or keys_of(store).ring, header, randomness or SystemRandomness()
@@ -34,13 +34,13 @@ class SegmentWriter:
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)
         self.checksum = 0
-        """CRC of the last frame; the next segment's header carries it on."""
+        """CRC of the last frame, for the next segment's header."""
         self.synced = 0
         self.records = 0
         self._sealed = False
         try:
-            # Safe before the first frame is written: a segment whose header is not whole then holds
-            # nothing else, see `is_header_torn`.
+            # Safe before the first frame: then a segment without a whole header has no frames, see
+            # `is_header_torn`.
             self._appender.append(self.header.encode())
             self.sync()
         except BaseException:
@@ -53,7 +53,7 @@ class SegmentWriter:
         return self._appender.size
 
     def append(self, kind: int, count: int, payload: list[bytes]) -> int:
-        """Write one frame at the end; returns its offset. Not yet safe: see `sync`."""
+        """Write one frame at the end; returns its offset. Not safe before `sync`."""
         offset = self._appender.size
         if self._cipher is not None:
             payload = self._cipher.seal(offset, kind, count, self.synced, payload)
@@ -71,8 +71,8 @@ class SegmentWriter:
         self.synced = self._appender.size
 
     def rewind(self, size: int) -> None:
-        """After a failed `append`: cut what it may have left. An error: the result is not
-        known."""
+        """After a failed `append`: cut what it may have left. After an error here, the content is
+        unknown."""
         self._appender.truncate(size)
 
     def seal(self) -> None:

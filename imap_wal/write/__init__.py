@@ -1,1 +1,1 @@
-"""How a change becomes durable: ring, committer, a node's log, recovery at open, maintenance."""
+"""Making changes durable: ring, committer, a node's log, recovery at open, maintenance."""

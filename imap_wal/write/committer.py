@@ -1,16 +1,16 @@
-"""Group commit: what is ready in the ring becomes one frame, one sync, and then all its batches are
-acknowledged.
+"""Group commit: all batches that are ready in the ring become one frame with one sync, and then all
+of them are acknowledged.
 
-There is no committer thread. Whoever waits for a batch tries the commit lock: the one who gets it
-leads, and commits for everybody; the others sleep until their batch is done, or until a leader that
-leaves wakes one of them to lead. One caller alone thus pays no hand-off between threads.
+There is no committer thread. A thread that waits for a batch tries the commit lock. The one that
+gets it is the leader and commits for all; the others sleep until their batch is done, or until a
+leader that leaves wakes one of them to lead. So a single caller needs no hand-off between threads.
 
 A failed write or sync poisons the committer: nothing more is acknowledged, and the sync is never
-tried again on that file.
+repeated on that file.
 
-The thread that leads may be interrupted at any line (Ctrl-C). What it was doing is in `_Commit`,
-and the next leader ends it: what was not written whole is cut off and written again; what was is
-synced and acknowledged. Where that cannot be known, the committer is poisoned.
+The leader may be interrupted at any line (Ctrl-C). `_Commit` records its progress, and the next
+leader finishes the commit: an incomplete write is cut off and repeated; a complete one is synced
+and acknowledged. If it is unknown which, the committer is poisoned.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from imap_wal.write.ring import RingBuffer
 from storage_backends import StorageError
 
 LOOK_AGAIN_S = 0.5
-"""A thread that waits for a leader checks this often whether there is one: an interrupted leader
-may have woken none."""
+"""How often a waiting thread checks whether there is a leader: an interrupted leader may have woken
+no other."""
 
 
 CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
-"""Where each commit is an object, the checkpoint follows after so many, or after so long."""
+"""If each commit is an object, the checkpoint moves after this many commits, or this time."""
 
 
 class CommitRequest:
-    """What one caller wants in the log at once: `payload` is a msgpack stream of `count` entries in
-    pieces, `apply` what to do when it is acknowledged (before any caller returns), in log order.
-    `session` and `request` (its last) feed the duplicate check; 0 for none. `content` is the
-    caller's: what the payload says."""
+    """One caller's changes. `payload`: a msgpack stream of `count` entries, in pieces. `apply` runs
+    when they are acknowledged, in log order and before any caller returns. `session` and `request`
+    (its last) are for the duplicate check; 0 for none. `content` is for the caller: the changes in
+    the payload."""
 
     __slots__ = (
         "apply",
@@ -80,13 +80,13 @@ class CommitRequest:
         self.size = sum(map(len, payload))
         self.done = False
         self.awaited = False
-        """A thread sleeps on it, or is about to look whether it must."""
+        """A thread sleeps on it, or is about to check whether it must."""
         self.error: ImapWalError | None = None
         self.position: Position | None = None
         self.sleeper: threading.Lock | None = None
 
     def wake(self) -> None:
-        """Let the thread that sleeps on this batch go on, if there is one. Safe to call twice."""
+        """Wake the thread that waits for this batch, if there is one. Safe to call twice."""
         sleeper = self.sleeper
         if sleeper is not None and sleeper.locked():
             try:
@@ -104,7 +104,7 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitStatistics:
-    """A snapshot, since the log was opened."""
+    """Statistics since the log was opened."""
 
     commits: int
     records: int
@@ -115,8 +115,8 @@ class CommitStatistics:
 
 
 class _Commit:
-    """A commit under way: `batches`, the ring's sequence after them, where the log was before. What
-    is `written` is in the log whole, what is `safe` may be acknowledged."""
+    """A commit under way: `batches`, the ring's sequence after them, and where the log was before.
+    `written`: it is in the log as a whole. `safe`: it may be acknowledged."""
 
     __slots__ = ("batches", "end", "mark", "safe", "written")
 
@@ -126,9 +126,9 @@ class _Commit:
 
 
 class Committer:
-    """Owns the node's log and is the ring's consumer. `on_commit` is called with the log after each
-    commit, so it must be quick; `before_ack` with the batches of a commit, between sync and
-    acknowledgement: it may give some of them an error (`OutcomeUnknown`)."""
+    """Owns the node's log and consumes the ring. `on_commit` gets the log after each commit, so it
+    must be quick. `before_ack` gets the batches of a commit between sync and acknowledgement, and
+    may give some of them an error (`OutcomeUnknown`)."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Committer:
         self._commits = self._records = self._syncs = self._rotations = 0
         self._sync_seconds = 0.0
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
-        """How many commits the checkpoint covers, and since when."""
+        """How many commits have no checkpoint, and since when."""
         durability = log.settings.durability
         self._syncs_each = durability is Durability.ALWAYS or (
             not log.store.capabilities.durable_append and durability is not Durability.INTERVAL
@@ -156,12 +156,12 @@ class Committer:
 
     @property
     def failure(self) -> ImapWalError | None:
-        """Why nothing more can be appended; None while all is well."""
+        """Why nothing more can be appended; None without a failure."""
         return self._failure
 
     def submit(self, batch: CommitRequest) -> None:
-        """Put the batch in the ring; when it is full, commit until there is room. `TooLarge` where
-        no frame could hold it."""
+        """Put the batch in the ring; while the ring is full, commit. `TooLarge` if no frame can
+        hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
             raise TooLarge(
                 f"{batch.count} changes of {batch.size} bytes at once; a commit takes at "
@@ -173,7 +173,7 @@ class Committer:
             self.commit_ready()
 
     def wait(self, batch: CommitRequest) -> None:
-        """Return when the batch is done: somebody committed it, or this thread does."""
+        """Return when the batch is done: another thread commits it, or this one."""
         batch.awaited = True
         try:
             while not batch.done:
@@ -183,32 +183,32 @@ class Committer:
                     assert batch.sleeper is not None
                     batch.sleeper.acquire(timeout=LOOK_AGAIN_S)
         finally:
-            if not batch.done:  # an interrupt: perhaps it was this thread's turn to lead
+            if not batch.done:  # interrupted: perhaps this thread was to lead next
                 batch.awaited = False
                 self._wake_next()
 
     def _lead(self, work: Callable[[], None]) -> None:
         try:
-            with self._lock:  # a plain lock: no interrupt gets between it and its block
+            with self._lock:  # a plain lock: an interrupt cannot come between it and its block
                 work()
         finally:
             self._wake_next()
 
     def _wake_next(self) -> None:
-        """Threads that published after a leader's last look found the commit lock taken and sleep:
-        one of them leads now."""
+        """Wake a thread to lead. Threads that published after a leader's last look found the commit
+        lock taken and sleep."""
         for batch in self.ring.take() if self.ring.ready() else ():
-            if batch.awaited:  # not one whose caller has not begun to wait, or was interrupted
+            if batch.awaited:  # its caller waits, and was not interrupted
                 batch.wake()
                 return
 
     def commit_ready(self) -> None:
-        """Commit all that is in the ring now."""
+        """Commit all batches in the ring."""
         self._lead(self._commit_ready)
 
     def sync(self) -> None:
-        """Durability barrier: all that was acknowledged before is safe when this returns, whatever
-        the durability."""
+        """Durability barrier: everything acknowledged before is safe when this returns, at any
+        durability."""
 
         def work() -> None:
             self._commit_ready()
@@ -220,8 +220,8 @@ class Committer:
         self._lead(work)
 
     def checkpoint_if_due(self) -> None:
-        """Have a recovery begin not far back: it reads every object after the checkpoint. `Fenced`,
-        `LostRace`, StorageError: the checkpoint stays where it is, and nothing is lost."""
+        """Move the checkpoint, because a recovery reads every object after it. `Fenced`,
+        `LostRace`, StorageError: the checkpoint does not move, and nothing is lost."""
         now, new = self._clock.monotonic(), self._commits - self._checkpointed
         if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
             return
@@ -239,8 +239,8 @@ class Committer:
             self._checkpointed, self._checkpointed_at = commits, now
 
     def sync_if_due(self) -> None:
-        """`interval`: sync when the oldest unsynced byte is about to be too old (the keeper comes
-        by four times an interval)."""
+        """For `interval`: sync before the oldest unsynced byte is too old. The keeper calls this
+        four times per interval."""
         since = self._unsynced_since
         if (
             since is None
@@ -266,7 +266,7 @@ class Committer:
         self._lead(work)
 
     def rotate_if_due(self) -> None:
-        """Seal the current segment if it is older than it may be."""
+        """Seal the current segment if it is too old."""
         limit = self._settings.rotate_interval_s
         if not limit or self.log.age_s < limit:
             return
@@ -279,8 +279,8 @@ class Committer:
         self._lead(work)
 
     def renew_lease(self) -> None:
-        """Hold on to the node where the storage's lock is a lease; losing it ends all
-        acknowledgements. A StorageError: it could not be renewed this time."""
+        """Renew the node's lock if it is a lease; its loss ends all acknowledgements. A
+        StorageError: not renewed this time."""
         if self.log.leased and self._failure is None:
             try:
                 self.log.renew()
@@ -293,8 +293,8 @@ class Committer:
                 self._lead(work)
 
     def close(self, clean: bool = True) -> None:
-        """Commit what is left, then close the log; `clean` says so in it. Safe to call again after
-        an interrupt."""
+        """Commit the rest, then close the log, as clean if `clean`. Safe to call again after an
+        interrupt."""
 
         def work() -> None:
             if clean:
@@ -306,7 +306,7 @@ class Committer:
                 else:
                     self.log.close(clean=False)
             finally:
-                self._commit_ready()  # those that came late get the error
+                self._commit_ready()  # late batches get the error
 
         self._lead(work)
 
@@ -338,7 +338,7 @@ class Committer:
                     self._on_commit(self.log)
 
     def _take_up(self) -> None:
-        """An interrupt stopped the previous leader during a commit: finish what it began."""
+        """Finish a commit whose leader was interrupted."""
         if self._rotating:
             self._rotate()
         commit = self._under_way
@@ -351,8 +351,7 @@ class Committer:
             self._failure = NotAppended(
                 f"a write to the log of node {self.log.identity.node!r} was interrupted, and "
                 "it is not known what was written; nothing more is acknowledged until the "
-                "log "
-                "is opened again"
+                "log is opened again"
             )
         if not commit.safe and self._failure is not None:
             for batch in commit.batches:
@@ -362,7 +361,7 @@ class Committer:
         self._conclude(commit)
 
     def _conclude(self, commit: _Commit) -> None:
-        """Finish the commit from whatever step it has reached: into the log, into memory, out of
+        """Finish the commit from the step that it has reached: into the log, into memory, out of
         the ring."""
         batches = commit.batches
         if self._failure is None and not commit.safe:
@@ -398,7 +397,8 @@ class Committer:
                     else _caused(OutcomeUnknown, f"the change may be in the log: {error}", error)
                 )
             return
-        except Exception as error:  # noqa: BLE001  # whatever a driver raises: half a frame may be there, and callers wait
+        # Drivers raise anything; a part of a frame may be there, and callers wait.
+        except Exception as error:  # noqa: BLE001
             known = isinstance(error, StorageError | TooLarge) and not commit.written
             certain = (
                 known and self.log.bytes_written == commit.mark.bytes_written and self.log.rewind()
@@ -422,8 +422,7 @@ class Committer:
             try:
                 self._before_ack(batches)
             except Exception as error:  # noqa: BLE001
-                # It is not known whether these may be acknowledged; and they are in the log, so it
-                # is no "no" either.
+                # The changes are in the log, but it is unknown whether they may be acknowledged.
                 for batch in batches:
                     batch.error = batch.error or OutcomeUnknown(
                         f"the change is in the log, but could not be confirmed: {error}"
@@ -431,7 +430,7 @@ class Committer:
         commit.safe = True
 
     def _write(self, kind: int, batches: list[CommitRequest]) -> None:
-        """One frame for the batches (several, where a frame cannot hold or count that many)."""
+        """One frame for the batches, or several if they are too large or too many."""
         start = 0
         while start < len(batches):
             payload: list[bytes] = []
@@ -448,7 +447,7 @@ class Committer:
                 size += batches[stop].size
                 stop += 1
             if self._syncs_each and self._unsynced_since is not None:
-                # One unsynced frame at most: a power loss then never leaves a whole frame after a
+                # At most one unsynced frame: then a power loss never leaves a whole frame after a
                 # torn one.
                 self._timed_sync()
             if self._unsynced_since is None:
@@ -462,8 +461,8 @@ class Committer:
             start = stop
 
     def _make_safe(self) -> None:
-        """As safe as the durability asks before an acknowledgement. A writer that was replaced
-        acknowledges nothing under any of them."""
+        """Sync as the durability requires before an acknowledgement. A replaced writer acknowledges
+        nothing, at any durability."""
         late = (
             self._settings.durability is Durability.INTERVAL
             and self._unsynced_ms() >= self._settings.sync_interval_ms
@@ -523,7 +522,7 @@ def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) ->
 
 
 def _refusal(failure: ImapWalError | None) -> ImapWalError:
-    """The error of a change that came after the failure: it is not in the log."""
+    """The error of a change after the failure: it is not in the log."""
     if isinstance(failure, Fenced):
         error: ImapWalError = Fenced(failure.told, failure.holder, failure.advice)
         error.__cause__ = failure

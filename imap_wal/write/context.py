@@ -1,4 +1,4 @@
-"""What every part of a node's log works with, as one value."""
+"""What all parts of a node's log need, in one value."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """Where a node's log is, whose it is, how it is written, and the clock and the randomness of
-    its process."""
+    """The place, identity and settings of a node's log, and the process's clock and randomness."""
 
     store: SegmentStore
     identity: Identity
@@ -23,7 +22,7 @@ class LogContext:
     clock: Clock
     randomness: Randomness
     ring: KeyRing = field(init=False)
-    """The keys that the store had when this was made."""
+    """The keys of the store when this was made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ring", keys_of(self.store).ring)

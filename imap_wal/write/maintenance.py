@@ -1,6 +1,6 @@
-"""Maintenance of a log in the background: sync by interval, drain the ring of `async`, renew a
-lease, move the checkpoint on, rotate by time, archive by time and size, remove what has expired.
-Threads are started only if a setting wants them."""
+"""Background maintenance of a log: sync by interval, drain the ring of `async`, renew a lease, move
+the checkpoint, rotate by time, archive by time and size, remove expired entries. Threads start only
+if a setting needs them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
 RENEW_S = 10.0
 """A third of a lease's term."""
 RETAIN_S = 600.0
-"""What has expired is looked for at least this often, as RocksDB does."""
+"""How often to look for expired entries at least, as in RocksDB."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
-"""An archive that failed is tried again after a pause, which doubles each time: it reads all that
-is not archived."""
+"""The pause before a failed archive is repeated; it doubles each time, because an archive reads all
+that is not archived."""
 
 
 class Maintenance:
@@ -41,18 +41,18 @@ class Maintenance:
         self._stop = threading.Event()
         self._header_bytes = 0
         self._full_at: float = inf
-        """What `written` is when `max_total_wal_size` is reached."""
+        """The value of `written` at which `max_total_wal_size` is reached."""
         self.workers: list[Worker] = []
         self.archive_error = ""
-        """Why the last archive failed; its segments stay, nothing is lost, it is tried again."""
+        """Why the last archive failed. Its segments stay, and it is tried again."""
         self.retention_error = ""
-        """Why what has expired could not be removed the last time; it is tried again."""
+        """Why removing expired entries failed last time; it is tried again."""
 
     def start(
         self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]
     ) -> None:
-        """Begin. `archive` seals the current segment, archives what is sealed and calls
-        `count_from`; `retain` removes what has expired."""
+        """Start the threads. `archive` seals the current segment, archives the sealed ones and
+        calls `count_from`; `retain` removes expired entries."""
         settings = self._settings
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
         if (
@@ -63,15 +63,15 @@ class Maintenance:
         ):
             self.workers.append(Worker("imap-wal-keeper", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
-        if archives or _retain_every(
-            settings
-        ):  # a thread of its own: syncs and leases must not wait for an archive
+        # Another thread, because syncs and leases must not wait for an archive.
+        if archives or _retain_every(settings):
             left = _bytes_left(committer.log) if archives else 0
             self._header_bytes = _header_bytes(committer.log)
             if settings.max_total_wal_size:
+                # The first archive by size waits until something is written.
                 self._full_at = self.written(committer.log) + max(
                     settings.max_total_wal_size - left, 1
-                )  # by size not before something is written
+                )
             at_once = left > 0 and not settings.avoid_flush_during_recovery
             self.workers.append(
                 Worker("imap-wal-archiver", self._archiving(committer, archive, retain, at_once))
@@ -80,11 +80,11 @@ class Maintenance:
             each.start()
 
     def written(self, log: NodeLog) -> int:
-        """A number that grows by every byte written to segments, with their headers."""
+        """A number that grows with every byte written to segments, with their headers."""
         return log.bytes_written + log.end.segment * self._header_bytes
 
     def committed(self, log: NodeLog) -> None:
-        """Something was written; the committer says so, after every commit."""
+        """The committer calls this after every commit."""
         if (
             self._settings.max_total_wal_size
             and self.written(log) >= self._full_at
@@ -93,12 +93,12 @@ class Maintenance:
             self._wake.set()
 
     def count_from(self, written: int) -> None:
-        """All is archived that was in segments when `written` was this much: `max_total_wal_size`
-        is counted from there."""
+        """Everything up to this value of `written` is archived: `max_total_wal_size` counts from
+        there."""
         self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
-        """End the threads; what works through `until_stop` ends at its next call of the storage."""
+        """End the threads. Work through `until_stop` ends at its next call of the storage."""
         for worker in self.workers:
             worker.stopping.set()
         self._stop.set()
@@ -107,7 +107,7 @@ class Maintenance:
             worker.stop()
 
     def until_stop(self, store: SegmentStore) -> SegmentStore:
-        """The store for what takes long and may be left unfinished: after `stop` every call raises
+        """The store for long work that may stay unfinished: after `stop` every call raises
         `Closed`."""
         return _UntilStop(store, self._stop)
 
@@ -132,17 +132,14 @@ class Maintenance:
             elif settings.durability is Durability.INTERVAL:
                 committer.sync_if_due()
             if not committer.log.store.capabilities.durable_append:
-                with suppress(
-                    StorageError, LostRace, Fenced
-                ):  # tried again; a writer that was replaced gets the error at its next commit
+                # Tried again; a replaced writer gets the error at its next commit.
+                with suppress(StorageError, LostRace, Fenced):
                     committer.checkpoint_if_due()
             if self._clock.monotonic() - renewed_at >= RENEW_S:
                 renewed_at = self._clock.monotonic()
-                with suppress(
-                    StorageError
-                    # Tried again before the lease runs out; if not, the next writer's first object
-                    # fences this one.
-                ):
+                # Tried again before the lease expires. If that fails too, the next writer's first
+                # object fences this one.
+                with suppress(StorageError):
                     committer.renew_lease()
             return True
 
@@ -173,9 +170,8 @@ class Maintenance:
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
                     archive_at = now() + min(archive_every, pause or inf)
                     if self.archive_error:
-                        self.count_from(
-                            tried
-                        )  # else every commit would wake this thread until it succeeds
+                        # Otherwise every commit would wake this thread until it succeeds.
+                        self.count_from(tried)
                     elif retain_every:
                         retain_at = now()
                 if now() >= retain_at and not self._stop.is_set():
@@ -203,28 +199,28 @@ class _UntilStop(GatedStore):
 
 
 def _attempt(worker: Worker, work: Callable[[], object]) -> str:
-    """Do it, and return what went wrong: no caller waits for it. Nothing is lost, and it is tried
-    again."""
+    """Run `work`, and return what failed, because it has no caller. Nothing is lost, and it is
+    tried again."""
     try:
         work()
     except (ImapWalError, StorageError) as error:
         return f"{type(error).__name__}: {error}"
-    except Exception as error:  # noqa: BLE001  # not an error of ours: the agent says that it is not healthy
+    except Exception as error:  # noqa: BLE001  # an unexpected error: the agent reports unhealthy
         worker.failed(error)
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def _retain_every(settings: Settings) -> float:
-    """Seconds between two looks for what has expired; 0 where nothing does."""
+    """Seconds between two looks for expired entries; 0 if nothing expires."""
     if not settings.wal_ttl_seconds:
         return RETAIN_S if settings.wal_size_limit_mb else 0
     return min(settings.wal_ttl_seconds / 2, RETAIN_S)
 
 
 def _bytes_left(log: NodeLog) -> int:
-    """What an earlier run left in segments that are not archived. Their reserved space is given
-    back by now."""
+    """Bytes of an earlier run in segments that are not archived, without their reserved space,
+    which is already freed."""
     archived = log.manifests.read()[1].archived
     return sum(
         each.bytes for each in wal_folder(log.store, log.identity.node_folder, archived).segments
@@ -232,8 +228,7 @@ def _bytes_left(log: NodeLog) -> int:
 
 
 def _header_bytes(log: NodeLog) -> int:
-    """What a segment takes beside its frames; where every commit is a segment of its own, that is
-    much."""
+    """Bytes of a segment besides its frames; much if every commit is a segment."""
     who, number = log.identity, log.end.segment + 1
     header = SegmentHeader(
         bytes(16),

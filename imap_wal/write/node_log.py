@@ -2,11 +2,11 @@
 `imap_wal.write.opening` opens it.
 
     write   frame ─▶ current segment (a new one if there is none or it is full)
-    sync    segment sync ─▶ is this epoch's permit gone? then nothing is acknowledged
+    sync    segment sync ─▶ without this epoch's permit nothing is acknowledged
     close   clean-shutdown frame ─▶ seal ─▶ manifest: clean, requests, checkpoint ─▶ unlock
 
-Where the storage can append, a segment is a file that grows; where it cannot, every sync is one
-immutable object (`ObjectSegment`), a segment of its own. Not thread-safe, except `new_session`,
+If the storage can append, a segment is a file that grows. If not, every sync creates one immutable
+object (`ObjectSegment`), which is a segment. Not thread-safe, except `new_session`,
 `move_checkpoint`, `manifests` and `requests`: the committer owns it.
 """
 
@@ -47,9 +47,9 @@ from storage_backends import Lock, Locked, StorageError, lock_holder
 _log = logging.getLogger("imap_wal")
 
 PLUGINS_KEPT = 64
-"""Sessions of the last so many plug-in starts are remembered, to recognise what they send again."""
+"""For how many plug-in starts sessions are kept, to recognise requests that are sent again."""
 OTHER_NODE = "a store that was opened later"
-"""How an open names itself in the lock of another node whose writer it shuts out."""
+"""The name of an open in the lock of another node whose writer it shuts out."""
 
 
 class RewindPoint(NamedTuple):
@@ -63,7 +63,7 @@ class RewindPoint(NamedTuple):
 
 
 class NodeLog:
-    """See the module. Made by `imap_wal.write.opening.open_node_log`."""
+    """See the module's docstring. `imap_wal.write.opening.open_node_log` creates it."""
 
     def __init__(
         self,
@@ -88,19 +88,19 @@ class NodeLog:
             recovered.recovery,
         )
         self.requests: dict[int, int] = dict(manifest.requests)
-        """Session → last durable request, kept by whoever commits."""
+        """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
         self.end = manifest.checkpoint
-        """Position of the last frame written."""
+        """Position of the last written frame."""
         self._folder = self.identity.node_folder
         self._token = manifest.permit
         self._permit = layout.writer_path(self._folder, self.epoch, self._token)
-        """While this file exists, the epoch may acknowledge."""
+        """The epoch may acknowledge only while this file exists."""
         self._process = os.getpid()
         self._next_segment, self._checksum = recovered.next_segment, recovered.checksum
         self._segment: SegmentWriter | ObjectSegment | None = None
         self._making = False
-        """A segment of number `_next_segment` was begun, and perhaps interrupted."""
+        """Segment `_next_segment` was begun, and its creation perhaps interrupted."""
         self._lock = lock
         self._began: float | None = None
         self._appends = self.store.capabilities.durable_append
@@ -133,7 +133,7 @@ class NodeLog:
         return Position(self.epoch, segment.header.number, offset, 0)
 
     def sync(self) -> None:
-        """Make all frames safe, and refuse to go on when another process took over (`Fenced`)."""
+        """Make all frames safe. `Fenced` if another process has taken over."""
         if self._segment is not None:
             self._segment.sync()
         self.check_fence()
@@ -141,14 +141,15 @@ class NodeLog:
             self._finish()
 
     def check_fence(self) -> None:
-        """`Fenced` if the epoch was raised by another process. One stat on a local file system."""
+        """`Fenced` if another process has raised the epoch. One stat on a local file system."""
         if self._appends and not self.store.exists(self._permit):
             raise self._fenced()
 
     def _fenced(self) -> Fenced:
-        """The error for this writer, which was shut out. It says if its log was forgotten. Else it
-        names the holder of this node's lock. If that lock is free, it names the holders of other
-        nodes' locks: an open under another node name takes this log over and closes it."""
+        """The error for this writer, which was shut out. It says if its log was forgotten.
+        Otherwise it names the holder of this node's lock. If that lock is free, it names the
+        holders of other nodes' locks: an open under another node name takes this log over and
+        closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
             if (
@@ -198,17 +199,16 @@ class NodeLog:
         )
 
     def rewind(self, mark: RewindPoint | None = None) -> bool:
-        """After a failed `write`, or one that was interrupted after `mark`: True when it is certain
-        that nothing of it is left."""
+        """After a `write` that failed, or was interrupted after `mark`: True if certainly nothing
+        of it is left."""
         segment = self._segment
         if segment is None:
             return True
         if mark is None:
             mark = self.mark()
         elif mark.segment is None:
-            mark = mark._replace(
-                segment=segment, size=len(segment.header.encode())
-            )  # it was begun since
+            # It was begun since.
+            mark = mark._replace(segment=segment, size=len(segment.header.encode()))
         if mark.segment is not segment:
             return False
         try:
@@ -224,7 +224,7 @@ class NodeLog:
 
     @property
     def age_s(self) -> float:
-        """Seconds since the current segment began; 0 where there is none. Safe from any thread."""
+        """Seconds since the current segment began; 0 without one. Safe from any thread."""
         began = self._began
         return 0.0 if began is None else self.clock.monotonic() - began
 
@@ -239,18 +239,16 @@ class NodeLog:
 
     @property
     def unsealed(self) -> int:
-        """Number of the first segment that is not sealed: the one being written, or the next one.
-        Safe from any thread."""
-        following, current = (
-            self._next_segment,
-            self._segment,
-        )  # in this order: a segment that begins in between is then never taken for sealed
+        """Number of the first segment that is not sealed: the current one, or the next one. Safe
+        from any thread."""
+        # In this order, a segment that begins in between is never taken for sealed.
+        following, current = self._next_segment, self._segment
         return current.header.number if current is not None else following
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
             self._settle_half_made()
-        # A replaced writer must begin no segment: its successor may need the name.
+        # A replaced writer must not begin a segment: its successor may need the name.
         self.check_fence()
         number = self._next_segment
         path, header = self._next_path(), self._next_header()
@@ -284,8 +282,8 @@ class NodeLog:
         return segment
 
     def _keys_to_write(self) -> KeyRing:
-        """The keys as they are now, if the cluster has none of their ids for another key; else
-        those of before, which can read what they write."""
+        """The current keys, if the cluster has none of their ids for another key. Otherwise the
+        earlier keys, which can read what they write."""
         ring = keys_of(self.store).ring
         if ring != self._ring:
             try:
@@ -293,7 +291,7 @@ class NodeLog:
                 self._ring = ring
             except (EncryptionError, LogError, LostRace, StorageError) as error:
                 _log.error(
-                    "node %r continues to write with the keys of before, for the new ones "
+                    "node %r continues to write with the earlier keys, because the new ones "
                     "cannot be used: %s",
                     self.identity.node,
                     error,
@@ -301,9 +299,9 @@ class NodeLog:
         return self._ring
 
     def _announce(self, number: int) -> None:
-        """Enter a new segment into the manifest, after it was created and before anything in it
-        counts. A copy of this log made while segments were archived and removed may have neither
-        segment nor archive; the entry shows that it is incomplete."""
+        """Enter a new segment into the manifest, after it was created and before any of its entries
+        counts. A copy of this log made during archiving may have neither the segment nor its
+        archive; this entry then shows that the copy is incomplete."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
@@ -311,10 +309,8 @@ class NodeLog:
 
         try:
             self.manifests.update(change)
-        except (
-            StorageError,
-            LostRace,
-        ) as error:  # appending continues where only the segments can be reached
+        # Appending continues even if only the segments can be reached.
+        except (StorageError, LostRace) as error:
             _log.warning(
                 "segment %d of node %r could not be entered into the manifest: %s",
                 number,
@@ -327,7 +323,7 @@ class NodeLog:
 
     def _next_header(self) -> SegmentHeader:
         who, number = self.identity, self._next_segment
-        # Said, so that this segment is not taken for an empty one if it loses its frames.
+        # In the header, so that this segment does not look empty if it loses its frames.
         previous = self._checksum or (format.NOTHING_BEFORE if number > 1 else 0)
         return SegmentHeader(
             self.randomness.token(),
@@ -342,9 +338,9 @@ class NodeLog:
         )
 
     def _settle_half_made(self) -> None:
-        """An interrupt stopped the making of a segment: its file may be there, with a part of its
+        """Handle an interrupted creation of a segment: its file may exist with a part of its
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
-        a successor may have taken the file into account."""
+        a successor may count on the file."""
         self.check_fence()
         self.store.replace(
             self._next_path(), sealed(self._ring, self._next_header(), self.randomness)[0].encode()
@@ -359,11 +355,11 @@ class NodeLog:
 
     @property
     def leased(self) -> bool:
-        """Whether the lock is a lease, to be renewed now and then."""
+        """Whether the lock is a lease, which must be renewed."""
         return self._lock.expires_ms > 0
 
     def renew(self) -> None:
-        """Renew the lease. `Fenced` when somebody else has it."""
+        """Renew the lease. `Fenced` if another process has it."""
         try:
             self._lock.renew()
         except Locked as error:
@@ -372,9 +368,9 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(self, plugin: str = "", former: Mapping[int, int] | None = None) -> int:
-        """The session of a plug-in in its incarnation (the one it had, if it is known), or a new
-        one. From then on this node refuses a manifest of its cluster that is older than the present
-        one. `former`: kept with it, see `NodeManifest.former`."""
+        """A plug-in's session in its incarnation (an existing one, if known, or a new one). From
+        then on this node refuses a manifest of its cluster that is older than the present one.
+        `former` is kept with it, see `NodeManifest.former`."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
@@ -403,12 +399,12 @@ class NodeLog:
     def move_checkpoint(
         self, end: Position, requests: Mapping[int, int], *, clean: bool = False
     ) -> None:
-        """Have the next recovery begin at the frame of `end`, which is safe, with the requests that
-        are in the log up to there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+        """Let the next recovery begin at the frame of `end`, which is safe, with the requests up to
+        there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
-            # An archive run may have moved it further in between.
+            # An archive run may have moved it further meanwhile.
             last = {
                 session: max(request, manifest.requests.get(session, 0))
                 for session, request in requests.items()
@@ -431,14 +427,13 @@ class NodeLog:
             why = "the node's manifest was replaced by an older copy"
             raise Fenced(f"{who}: {why}", advice="close this one")
 
-    # ---- the end ----
+    # ---- closing ----
 
     def close(self, clean: bool = True) -> None:
-        """Seal and, if `clean`, say so in the log and in the manifest; then let go of the lock.
-        Safe to call twice."""
-        if (
-            self._closed or os.getpid() != self._process
-        ):  # a child made by fork must not end its parent's log, nor release its lock
+        """Seal the log, mark it as clean in log and manifest if `clean`, and release the lock. Safe
+        to call twice."""
+        # A forked child must not end its parent's log, nor release its lock.
+        if self._closed or os.getpid() != self._process:
             return
         try:
             if clean:

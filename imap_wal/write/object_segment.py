@@ -1,5 +1,5 @@
-"""Segments of a storage that cannot append: every sync is one immutable object. The last object of
-an epoch, empty, shuts its writer out."""
+"""Segments on a storage that cannot append: every sync creates one immutable object. The last
+object of an epoch, which is empty, shuts its writer out."""
 
 from __future__ import annotations
 
@@ -54,41 +54,41 @@ class ObjectSegment:
         try:
             self._store.create(self.path, data)
         except AlreadyExists as error:
-            if self._store.read(self.path) != data:  # else: our own create, whose answer was lost
+            if self._store.read(self.path) != data:  # equal: our own create, its answer was lost
                 raise self._fenced() from error
 
     def rewind(self, size: int) -> None:
         raise StorageUnavailable(f"{self.path}: it is not known whether the object was created")
 
     def seal(self) -> None:
-        """Sealed by its sync."""
+        """Does nothing: its sync sealed it."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resource is held."""
 
 
 def shut_out(context: LogContext, manifest: NodeManifest) -> None:
-    """Create the segment that the old writer would create next: its create then fails. This comes
-    before the scan of the log, so that the scan finds all that it acknowledged. There is one such
-    segment, the last of its epoch, however often this is repeated; `layout.fences` never deletes
-    it."""
+    """Create the segment that the old writer would create next, so that its create fails. This
+    comes before the scan of the log, so the scan finds all that it acknowledged. There is only one
+    such segment, the last of its epoch, however often this is repeated; `layout.fences` never
+    deletes it."""
     store, identity = context.store, context.identity
     folder, epoch = identity.node_folder, manifest.epoch
     files = store.list(f"{folder}/wal")
     began, first = manifest.begins
     if began == epoch:
-        # Segments of other epochs say nothing about the next name of this one: a late open may have
-        # left an empty segment with a higher number. A gap in the names of this epoch is damage. It
-        # is not filled here: the scan reports it.
+        # Only names of this epoch say which one is next: a late open may have left an empty segment
+        # of another epoch with a higher number. A gap in the names of this epoch is damage, which
+        # the scan reports; it is not filled here.
         names = filter(None, (layout.parse_wal_path(file.path) for file in files))
         number = max(
             [first - 1, manifest.archived[1], *(number for each, number in names if each == epoch)]
         )
     elif began:
-        # The writer of this epoch has written nothing. It first publishes where its epoch begins,
-        # which fails after the manifest of this open.
+        # The writer of this epoch has written nothing. Before it does, it must publish where its
+        # epoch begins, and that fails after the manifest of this open.
         return
-    else:  # opened by a version that does not say where an epoch begins
+    else:  # opened by a version that does not record where an epoch begins
         counting = sorted_out(files, manifest.archived).segments
         number = max(
             [manifest.archived[1], manifest.checkpoint.segment, *(each.number for each in counting)]
@@ -108,14 +108,13 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
             context.clock.now_ms(),
             manifest.directory,
         )
-        with suppress(
-            AlreadyExists
-        ):  # one more commit of the old writer, or an earlier takeover that stopped half-way
+        # It exists after one more commit of the old writer, or after an interrupted takeover.
+        with suppress(AlreadyExists):
             store.create(path, sealed(context.ring, header, context.randomness)[0].encode())
 
 
 def holds_nothing(store: SegmentStore, path: str) -> bool:
-    """Whether a segment is there and ends with its header."""
+    """Whether a segment exists and ends with its header."""
     try:
         data = store.read(path)
         return format.decode_header(data, path)[1] == len(data)

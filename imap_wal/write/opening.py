@@ -1,6 +1,6 @@
-"""Become the writer of a node's log.
+"""Opens a node's log for writing.
 
-open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it closed ─▶ scan what follows
+open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it has closed ─▶ scan after
         its checkpoint, cut a torn tail ─▶ publish epoch + 1
 """
 
@@ -38,17 +38,17 @@ from storage_backends import AlreadyExists, Locked, NotFound
 _log = logging.getLogger("imap_wal")
 
 OPEN_ATTEMPTS = 20
-"""How often an open begins again because the manifest moved while it looked at the log."""
+"""How often an open starts again because the manifest changed while it examined the log."""
 
 
 def check_new_log(context: LogContext) -> None:
-    """Raise what `open_node_log` would raise where a node has no manifest. For a caller that
-    publishes the first one itself."""
+    """Raise what `open_node_log` would raise for a node without a manifest. For a caller that
+    publishes the first manifest itself."""
     _Opening(context).check_before()
 
 
 def holder_text(what: str) -> str:
-    """How this process names itself in a lock: what it is, its number, its machine."""
+    """A process's name in a lock: what it is, its number, its machine."""
     return f"{what} (process {os.getpid()} on {socket.gethostname()})"
 
 
@@ -61,10 +61,10 @@ def open_node_log(
     directory: str | None = None,
     maps: bool = False,
 ) -> NodeLog:
-    """Become the writer of a node's log; `embedded`: of a program, not of an agent; `directory`:
-    only of this log, `LostRace` where another one has replaced it or it was forgotten; `maps`: for
-    changes of maps, `InvalidSetting` where `imap_wal.log` made the log. `WriterLocked`,
-    `CorruptLog`, `ShortLog`, `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    """Open a node's log for writing. `embedded`: for a program, not an agent. `directory`: only
+    this log, `LostRace` if it was replaced or forgotten. `maps`: for changes of maps,
+    `InvalidSetting` if `imap_wal.log` made the log. `WriterLocked`, `CorruptLog`, `ShortLog`,
+    `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
     store, identity = context.store, context.identity
     identity.check()
     can = store.capabilities
@@ -108,18 +108,17 @@ def open_node_log(
 
 
 def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
-    """Take over, and close, the log of every other node that is not closed; `embedded`: only of
-    those that programs opened, and not agents. Call it after a claim that a later open sees. The
-    names of those nodes. `what`: who does it, for their writers."""
+    """Take over and close the log of every other node that is not closed. `embedded`: only logs
+    that programs opened, not agents. Call it after a claim that a later open sees. Returns the
+    names of those nodes. `what`: the new owner's name, for their writers."""
     who, found = log.identity, []
     for node in sorted(log.clusters.read()[1].nodes):
         if node == who.node:
             continue
         other = replace(who, node=node)
         manifest = node_manifests(log.store, other.node_folder, log.clock, log.randomness).read()[1]
-        if (
-            manifest.clean and not log.store.capabilities.stale_listings
-        ):  # else a newer manifest may be there
+        # With stale listings there may be a newer manifest.
+        if manifest.clean and not log.store.capabilities.stale_listings:
             continue
         if embedded and not manifest.embedded:
             continue
@@ -139,7 +138,7 @@ def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[
                 == manifest.directory
             ):
                 raise
-            # It was forgotten. A log that was begun in its place was opened after the claim.
+            # It was forgotten. A log that replaced it was opened after the claim.
         except MissingNode:
             if log.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise
@@ -149,14 +148,14 @@ def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[
 
 
 class _Moved(Exception):
-    """A newer manifest was published than the one that an open acted on."""
+    """A manifest was published that is newer than the one the open uses."""
 
 
 class _Opening:
-    """One open, with the lock held. Everything it does rests on one manifest: the old writer is
-    shut out, the log is looked at, and the new epoch is published as the successor of that manifest
-    and of no other, before a segment is changed. If another manifest was published in between (by
-    the old writer's archive run, or by a prune), the open begins again."""
+    """One open, with the lock held. All of it uses one manifest: it shuts out the old writer,
+    examines the log, and publishes the new epoch as the successor of exactly that manifest, before
+    it changes a segment. If another manifest was published meanwhile (by the old writer's archive
+    run, or by a prune), the open starts again."""
 
     def __init__(
         self,
@@ -186,8 +185,8 @@ class _Opening:
         self._registration = Registration(context, self.clusters)
 
     def check_before(self) -> None:
-        """What is refused before the lock is taken. It would leave a folder for a log that never
-        began, where a node has no manifest."""
+        """Checks before the lock is taken: if they failed later, they would leave a folder for a
+        log that never began, for a node without a manifest."""
         number, before = self.manifests.read()
         self._demand_kind(before)
         if self._context.ring.keys:
@@ -204,14 +203,14 @@ class _Opening:
             return
         try:
             cluster = self._current_cluster()
-            # First: for segments without a manifest the way out is `repair`, not to do without
-            # them.
+            # First: if there are segments without a manifest, the user must repair them, not
+            # continue without them.
             demand_current(files, self._folder, before, wal)
             self._registration.check(cluster, "")
         except (LogError, MissingNode):
             if not self.manifests.read()[0]:
                 raise
-            # Another process has opened it since: `run` looks again, with the lock held.
+            # Another process has opened it since: `run` checks again, with the lock held.
 
     def _demand_kind(self, manifest: NodeManifest) -> None:
         if self._maps and manifest.kind == LOG:
@@ -241,7 +240,7 @@ class _Opening:
             except (LogError, NotFound, MissingNode):
                 if self._published or self.manifests.read()[0] == number:
                     raise
-                # What looked like damage may have been archived or removed by another process.
+                # It may be no damage: another process may have archived or removed files.
                 continue
         raise LostRace(
             f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times "
@@ -261,9 +260,8 @@ class _Opening:
 
         def claim() -> None:
             if not self._published:
-                key_checks.enter(
-                    self._context.ring, self.clusters
-                )  # the log was read with it, and nothing is written yet
+                # The log was read with these keys, and nothing is written yet.
+                key_checks.enter(self._context.ring, self.clusters)
                 self._claim(number, before, claimed, wal)
 
         recovered = recover(self._context, before, claim)
@@ -298,28 +296,27 @@ class _Opening:
         )
 
     def _current_cluster_of(self, before: NodeManifest) -> tuple[int, ClusterManifest]:
-        """The cluster's manifest, and its number when it was read."""
+        """The cluster's manifest, and its number."""
         number, cluster = self.clusters.read()
         if (
             before.cluster.newer_than(cluster.seen(number))
             or self._identity.node not in cluster.nodes
         ):
-            # All nodes are asked only now: this one may be the first to see that the cluster's
-            # manifest was put back.
+            # All nodes are read only now: this one may be the first to see that the cluster's
+            # manifest was replaced by an older copy.
             cluster = self._current_cluster()
         return number, cluster
 
     def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
-        """The segments, after the writer that may still write some was shut out."""
+        """The segments, after the old writer was shut out if it may still write."""
         older = older_epoch(before, self._opened)
-        if (
-            older
-        ):  # or another process has opened it since `before` was read: then this open begins again
+        # Or another process has opened it since `before` was read: then this open starts again.
+        if older:
             raise older_manifest(f"{self._folder}/manifest", older)
         wal = wal_folder(self._store, self._folder, before.archived, before.begins)
         if before.lives_in(wal.logs):
-            # Before an object is created that shuts the writer out: it would be taken for the
-            # segment that is missing.
+            # Before the object that shuts the writer out is created: that would be taken for the
+            # missing segment.
             beyond = mark_beyond(
                 self._identity.node,
                 before,
@@ -351,14 +348,14 @@ class _Opening:
         )
 
     def _note_recovered(self, claimed: NodeManifest, recovered: RecoveredState) -> NodeManifest:
-        """Publish what the recovery found, if the new epoch still is this open's."""
+        """Publish the result of the recovery, if this open still owns the new epoch."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             if (manifest.epoch, manifest.permit) != (claimed.epoch, claimed.permit):
                 raise WriterLocked(
                     self._identity.node, "a process that took it over while it was opened"
                 )
-            # This manifest may be an older copy that does not know the last sessions in the log.
+            # This manifest may be an older copy without the last sessions in the log.
             manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
             newest, requests = (
                 max(manifest.newest, recovered.next_segment - 1),
@@ -378,7 +375,7 @@ class _Opening:
         """After this, the writer of that epoch acknowledges nothing more."""
         if self._store.capabilities.durable_append:
             self._store.delete(layout.writer_path(self._folder, before.epoch, before.permit))
-            if not before.wal_id:  # the log was last opened by a version that looks for a fence
+            if not before.wal_id:  # last opened by a version whose writer looks for a fence
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
@@ -388,15 +385,15 @@ class _Opening:
     def _claim(
         self, number: int, before: NodeManifest, claimed: NodeManifest, wal: WalFolder
     ) -> None:
-        """Publish the new epoch as the successor of what was read. The permit that its writer needs
-        to acknowledge is created first: a successor sees the epoch in the manifest, and deletes the
-        permit. The name has a nonce of this open: if another open took the epoch meanwhile and was
-        replaced, a file of the same name would restore the permit of that writer."""
+        """Publish the new epoch as the successor of the manifest that was read. Before that, create
+        the permit that its writer needs to acknowledge: a successor sees the epoch in the manifest,
+        and deletes the permit. Its name has a nonce of this open: if another open took the epoch
+        meanwhile and was replaced, a file of the same name would restore that writer's permit."""
         if not before.wal_id:
             with suppress(AlreadyExists):
                 self._store.create(layout.log_path(self._folder, claimed.wal_id), b"")
         if self._store.capabilities.durable_append:
-            with suppress(AlreadyExists):  # our own create, whose answer was lost
+            with suppress(AlreadyExists):  # our own create, its answer was lost
                 self._store.create(
                     layout.writer_path(self._folder, claimed.epoch, claimed.permit), b""
                 )

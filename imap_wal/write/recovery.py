@@ -1,7 +1,7 @@
-"""What an open finds in a node's log, and what it makes of damage.
+"""Recovery at open: finds the end of a node's log, and handles damage.
 
-    manifest says clean  ─▶ the last frame only: is it there, is it whole?
-    else                 ─▶ scan from the checkpoint on, segment by segment: gaps, cut ends, torn
+    manifest says clean  ─▶ only the last frame: does it exist, is it whole?
+    otherwise            ─▶ scan from the checkpoint, segment by segment: gaps, missing ends, torn
                             and damaged frames
     absolute             ─▶ scan all segments, whatever the manifest says
 
@@ -17,10 +17,9 @@
 | an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
 | keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
-`salvage` is offline: `imap-wal repair` writes a copy. Nothing that verifies is deleted. What is cut
-off or given up is copied to `lost/`, byte for byte, if it has whole frames. What was given up
-cannot return by itself: its segments keep their numbers, empty, so no later position is mistaken
-for one of theirs.
+`salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
+given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot come back by itself:
+its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _log = logging.getLogger("imap_wal")
 @dataclass(frozen=True, slots=True)
 class Lost:
     """What an open gave up. `first` is where the damage begins; `last` the last whole frame after
-    it (None: there was none). `put_aside` names the copies."""
+    it, or None. `put_aside` names the copies."""
 
     file: str
     offset: int
@@ -80,8 +79,8 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What `open` found after the last checkpoint. `torn_bytes` were cut: an incomplete commit,
-    never acknowledged unless `lost` says so."""
+    """The findings of `open` after the last checkpoint. `torn_bytes` were cut: an incomplete
+    commit, never acknowledged unless `lost` says so."""
 
     clean: bool
     frames: int = 0
@@ -92,8 +91,8 @@ class RecoveryReport:
 
 
 class RecoveredState(NamedTuple):
-    """The log as the next writer continues it: `requests` are session → last durable request,
-    `end` the last frame's position, `checksum` its CRC."""
+    """The state from which the next writer continues: `requests` are session → last durable
+    request, `end` the last frame's position, `checksum` its CRC."""
 
     recovery: RecoveryReport
     requests: Mapping[int, int]
@@ -109,8 +108,8 @@ class _File(NamedTuple):
 
 
 class _Damage(NamedTuple):
-    """The first damage of the log. `file` is its index; `missing` the numbers of segments that are
-    not there, before `file`."""
+    """The first damage of the log. `file` is its index; `missing` the numbers of missing segments
+    before `file`."""
 
     file: int
     verdict: Verdict
@@ -120,9 +119,9 @@ class _Damage(NamedTuple):
 def recover(
     context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
 ) -> RecoveredState:
-    """Make the log ready for writing, as the table of the module says. `claim` is called before the
-    first file is changed: it checks that the log is the caller's, and raises if it is not. Raises
-    `CorruptLog`, `ShortLog` or `UnsupportedVersion`; nothing was changed then."""
+    """Make the log ready for writing, as the module's table says. `claim` is called before the
+    first file is changed: it raises if the log is not the caller's. `CorruptLog`, `ShortLog` or
+    `UnsupportedVersion`; nothing was changed then."""
     return _Recovery(context, manifest, claim).run()
 
 
@@ -144,19 +143,18 @@ class _Recovery:
         self._requests = dict(manifest.requests)
         self._end = manifest.checkpoint
         self._checksum: int | None = None
-        """What the next segment's header may say, see `SegmentReader.goes_on_from`."""
+        """What the next segment's header may have, see `SegmentReader.goes_on_from`."""
         self._frames = self._records = 0
         self._whole = 0
-        """Where the whole frames of the file scanned last end."""
+        """The end of the whole frames in the last scanned file."""
         self._progress = Progress(context.clock, f"recovering the log of node {self._node.node!r}")
         self._loose: list[tuple[str, int]] = []
         """Sealed files with reserved space after their frames."""
 
     def run(self) -> RecoveredState:
         manifest = self._manifest
-        if (
-            manifest.clean and self._mode is RecoveryMode.TORN_TAIL
-        ):  # any other mode asks for a full scan
+        # All other modes require a full scan.
+        if manifest.clean and self._mode is RecoveryMode.TORN_TAIL:
             checksum = self._clean_end()
             if checksum is not None:
                 return RecoveredState(
@@ -187,11 +185,11 @@ class _Recovery:
             recovery, self._requests, self._end, self._next_segment, self._checksum or 0
         )
 
-    # ---- looking ----
+    # ---- scanning ----
 
     def _clean_end(self) -> int | None:
-        """After a clean stop: the CRC of the log's last frame, when that is where the manifest
-        says; 0 where its segment is archived. None: something is wrong, scan."""
+        """After a clean stop: the CRC of the log's last frame, if it is at the position in the
+        manifest; 0 if its segment is archived. None: something is wrong, scan."""
         checkpoint = self._manifest.checkpoint
         newest = self._files[-1] if self._files else None
         if checkpoint == START or checkpoint[:2] <= self._manifest.archived:
@@ -214,12 +212,12 @@ class _Recovery:
             return None
 
     def _scan(self) -> _Damage | None:
-        """Read what follows the checkpoint, or everything if the recovery mode must find damage
-        below it or may skip damage. Returns the first damage, or None."""
+        """Read the log after the checkpoint, or all of it if the recovery mode must find damage
+        below that or may skip damage. Returns the first damage, or None."""
         start = START if self._mode is RecoveryMode.ABSOLUTE else self._manifest.checkpoint
         if self._mode is RecoveryMode.POINT_IN_TIME:
             self._end = start = START
-            # What is resent from below may be appended twice then: it has the same order.
+            # Then a repeated request may be appended twice: it has the same order.
             self._requests = {}
         expected = max(start.segment, self._manifest.archived[1] + 1)
         first = next(
@@ -260,13 +258,13 @@ class _Recovery:
                 expected,
                 followed=True,
             )
-            what = f"segment {expected} is missing: the log goes on after it"
+            what = f"segment {expected} is missing: the log continues after it"
             return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
 
     def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
-        """For each file the store to read it from. Where nothing can be appended, each is one
-        commit, and each call is a request: it is read at once, and some after it too."""
+        """For each file, the store to read it from. On storage that cannot append, each file is one
+        commit and each call a request: it reads each file at once, and some of the next ones."""
         if self._store.capabilities.durable_append:
             yield from (self._store for _ in files)
         else:
@@ -297,7 +295,7 @@ class _Recovery:
             end = Position(file.epoch, file.number, frame.offset, max(frame.count - 1, 0))
             if end <= self._manifest.checkpoint and self._mode is RecoveryMode.ABSOLUTE:
                 self._checksum = frame.checksum
-                continue  # already known
+                continue  # the request is known
             if frame.kind in format.OF_ENTRIES:
                 try:
                     self._note_requests(frame)
@@ -328,11 +326,11 @@ class _Recovery:
         try:
             requests = [row[entry.ORDER][2:] for row in entry.decoded(frame.payload, frame.count)]
         except ValueError:
-            # Here only the numbers of the requests matter. Readers check the rest of an entry.
+            # Only the numbers of the requests matter here. Readers check the rest of an entry.
             rows = list(entry.rows(frame.payload))
             if len(rows) != frame.count:
                 raise ValueError(
-                    f"it promises {frame.count} entries and holds {len(rows)}"
+                    f"it should have {frame.count} entries and has {len(rows)}"
                 ) from None
             requests = list(map(entry.request_of, rows))
         found: dict[int, int] = {}
@@ -376,13 +374,13 @@ class _Recovery:
             else f"{frames} whole frames with {records} entries follow it, up to {last}"
         )
 
-    # ---- mending ----
+    # ---- repairing ----
 
     def _trim(self) -> None:
         if not self._files and self._manifest.checkpoint == START:
-            return  # nothing was ever written
+            return  # the log is empty
         self._claim()
-        for path in self._copied:  # an earlier recovery died after it had made its copy
+        for path in self._copied:  # an earlier recovery died after its copy
             self._store.delete(path)
         if self._store.capabilities.durable_append:
             for path, end in self._loose:
@@ -390,23 +388,23 @@ class _Recovery:
                     self._store.truncate(path, end)
 
     def _settle_newest(self, size: int) -> None:
-        """Rewrite the newest segment; a sync alone is not enough. What was read may be only in the
-        page cache: the writer died before its sync, or its sync failed and the kernel marked the
-        pages clean. From here on it counts as acknowledged. Also, a writer that was shut out may
-        still append: with a copy in its place it appends to a file that no reader opens."""
+        """Rewrite the newest segment; a sync is not enough. Its data may be only in the page cache:
+        the writer died before its sync, or its sync failed and the kernel marked the pages clean.
+        From now on they count as acknowledged. Also, a writer that was shut out may still append:
+        the copy makes it append to a file that no reader opens."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
             self._put(path, self._store.read(path, 0, size))
 
     def _put(self, wal: str, data: bytes) -> None:
         """Replace the segment `wal` by `data`, under a name that the previous writer does not know.
-        Where a file is appended to by its name, as on HDFS, that writer could otherwise still
-        append after what was recovered."""
+        If files are appended to by name, as on HDFS, that writer could otherwise append to the
+        recovered file."""
         path = layout.recovered_path(wal, self._manifest.epoch + 1)
         try:
             self._store.create(path, data)
         except AlreadyExists:
-            if self._store.read(path) != data:  # else our own create, whose answer was lost
+            if self._store.read(path) != data:  # equal: our own create, its answer was lost
                 raise
         self._store.delete(wal)
 
@@ -429,7 +427,7 @@ class _Recovery:
             )
             self._tell(lost)
         if verdict.status == UNBORN:
-            self._store.delete(file.path)  # no frame was ever in it, and no manifest knows it
+            self._store.delete(file.path)  # it never had a frame, and no manifest names it
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
             self._settle_newest(verdict.end)
@@ -446,9 +444,8 @@ class _Recovery:
         lost = Lost(
             path, verdict.end, verdict.what, verdict.lost, last, frames, records, size, kept
         )
-        # The damaged one last: until then, a crash leaves a log that is damaged at the same place.
-        # Every number that was given out gets a file, also numbers that are missing after the
-        # damage.
+        # The damaged one last: until then, a crash leaves a log with the same damage. Every used
+        # number gets a file, also numbers that are missing after the damage.
         there = {file.number for file in files}
         emptied = [*(files[1:] if verdict.end else files), *self._missing(verdict.place, files)]
         for file in sorted(emptied, key=lambda file: file.number, reverse=True):
@@ -474,8 +471,8 @@ class _Recovery:
         return not reader.header.previous_checksum and reader.first == self._store.size(file.path)
 
     def _missing(self, first: Place, files: Sequence[_File]) -> list[_File]:
-        """Segments from `first` to the log's last that have no file, each in the epoch of the one
-        before it: with an older one it would count as begun by a replaced writer."""
+        """Segments from `first` to the log's last that have no file, each in the epoch of its
+        predecessor: with an older one it would count as begun by a replaced writer."""
         there = {file.number: file for file in files}
         last = max([first.number, *there, self._known()])
         epoch, missing = first.epoch, []
@@ -513,7 +510,7 @@ class _Recovery:
             try:
                 self._store.create(path, self._store.read(file.path))
             except AlreadyExists:
-                pass  # an earlier recovery stopped before its end
+                pass  # of an earlier recovery that did not finish
             kept.append(path)
         return tuple(kept)
 
@@ -535,7 +532,7 @@ class _Recovery:
     def _tell(self, lost: Lost) -> None:
         _log.warning(
             "%s at byte %d: %s; %d whole frames with %d entries from %s to %s were given up; "
-            "they stand in %s",
+            "they are in %s",
             lost.file,
             lost.offset,
             lost.what,

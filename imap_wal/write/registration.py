@@ -1,5 +1,4 @@
-"""Whether the log that an open found is the one that the cluster's manifest names, and its entry
-there."""
+"""Checks that a log is the one that the cluster's manifest names, and enters new logs there."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from storage_backends import AlreadyExists, StoredFile
 _log = logging.getLogger("imap_wal")
 
 SESSIONS_A_LOG = 2**20
-"""More than a log ever gives."""
+"""More sessions than any log has."""
 WITHOUT = "and open with recovery_policy='partial'"
 
 
@@ -55,10 +54,10 @@ class Registration:
             )
 
     def check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
-        """Refuse another log than the registered one, whatever the recovery policy: that allows to
-        continue without a log that is missing, not with another one. A log without archives, and
-        with no segment but empty ones that shut a writer out, was begun here by an open that did
-        not come far enough to register it."""
+        """Refuse another log than the registered one, at any recovery policy: a policy can allow to
+        continue without a missing log, not with another one. A log without archives, whose only
+        segments are empty ones that shut a writer out, comes from an open that ended before it
+        registered the log."""
         known, folder = cluster.nodes.get(self._context.identity.node), self._folder
         if not before.directory or known == before.directory:
             return
@@ -94,9 +93,9 @@ class Registration:
     def check_place(
         self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
     ) -> NodeManifest:
-        """The manifest, if the segments beside it are this log's. If they are not, and the recovery
+        """The manifest, if the segments next to it are this log's. If not, and if the recovery
         policy allows it: the manifest of the same log without those segments. Its numbers continue
-        after all that are known."""
+        after all known ones."""
         if before.lives_in(wal.logs):
             return before
         what = (
@@ -111,7 +110,7 @@ class Registration:
         if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
             raise MissingNode(what, MISSING_ADVICE)
         _log.warning(
-            "%s; this node continues without the entries that only those segments held", what
+            "%s; this node continues without the entries that only those segments had", what
         )
         numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
         number = max(
@@ -126,15 +125,15 @@ class Registration:
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
 
     def first_session(self, cluster: ClusterManifest, number: int) -> int:
-        """Where the sessions of a new log begin. Order compares them with those of a former log
-        under this node name, which may be lost: so they begin above all that it can have given, by
+        """Where the sessions of a new log begin. Order compares them with those of a former log of
+        this node, which may be lost. So they begin above all that it can have used, derived from
         the number of the cluster's manifest, which grew when it was registered."""
         known_before = self._context.identity.node in cluster.nodes or cluster.forgotten
         return number * SESSIONS_A_LOG if known_before else 0
 
     def enter(self, opened: NodeManifest, epochs: Mapping[str, int]) -> None:
-        """Enter the log directory into the cluster's manifest, and its epoch beside that: in a file
-        of its own, so that many nodes can be opened at the same time."""
+        """Enter the log directory into the cluster's manifest, and its epoch in its own file next
+        to that, so that many nodes can be opened at the same time."""
         node, directory, cluster = (
             self._context.identity.node,
             opened.directory,
@@ -154,10 +153,10 @@ class Registration:
         if lost is not None:
             text = (
                 "node %r continues with a new log, %s, without the entries that only its missing "
-                "log %s held"
+                "log %s had"
             )
             _log.warning(text, node, directory, lost)
-        with suppress(AlreadyExists):  # our own create, whose answer was lost
+        with suppress(AlreadyExists):  # our own create, its answer was lost
             self._context.store.create(layout.opened_path(cluster, directory, opened.epoch), b"")
         former = epochs.get(directory, 0)
         if 0 < former < opened.epoch:
@@ -167,7 +166,7 @@ class Registration:
 def demand_current(
     files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder
 ) -> None:
-    """`CorruptLog` where the files beside a node's manifest know more than it: see
+    """`CorruptLog` if the files next to a node's manifest are newer than it: see
     `imap_wal.manifest.evidence`."""
     newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer
     if newer:

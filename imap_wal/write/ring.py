@@ -1,16 +1,15 @@
-"""A bounded ring buffer in the manner of the LMAX Disruptor: several producers, one consumer,
-sequence numbers.
+"""A bounded ring buffer like the LMAX Disruptor: several producers, one consumer, sequence numbers.
 
-Every item gets the next sequence number, from 0, and is in slot `sequence & (slots - 1)`. The
-consumer has a sequence of its own: what it has consumed. A slot is free again when the consumer has
-passed it. Until then a producer is refused (backpressure), so nothing is ever overwritten or lost.
-The bytes in the ring are bounded too.
+Every item gets the next sequence number, from 0, and the slot `sequence & (slots - 1)`. The
+consumer has its own sequence: the number of consumed items. A slot is free again when the consumer
+has passed it. Until then a producer is refused (backpressure), so nothing is overwritten or lost.
+The bytes in the ring are limited too.
 
 Python's lock replaces the Disruptor's compare-and-swap: claim and publish are one step, so the
 consumer never sees a gap.
 
-A Ctrl-C may raise at any line here. So what must change together changes in one assignment; and the
-lock is a plain one, whose `with` has no gap for an interrupt to get between lock and block.
+A Ctrl-C may raise at any line here. So values that belong together change in one assignment, and
+the lock is a plain one, whose `with` has no gap between lock and block.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
-    """A snapshot. `published` is the number of items ever; `waiting` those that are not
-    consumed."""
+    """Statistics. `published`: all items so far; `waiting`: those that are not consumed."""
 
     slots: int
     published: int
@@ -38,19 +36,20 @@ class RingStatistics:
 
 
 class RingBuffer(Generic[T]):
-    """See the module. `slots` is a power of two; an item larger than `bytes_max` enters an empty
-    ring. `ready`, `take` and `advance` are for the consumer: one thread at a time."""
+    """See the module's docstring. `slots` is a power of two. An item larger than `bytes_max` enters
+    only an empty ring. `ready`, `take` and `advance` are for the consumer: one thread at a
+    time."""
 
     def __init__(self, slots: int, bytes_max: int = 2**62) -> None:
         if slots < 1 or slots & (slots - 1):
-            raise InvalidSetting(f"a ring takes a power of two of slots, not {slots}")
+            raise InvalidSetting(f"a ring needs a power of two of slots, not {slots}")
         self._slots: list[T | None] = [None] * slots
         self._sizes = [0] * slots
         self._mask = slots - 1
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()
         self.sequence = 0
-        """The first item that is not consumed."""
+        """The first unconsumed item."""
         self._next = 0
         self._free = 0
         self._bytes = 0
@@ -62,7 +61,7 @@ class RingBuffer(Generic[T]):
         """Put the item (of `size` bytes) in the ring if there is room now."""
         with self._mutex:
             if self._full(size):
-                self._release()  # the consumer may have been interrupted between its step and this
+                self._release()  # the consumer may have been interrupted before it did so
                 if self._full(size):
                     self._waits += 1
                     return False
@@ -73,7 +72,7 @@ class RingBuffer(Generic[T]):
             return True
 
     def waiting(self) -> list[T]:
-        """What was published and is not consumed, in order."""
+        """The published items that are not consumed, in order."""
         with self._mutex:
             slots = [self._slots[each & self._mask] for each in range(self._free, self._next)]
             return cast("list[T]", slots)  # a published slot has an item
@@ -88,12 +87,12 @@ class RingBuffer(Generic[T]):
     # ---- the consumer ----
 
     def ready(self) -> bool:
-        """Whether there is something to take."""
+        """Whether there is an item to take."""
         return self._next > self.sequence
 
     def take(self, bytes_max: int = 2**62) -> list[T]:
-        """What is ready, in order, up to `bytes_max` (at least one item), without consuming it:
-        `advance` does."""
+        """The ready items, in order, up to `bytes_max` (at least one), without consuming them:
+        `advance` does that."""
         with self._mutex:
             taken: list[T] = []
             size = 0
@@ -102,11 +101,11 @@ class RingBuffer(Generic[T]):
                 size += self._sizes[slot]
                 if taken and size > bytes_max:
                     break
-                taken.append(self._slots[slot])  # type: ignore[arg-type]  # a published slot holds an item
+                taken.append(self._slots[slot])  # type: ignore[arg-type]  # a published slot has an item
             return taken
 
     def advance(self, count: int) -> None:
-        """Consume the next `count` items; producers may use their slots again."""
+        """Consume the next `count` items; producers may reuse their slots."""
         with self._mutex:
             self.sequence += count
             self._release()
@@ -119,7 +118,7 @@ class RingBuffer(Generic[T]):
         )
 
     def _release(self) -> None:
-        """Free what the consumer is past."""
+        """Free the slots that the consumer has passed."""
         for sequence in range(self._free, self.sequence):
             slot = sequence & self._mask
             self._slots[slot] = None

@@ -1,1 +1,1 @@
-"""One module per command; each holds `command`."""
+"""One module per command; each has a `command`."""

@@ -23,7 +23,7 @@ from rewrite_cli.console import output as out
 @click.option(
     "--takeover",
     is_flag=True,
-    help="Shut out another agent that holds this node's log: it acknowledges nothing more.",
+    help="Shut out another agent that has this node's log: it acknowledges nothing more.",
 )
 @click.option("--check", is_flag=True, help="Read the configuration, print it, and stop.")
 @click.option(
@@ -31,7 +31,7 @@ from rewrite_cli.console import output as out
     type=click.Choice(["console", "json"]),
     default="json",
     show_default=True,
-    help="How the agent's own log lines look, on stderr.",
+    help="Format of the agent's own log lines, on stderr.",
 )
 @click.pass_context
 def command(
@@ -39,8 +39,8 @@ def command(
 ) -> None:
     """Run the service beside a Hazelcast member: the only writer of its node's log.
 
-    SIGTERM or SIGINT commits what waits, writes the clean-shutdown frame and ends with 0. Another
-    agent on the same node's log: exit code 4.
+    SIGTERM or SIGINT commits waiting changes, writes the clean-shutdown frame and exits with 0. If
+    another agent has the node's log, the exit code is 4.
 
     \b
     Examples:
@@ -79,7 +79,7 @@ def command(
 
 
 def configure_logging(log_format: str) -> None:
-    """structlog to stderr, a line per event."""
+    """structlog to stderr, one line per event."""
     import structlog
 
     renderer = (

@@ -20,11 +20,11 @@ from storage_backends import SegmentStore
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, dry_run: bool, output: str) -> None:
-    """Turn sealed segments into Parquet files, a map each, compressed. For nodes that no service is
-    writing (exit code 4 otherwise).
+    """Turn sealed segments into Parquet files, one per map, compressed. For nodes that no service
+    is writing (exit code 4 otherwise).
 
-    A running agent or embedded store archives by itself: archive_interval_s and max_total_wal_size
-    in its settings.
+    A running agent or embedded store archives by itself: see archive_interval_s and
+    max_total_wal_size in its settings.
 
     \b
     Examples:
@@ -52,7 +52,7 @@ def command(scope: Scope, dry_run: bool, output: str) -> None:
 
 def _demand_manifest(node: NodeView) -> None:
     if not node.manifest.directory:
-        raise Failed(f"{node.folder} has no manifest: nothing says whose log it is")
+        raise Failed(f"{node.folder} has no manifest, so it is unknown whose log it is")
 
 
 def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _TOKEN = click.Path(dir_okay=False, path_type=Path)
     "--add-token",
     "add",
     type=_TOKEN,
-    help="Let clusters with the token in this file claim, besides those with a token of before.",
+    help="Let clusters with the token in this file claim, besides those with an earlier token.",
 )
 @click.option(
     "--only-token", "only", type=_TOKEN, help="Let only clusters with the token in this file claim."
@@ -35,7 +35,7 @@ _TOKEN = click.Path(dir_okay=False, path_type=Path)
     "--forget-tokens",
     "forget",
     is_flag=True,
-    help="Let whoever may connect to an agent and claim do so without a token.",
+    help="Let every client that may connect to an agent claim without a token.",
 )
 @out.yes_option
 @out.output_option
@@ -50,12 +50,11 @@ def command(
 ) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that you want to give up, or for nodes that are
-    missing (start_policy). From then on no change by a member of the former cluster is
-    acknowledged; for changes in flight, its clients do not learn the outcome. Its members refuse
-    changes, and answer reads from memory, until they are restarted. Acknowledged changes stay in
-    the log. The next cluster that starts gets the log, and waits for nothing; the one after it
-    waits again.
+    Use it when a new cluster waits for a former one that you want to give up, or for missing nodes
+    (start_policy). From then on no change by a member of the former cluster is acknowledged; its
+    clients do not learn the outcome of changes in flight. Its members refuse changes, and answer
+    reads from memory, until they are restarted. Acknowledged changes stay in the log. The next
+    cluster that starts gets the log without waiting; the one after it waits again.
 
     \b
     Examples:

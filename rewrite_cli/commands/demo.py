@@ -22,14 +22,14 @@ from rewrite_cli.demo.embedded import Report, Tell, play_embedded
     "count",
     type=click.IntRange(min=0),
     default=0,
-    help="Play only the first so many. Default: all.",
+    help="Play only the first N flights. Default: all.",
 )
 @click.option(
     "--kills",
     type=click.IntRange(min=0, max=20),
     default=1,
     show_default=True,
-    help="How often to send SIGKILL on the way.",
+    help="How often to send SIGKILL during the run.",
 )
 @click.option(
     "--members",
@@ -49,7 +49,7 @@ from rewrite_cli.demo.embedded import Report, Tell, play_embedded
     type=click.Path(path_type=Path, dir_okay=False),
     default=Path("out/demo.png"),
     show_default=True,
-    help="Where the picture goes.",
+    help="The file for the picture.",
 )
 @out.output_option
 def command(
@@ -58,8 +58,8 @@ def command(
     """Play a year of real flights into durable maps, kill the process, and count what is lost.
 
     336,776 flights become 669,865 changes of maps, written by two producers. The writing process is
-    killed with SIGKILL in the middle; a reference is built from its acknowledgements alone, and
-    compared with what the log gives back. Then the log is archived to Parquet, rewritten, and
+    killed with SIGKILL during the run. A reference, built from its acknowledgements alone, is
+    compared with what the log restores. Then the log is archived to Parquet, rewritten, and
     compared again.
 
     \b

@@ -40,8 +40,8 @@ def command(
     agent_key: str | None,
     output: str,
 ) -> int:
-    """Check the environment; with URL the storage and the logs on it; with --agent whether agents
-    are well. Exit code 3 when there is a problem.
+    """Check the environment; with URL the storage and its logs; with --agent whether agents are
+    healthy. Exit code 3 if there is a problem.
 
     \b
     Examples:

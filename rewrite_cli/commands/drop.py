@@ -20,11 +20,11 @@ from storage_backends import SegmentStore
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
-    """Forget maps: what the log holds of them now is void, and a restart finds them empty. Needs
-    --map.
+    """Forget maps: their present entries in the log become void, and a restart finds the maps
+    empty. Needs --map.
 
-    For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). What is
-    written to the map afterwards counts again. `prune` then gives the space back.
+    For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). Later
+    changes of the map count again. `prune` then frees the space.
 
     \b
     Examples:

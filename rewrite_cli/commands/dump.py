@@ -40,7 +40,7 @@ SORT_BYTES = 64 * 1024 * 1024
 """Lines of a snapshot that are sorted in memory."""
 SORT_FILES_MAX = 16
 LINE_BYTES = 700
-"""What a line takes besides key and value, about."""
+"""Approximate memory of a line besides key and value."""
 
 
 class Line(NamedTuple):
@@ -50,7 +50,7 @@ class Line(NamedTuple):
     cluster: str
     node: str
     position: Position | None
-    """None: in a snapshot, which keeps no positions."""
+    """None: in a snapshot, which has no positions."""
     row: Row
     decoder: Decoder
 
@@ -113,7 +113,7 @@ class KeyType(click.ParamType[str | bytes]):
 )
 @click.option("--to", "stop", type=PositionType(), help="Only entries at or below this position.")
 @click.option("--deleted", is_flag=True, help="Only tombstones.")
-@click.option("--tail", type=click.IntRange(min=1), help="Only the last so many.")
+@click.option("--tail", type=click.IntRange(min=1), help="Only the last N.")
 @out.output_option
 def command(
     scope: Scope,
@@ -129,9 +129,9 @@ def command(
     """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON
     one line each.
 
-    All entries that are in the files are shown, also those that a snapshot covers, until their
-    files are removed; what a snapshot holds of them stands in it a second time, without a position.
-    What a later lifetime of the cluster made void is left out.
+    All entries in the files are shown, also those that a snapshot covers, until their files are
+    removed. An entry that is also in a snapshot is shown a second time, without a position. Entries
+    that a later lifetime of the cluster made void are left out.
 
     \b
     Examples:
@@ -177,7 +177,7 @@ def command(
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
-    """Lines of a snapshot sorted by their time. What takes more than SORT_BYTES waits in temporary
+    """Lines of a snapshot sorted by their time. Lines over SORT_BYTES are sorted in temporary
     files."""
     runs: list[Iterable[Line]] = []
     held: list[Line] = []
@@ -240,7 +240,7 @@ def _streams(
         shown: dict[str, Position] = {}
         for attempt in range(ATTEMPTS):
             try:
-                # By position as far as files can be left out; the rest is the caller's.
+                # Positions serve to leave out whole files here; the caller filters the rest.
                 for line in lines(
                     nodes=[node], snapshots=False, until=None if stop is None else {node: stop}
                 ):
@@ -250,9 +250,8 @@ def _streams(
                         shown[line.row[MAP]] = line.position
                         yield line
                 return
-            except (
-                NotFound
-            ):  # what is covered may be pruned while it is read: look again, what is there now
+            # Covered files may be pruned while they are read: list again.
+            except NotFound:
                 if attempt == ATTEMPTS - 1:
                     raise
 

@@ -16,7 +16,7 @@ from rewrite_cli.console import output as out
 
 @click.group()
 def command() -> None:
-    """Keys for encryption at rest: docs/operations.md says how to turn it on, and rotate keys."""
+    """Keys for encryption at rest: docs/operations.md says how to enable it, and rotate keys."""
 
 
 @command.command()
@@ -28,7 +28,7 @@ def command() -> None:
     help="The id of the key; 1 to 64 letters, digits, . _ -",
 )
 def new(name: str) -> None:
-    """Print a new random key, as a line for the file of keys. Anybody who sees it can read the log.
+    """Print a new random key, as a line for the file of keys. Anyone who sees it can read the log.
 
     \b
     Examples:

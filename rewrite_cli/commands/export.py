@@ -43,22 +43,22 @@ COLUMNS = (
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="Default: what the name of --to ends in, else jsonl.",
+    help="Default: from the ending of --to, else jsonl.",
 )
 @click.option(
     "--to",
     "target",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file, which appears whole or not at all. Default: stdout.",
+    help="A file, written whole or not at all. Default: stdout.",
 )
 @click.option(
-    "--as-of", type=Moment(), help="As the maps stood at this time: 2026-11-21T10:00, or 2h ago."
+    "--as-of", type=Moment(), help="The maps as of this time: 2026-11-21T10:00, or 2h ago."
 )
 @partial_option
 def command(
     scope: Scope, form: str | None, target: Path | None, as_of: int | None, partial: bool
 ) -> None:
-    """Write the live entries, keys and values in the clear.
+    """Write the live entries, with decoded keys and values.
 
     In csv and parquet a value that is not text is JSON text.
 
@@ -94,7 +94,7 @@ def command(
 
 
 def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
-    """One dict per live entry, values as they are."""
+    """One dict per live entry, with decoded values."""
     for merged in clusters:
         for name in merged.maps:
             for rows in merged.rows(name):
@@ -113,7 +113,7 @@ def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:
 
 
 def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> int:
-    """Returns how many."""
+    """Writes the entries; returns how many."""
     if form == "parquet":
         assert target is not None
         return _parquet(target, entries)
@@ -187,7 +187,8 @@ def _text_file(target: Path | None) -> Iterator[TextIO]:
 
 @contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A name beside the target, moved over it at the end. `Failed` if no file can be made there."""
+    """A name next to the target, which replaces it at the end. `Failed` if no file can be created
+    there."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         temporary.touch()

@@ -18,18 +18,17 @@ from rewrite_cli.console.selection import Scope, scope_options
 @click.command()
 @scope_options(maps=False)
 @click.option(
-    "--lose", is_flag=True, help="Forget it even if entries are lost that only its log holds."
+    "--lose", is_flag=True, help="Forget it even if entries are lost that only its log has."
 )
 @out.yes_option
 @out.dry_run_option
 @out.output_option
 def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
-    """Forget a node that is gone for good: restores no longer wait for its log, and its files are
+    """Forget a node that will not return: restores no longer wait for its log, and its files are
     deleted. Needs --node.
 
     A process that still writes its log is shut out first. Entries that no snapshot covers would be
-    lost: rewrite first, or pass --lose. Without --lose, and with --dry-run too, the exit code is
-    then 2.
+    lost: rewrite first, or pass --lose. Otherwise the exit code is then 2, with --dry-run too.
 
     \b
     Examples:
@@ -87,10 +86,8 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
 
 
 def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
-    with replace(scope, nodes=()).open() as (
-        store,
-        clusters,
-    ):  # a node without a folder can be forgotten too
+    # Without `nodes`, because a node without a folder can be forgotten too.
+    with replace(scope, nodes=()).open() as (store, clusters):
         known = {
             view.folder: {
                 *view.manifest.nodes,

@@ -33,7 +33,7 @@ def command() -> None:
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
-    help="Where the files are to be. Default: here.",
+    help="The folder for the files. Default: here.",
 )
 @out.output_option
 def new(names: tuple[str, ...], folder: Path, output: str) -> None:
@@ -52,7 +52,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
         for file in (folder / f"{name}.key", folder / f"{name}.pub"):
             if file.exists():
                 raise InvalidSetting(
-                    f"{file} exists already; it stays. Choose another name, or remove it first"
+                    f"{file} exists already and is kept. Choose another name, or remove it first"
                 )
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -96,14 +96,14 @@ def show(file: Path, output: str) -> None:
     "rights",
     type=click.Choice([str(right) for right in Right]),
     multiple=True,
-    help="May be repeated. Default: all, as a member needs.",
+    help="May be repeated. Default: all, which a member needs.",
 )
 def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> None:
     """Admit the keys in the files PUB: add them to the file CLIENTS, or change their rights. Agents
     see it within a second.
 
-    read: reads. write: changes. claim: to have the log claimed, for a new cluster or a view;
-        members need all three.
+    read: reads. write: changes. claim: to claim the log for a new cluster or a view; members need
+    all three.
 
     \b
     Examples:
@@ -139,7 +139,7 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
 @click.argument("clients", type=_FILE)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def revoke(clients: Path, names: tuple[str, ...]) -> None:
-    """Admit NAME no longer: remove it from the file CLIENTS. Its connections can do nothing more
+    """Stop admitting NAME: remove it from the file CLIENTS. Its connections can do nothing more
     within a second.
 
     \b
@@ -168,7 +168,7 @@ def revoke(clients: Path, names: tuple[str, ...]) -> None:
 @click.argument("clients", type=_FILE)
 @out.output_option
 def list_(clients: Path, output: str) -> None:
-    """Show whom the file CLIENTS admits.
+    """Show which clients the file CLIENTS admits.
 
     \b
     Example:
@@ -198,7 +198,7 @@ def list_(clients: Path, output: str) -> None:
 def token(file: Path) -> None:
     """Make the token of a cluster, in a new file of mode 0600.
 
-    The first cluster that claims the log with a token gives it to the log; see also `imap-wal claim
+    The first cluster that claims the log with a token sets it for the log; see also `imap-wal claim
     --add-token`.
 
     \b

@@ -41,7 +41,7 @@ def _pairs(
 
 
 def _typed(text: str) -> Any:
-    """As TOML would read it; a bare word is a string."""
+    """A value as in TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -63,7 +63,7 @@ def _typed(text: str) -> Any:
     type=click.IntRange(1, 65519),
     default=5701,
     show_default=True,
-    help="Port of the first member; the others follow.",
+    help="Port of the first member; the others use the next ones.",
 )
 @click.option("--namespace", envvar="IMAP_WAL_NAMESPACE", default="default", show_default=True)
 @click.option(
@@ -109,19 +109,19 @@ def _typed(text: str) -> Any:
     "--hazelcast-jar",
     type=click.Path(path_type=Path),
     envvar="IMAP_WAL_HAZELCAST_JAR",
-    help="Hazelcast's own jar, where it is not found.",
+    help="Hazelcast's own jar, if it is not found.",
 )
 @click.option(
     "--takeover",
     is_flag=True,
-    help="Agents take their logs from other agents that still hold them.",
+    help="Agents take their logs from other agents that still have them.",
 )
 @click.option(
     "--timeout",
     type=Duration(),
     default=120,
     show_default=True,
-    help="Until then, all must have joined (120s, 2m).",
+    help="How long to wait until all have joined (120s, 2m).",
 )
 @out.output_option
 @click.pass_context
@@ -145,8 +145,8 @@ def start(
     """Start members with an agent each, in the foreground. Every map is durable.
 
     The last line says "ready" when all members have joined and all agents are healthy. A signal to
-    the process group ends all; so does Ctrl-C. Nodes of an earlier run with more members are not
-    waited for (start_policy = "partial").
+    the process group ends all; so does Ctrl-C. It does not wait for nodes of an earlier run with
+    more members (start_policy = "partial").
 
     \b
     Examples:
@@ -193,9 +193,8 @@ def start(
     except KeyboardInterrupt:
         out.note("stopping")
     finally:
-        signal.signal(
-            signal.SIGINT, signal.SIG_IGN
-        )  # a second Ctrl-C must not leave members running
+        # A second Ctrl-C must not leave members running.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             running.stop()
             running.remove_folder()

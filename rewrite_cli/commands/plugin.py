@@ -18,7 +18,7 @@ def command() -> None:
 @command.command()
 @out.output_option
 def path(output: str) -> None:
-    """Print where the plug-in's jar is.
+    """Print the path of the plug-in's jar.
 
     \b
     Example:
@@ -51,7 +51,7 @@ def path(output: str) -> None:
 @click.option(
     "--key-file",
     metavar="FILE",
-    help="The member's own key, where it will be on its machine (imap-wal keys new). For tcp:// "
+    help="The path of the member's own key on its machine (imap-wal keys new). For tcp:// "
     "endpoints.",
 )
 @click.option(
@@ -62,7 +62,7 @@ def path(output: str) -> None:
 @click.option(
     "--token-file",
     metavar="FILE",
-    help="The cluster's token, where it will be on the member's machine (imap-wal keys token).",
+    help="The path of the cluster's token on the member's machine (imap-wal keys token).",
 )
 def config(
     agent: str,

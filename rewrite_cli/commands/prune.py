@@ -22,20 +22,20 @@ from rewrite_cli.console.times import Duration
     "--wal-ttl-seconds",
     type=click.IntRange(min=0),
     default=0,
-    help="Only what is older. Default: all that is covered.",
+    help="Only files older than this. Default: all that is covered.",
 )
 @click.option(
     "--wal-size-limit-mb",
     type=click.IntRange(min=0),
     default=0,
-    help="Only the oldest, until the rest takes no more MiB than this.",
+    help="Only the oldest files, until the rest has at most this many MiB.",
 )
 @click.option(
     "--max-clock-skew",
     type=Duration(),
     default="5m",
     show_default=True,
-    help="With --wal-ttl-seconds: refuse when this machine's clock differs from the storage's by "
+    help="With --wal-ttl-seconds: refuse if this machine's clock differs from the storage's by "
     "more.",
 )
 @out.yes_option
@@ -50,10 +50,10 @@ def command(
     dry_run: bool,
     output: str,
 ) -> None:
-    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe beside a
-    running service.
+    """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
+    service runs.
 
-    How a map stood before its snapshot is known afterwards only from a copy.
+    After that, only a copy shows the state of a map before its snapshot.
 
     \b
     Examples:
@@ -92,7 +92,7 @@ def command(
     if dry_run:
         out.note("dry run: nothing was removed")
     out.print_table(
-        ("namespace", "cluster", "segments", "archives", "snapshot files", "given back bytes"),
+        ("namespace", "cluster", "segments", "archives", "snapshot files", "freed bytes"),
         [
             (
                 report.namespace,

@@ -28,8 +28,8 @@ from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How many keys of one map were decided for a node, and the file in the copy with the changes
-    that lost; "" after a dry run."""
+    """How many keys of one map were decided for a node, and the file in the copy with the losing
+    changes; "" after a dry run."""
 
     cluster: str
     map: str
@@ -44,14 +44,14 @@ class Decided:
     "target_url",
     type=Url(),
     metavar="TARGET_URL",
-    help="Where the repaired copy goes: an empty place. Not needed with --dry-run.",
+    help="The place for the repaired copy, which must be empty. Not needed with --dry-run.",
 )
 @click.option(
     "--mode",
     type=click.Choice([SALVAGE, POINT_IN_TIME]),
     default=SALVAGE,
     show_default=True,
-    help="salvage keeps every whole frame; point-in-time keeps what stands before the first "
+    help="salvage keeps every whole frame; point-in-time keeps what is before the first "
     "damage in a node's log.",
 )
 @click.option(
@@ -88,17 +88,17 @@ def command(
     """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log
     itself is only read.
 
-    Whole files are copied byte for byte; of a damaged one what can be read is written anew. The
-    copy opens and restores exactly what was kept. With --node it holds only those nodes' logs. Exit
-    code 3: something was given up, or two nodes claim the same change of a key; 0: nothing. Stop
-    the services that write the log first.
+    Whole files are copied byte for byte; of a damaged one, the readable part is written to a new
+    file. The copy opens and restores exactly what was kept. With --node it has only those nodes'
+    logs. Exit code 3: something was given up, or two nodes claim the same change of a key; 0:
+    nothing. Stop the services that write the log first.
 
     With --drop-entry, the copy is written without a single entry, for example one that `verify`
-    names because of impossible numbers. Its bytes go to a file in the folder `lost` of the node in
-    the copy.
+    names because of impossible numbers. Its bytes are kept in a file in the folder `lost` of the
+    node in the copy.
 
-    With --prefer, the change of that node counts for each key that it and others claim. The changes
-    that lost are kept in a Parquet file in the copy, which the report names.
+    With --prefer, the change of that node counts for each key that it and others claim. The other
+    changes are kept in a Parquet file in the copy, which the report names.
 
     \b
     Examples:
@@ -131,7 +131,7 @@ def command(
 
 
 class _Outcome(NamedTuple):
-    """The files, the conflicts that are left, and those that were decided."""
+    """The files, the remaining conflicts, and the decided ones."""
 
     items: list[Item]
     in_conflict: list[str]
@@ -194,7 +194,7 @@ def _repair(
 
 def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
     for each in outcome.decided:
-        where_lost = f"; what lost is in {each.set_aside}" if each.set_aside else ""
+        where_lost = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
         out.echo(
             f"{each.cluster}, map {each.map!r}: of {each.keys:,} keys in conflict the change "
             f"of node {prefer!r} counts{where_lost}"
@@ -209,7 +209,7 @@ def _print_conflicts(outcome: _Outcome, prefer: str | None) -> None:
 
 def _would_decide(store: SegmentStore, view: ClusterView, prefer: str) -> list[Decided]:
     resolution = Resolution(prefer, alone=True)
-    with suppress(LogError, NotFound):  # `_conflicts` says so
+    with suppress(LogError, NotFound):  # `_conflicts` reports it
         found = conflicts.find(ClusterLog(store, view.namespace, view.cluster))
         keys = Counter(each.map for each in found if resolution.winner(each.claims) is not None)
         return [Decided(str(view), name, count, "") for name, count in keys.items()]
@@ -224,7 +224,7 @@ def _conflicts(store: SegmentStore, view: ClusterView, prefer: str | None) -> li
             ClusterLog(store, view.namespace, view.cluster), resolution=resolution
         )
     except (LogError, NotFound):
-        out.note(f"{view}: damaged, so conflicts of order were not looked for; verify the copy")
+        out.note(f"{view}: damaged, so it was not checked for conflicts of order; verify the copy")
         return []
 
 
@@ -265,7 +265,7 @@ def _position(text: str) -> Position:
 
 
 def _check_drops(views: list[ClusterView], scope: Scope, drops: Collection[Position]) -> None:
-    """A position is in the log of one node."""
+    """Check that a position selects one node's log."""
     nodes = [(view, node) for view in views for node in view.nodes if scope.wants_node(node.name)]
     if drops and len(nodes) != 1:
         raise click.UsageError(
@@ -295,7 +295,7 @@ def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
 
 
 def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run: bool) -> None:
-    """A log that is being written would be copied half."""
+    """Refuse a log that is being written: its copy would be incomplete."""
     if not store.capabilities.locks:
         return
     for node in view.nodes:
@@ -310,7 +310,7 @@ def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run:
                 f"node {node.name!r} is being written by {error.holder}: stop it before you repair"
             )
         except StorageError as error:
-            out.note(f"node {node.name!r}: nobody can say whether it is being written ({error})")
+            out.note(f"node {node.name!r}: it is unknown whether it is being written ({error})")
 
 
 def _print(items: list[Item], totals: dict[str, object], show_all: bool) -> None:

@@ -38,10 +38,10 @@ FRAME_BYTES = 4 * 1024 * 1024
     "--to",
     "target",
     type=Url(),
-    help="Where a clean copy goes: an empty URL for a log that agents or imap_wal.open can start "
-    "from, or FILE.jsonl, .csv, .parquet.",
+    help="The place for a clean copy: an empty URL for a log that agents or imap_wal.open can "
+    "start from, or FILE.jsonl, .csv, .parquet.",
 )
-@click.option("--as-of", type=Moment(), help="As the maps stood at this time.")
+@click.option("--as-of", type=Moment(), help="The maps as of this time.")
 @partial_option
 @out.output_option
 def command(
@@ -50,8 +50,8 @@ def command(
     """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
     as a clean copy.
 
-    The log itself is only read. A service restores by itself when it starts: this is to know
-    beforehand, to move a log to another storage, or to go back in time.
+    The log itself is only read. A service restores by itself when it starts. Use this to know the
+    result in advance, to move a log to another storage, or to go back in time.
 
     \b
     Examples:
@@ -155,8 +155,7 @@ def _open_target(url: str) -> SegmentStore:
 
 
 def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, int]]:
-    """A log of one node, with the entries as they are, their order too, and the schemas they
-    need."""
+    """A log of one node, with the same entries, their orders, and the schemas that they need."""
     view = cluster.view
     log = open_node_log(
         LogContext(
@@ -192,7 +191,7 @@ def _copy(cluster: LiveCluster, target: SegmentStore) -> dict[str, tuple[int, in
                 incarnation = max(incarnation, *(row[ORDER][0] for row in rows))
             counts[name] = entries, size
         log.sync()
-        # What is written from now on must be newer than all of this.
+        # Later changes must be newer than all of this.
         log.clusters.update(lambda manifest: _raised(manifest, incarnation))
         clean = True
     finally:
@@ -207,7 +206,7 @@ def _raised(manifest: Any, incarnation: int) -> Any:
 
 
 def _append(log: NodeLog, packed: list[bytes]) -> None:
-    """Frames of a bounded size, and a new segment whenever one is full."""
+    """Writes frames of a bounded size, and begins a new segment whenever one is full."""
     frame: list[bytes] = []
     size = 0
     for entry in packed:

@@ -36,14 +36,14 @@ ENGINES = ("local", "spark")
 @click.option(
     "--as-of",
     type=Moment(),
-    help="Cover only what was written until this time; what is newer stays in the log as it is.",
+    help="Cover only what was written until this time; newer entries stay in the log.",
 )
 @click.option(
     "--max-clock-skew",
     type=Duration(),
     default="5m",
     show_default=True,
-    help="Refuse when this machine's clock differs from the storage's by more.",
+    help="Refuse if this machine's clock differs from the storage's by more.",
 )
 @click.option(
     "--resolve",
@@ -64,14 +64,14 @@ def command(
     output: str,
 ) -> None:
     """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot.
-    Runs beside a live cluster and touches nothing of it.
+    Runs beside a live cluster without changing anything in it.
 
-    The space comes back with `imap-wal prune`. Two rewriters at once: one publishes, the other ends
-    with exit code 4.
+    `imap-wal prune` then frees the space. Of two rewrites at once, one publishes, and the other
+    exits with code 4.
 
     Two halves of a split network may both have changed a key; then neither is newer. The snapshot
     keeps both changes until you decide with --resolve, or a newer change is written. Changes that
-    lost by --resolve are kept in a Parquet file, which the report names.
+    lose by --resolve are kept in a Parquet file, which the report names.
 
     \b
     Examples:
@@ -116,12 +116,12 @@ def command(
             f"{report.records_read:,} records in {out.duration(report.seconds)} "
             f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
             "memory), "
-            f"engine {report.engine}; prune {'would give' if dry_run else 'gives'} back up "
+            f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
             f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
         for each in report.maps:
             if each.conflicts:
-                where = f"; what lost is in {each.set_aside}" if each.set_aside else ""
+                where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
                 out.echo(
                     f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}"
                 )

@@ -23,14 +23,14 @@ from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
 
 MEMBER_S_PER_ENTRY = 4.2e-6
-"""What a Hazelcast member takes to load an entry through a map loader, measured (a million of 100
-bytes in 3.6 to 4.8 s)."""
+"""Measured time of a Hazelcast member to load an entry through a map loader (a million entries of
+100 bytes in 3.6 to 4.8 s)."""
 
 
 @dataclass(slots=True)
 class Count:
-    """Of one map, written by one node: records that are read, and which of them still count. Bytes
-    are of keys and values."""
+    """Records of one map that one node wrote, and how many of them still count. Bytes are of keys
+    and values."""
 
     namespace: str
     cluster: str
@@ -54,7 +54,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a restart of the cluster would take: the merge was just done, the rest is from measured
+    """The time of a restart of the cluster: the merge was measured, the rest is from known
     rates."""
 
     namespace: str
@@ -77,7 +77,7 @@ def count_cluster(
     maps: tuple[str, ...],
     tell: Callable[[str], None],
 ) -> tuple[list[Count], Forecast]:
-    """Read what a restore would read, and count. Memory is bounded as a restore's."""
+    """Read what a restore would read, and count. Memory is limited as in a restore."""
     load_parquet()
     clock = SystemClock()
     index = NewestIndex(settings.restore_memory_bytes, settings.scratch)
@@ -142,8 +142,8 @@ def _size(row: Row) -> int:
 @scope_options()
 @out.output_option
 def command(scope: Scope, output: str) -> int:
-    """Live and dead records and bytes per map and node, and how long a restart would load. Reads
-    the whole log. Exit code 3 when a node's log is missing (a restart would fail), or two nodes
+    """Live and dead records and bytes per map and node, and how long a restart would take to load.
+    Reads the whole log. Exit code 3 if a node's log is missing (a restart would fail), or two nodes
     claim the same change of a key.
 
     \b
@@ -235,13 +235,13 @@ def command(scope: Scope, output: str) -> int:
         for node in forecast.missing:
             out.echo(
                 click.style(f"  node {node!r} is missing", fg="red")
-                + ": a restart refuses to go on without it (recovery_policy = full)"
+                + ": a restart refuses to continue without it (recovery_policy = full)"
             )
         for text in forecast.conflicts:
             out.echo(click.style("  conflict of order", fg="red") + f": {text}")
         if forecast.conflict_keys:
             out.echo(
-                f"  {forecast.conflict_keys:,} keys in conflict, which no restart fails on; "
+                f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; "
                 f"{ADVICE}"
             )
     return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0

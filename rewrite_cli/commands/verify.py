@@ -41,7 +41,7 @@ CONFLICT = "conflict"
 @click.option(
     "--max-duration",
     type=Duration(),
-    help="Stop after this time (30s, 5m), and say what was not checked. Newest first.",
+    help="Stop after this time (30s, 5m), and name the files that were not checked. Newest first.",
 )
 @click.option(
     "--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does)."
@@ -50,15 +50,15 @@ CONFLICT = "conflict"
 def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
     """Read every byte of the log and say what is damaged, and what is lost.
 
-    Then it looks for keys that two nodes claim with the same order, as both halves of a split
-    network can leave them: every reader chooses one claim by a fixed rule, and keeps the other.
-    Exit code 3, as for damage.
+    After that, it looks for keys that two nodes claim with the same order, as both halves of a
+    split network can leave them: every reader chooses one claim by a fixed rule, and keeps the
+    other. Exit code 3, as for damage.
 
-    A torn tail (an incomplete last commit after a crash, or a service that is writing right now) is
-    reported and is no damage: exit code 0. Damage: exit code 3.
+    A torn tail (an incomplete last commit after a crash, or a service that is writing at this
+    moment) is reported and is no damage: exit code 0. Damage: exit code 3.
 
-    It begins with the newest segments of every node, and goes back; then archives, then snapshots.
-    A run that --max-duration ended says so, and its exit code speaks of what was checked.
+    It reads the newest segments of every node first, then older ones, archives, and snapshots. A
+    run that --max-duration ended says so; its exit code is for the checked files.
 
     \b
     Examples:
@@ -85,7 +85,7 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """`foreign`: files that are not of a log; `unchecked`: what the time did not suffice for."""
+    """`foreign`: files that are not of a log; `unchecked`: files that were not read in time."""
 
     findings: list[Finding]
     foreign: list[str]
@@ -138,7 +138,7 @@ def _read(scope: Scope, deadline: Deadline) -> _Outcome:
                     for view in clusters:
                         progress.update(task, description=f"{view}: order")
                         findings += _conflicts(store, view, deadline)
-        except LogError as error:  # a manifest: which files it should name is unknown
+        except LogError as error:  # without the manifest it is unknown which files must exist
             found = damaged(error.file, "manifest", 0, error, None)
             findings.append(
                 replace(

@@ -1,1 +1,1 @@
-"""What commands share: output, exit codes, selection of logs, the settings file, times, Ctrl-C."""
+"""Shared by commands: output, exit codes, selection of logs, the settings file, times, Ctrl-C."""

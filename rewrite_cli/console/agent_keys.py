@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def public_key(text: str) -> str:
-    """A public key that was given as such, or as the file that has it. `InvalidSetting`."""
+    """A public key, given as text or as the name of its file. `InvalidSetting`."""
     return read_public(text).public if Path(text).is_file() else key_bytes(text, text).hex()
 
 
@@ -32,7 +32,7 @@ def key_options(command: F) -> F:
 
 
 def own_key(key_file: Path | None, agent_key: str | None) -> tuple[KeyPair | None, str]:
-    """What `Client` takes of these options."""
+    """These options as arguments for `Client`."""
     if bool(key_file) != bool(agent_key):
         raise click.UsageError(
             "--key-file and --agent-key belong together: your own key, and the agent's public one"

@@ -1,7 +1,7 @@
-"""The audit line on stderr, for each command that gives up data, takes over a log, or decides who
-may connect.
+"""The audit line on stderr, for each command that gives up data, takes over a log, or decides which
+clients may connect.
 
-The service manager, or whoever runs the command, keeps stderr. The same line is written to the
+The service manager or the user of the command keeps stderr. The same line is written to the
 system's log, if there is one.
 """
 
@@ -19,7 +19,7 @@ _SUDO = "SUDO_USER"
 
 
 def audit(what: str, **about: object) -> None:
-    """`what` was done, by the user of this process."""
+    """Record that the user of this process did `what`."""
     told = " ".join(
         f"{name}={without_secrets(str(value))!r}"
         for name, value in {**about, "by": _user()}.items()
@@ -33,6 +33,6 @@ def audit(what: str, **about: object) -> None:
 
 
 def _user() -> str:
-    """With sudo, also who called it."""
+    """With sudo, also the user who ran it."""
     caller = os.environ.get(_SUDO, "")
     return user_name(os.geteuid()) + (f", by sudo of {caller}" if caller else "")

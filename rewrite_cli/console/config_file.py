@@ -1,4 +1,4 @@
-"""The TOML file under the flags.
+"""The TOML file with defaults for the flags.
 
 url = "file:///var/lib/maps"     an option of every command that has it
 namespace = "prod"
@@ -21,7 +21,7 @@ NAME = "imap-wal.toml"
 
 
 def find() -> Path | None:
-    """The file that is used when none is named."""
+    """The file that is used if none is named."""
     xdg = (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         / "imap-wal"
@@ -31,7 +31,7 @@ def find() -> Path | None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content; a UsageError names file and place of a mistake."""
+    """The content; a UsageError names file and position of a mistake."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -52,9 +52,8 @@ def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, A
     unknown = set(shared)
     result: dict[str, Any] = {}
     for name in commands:
-        table = (
-            data.pop(name) if isinstance(data.get(name), dict) else {}
-        )  # `node` is an option and a command
+        # `node` is an option and a command.
+        table = data.pop(name) if isinstance(data.get(name), dict) else {}
         if unknown or table or name == ctx.invoked_subcommand:
             command = group.get_command(ctx, name)
             assert command is not None

@@ -18,13 +18,13 @@ CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
 
 
 class Failed(click.ClickException):
-    """The command could not do what was asked; the text says why and what to do."""
+    """The command failed; the text says why and what to do."""
 
     exit_code = FAILED
 
 
 def exit_code(error: BaseException) -> int:
-    """The code a process ends with."""
+    """The exit code of a process."""
     match error:
         case click.exceptions.Exit() | click.ClickException():
             return error.exit_code
@@ -51,7 +51,8 @@ def message(error: BaseException) -> str:
             return f"{error}; the storage is full: make room, then run the command again"
         case NotFound():
             return (
-                f"{error}; somebody may have removed it since it was listed: run the command again"
+                f"{error}; another process may have removed it since it was listed: run the "
+                "command again"
             )
         case StorageError():
             return str(error)
@@ -70,20 +71,19 @@ def report(error: BaseException, debug: bool = False) -> int:
     """Print the error to stderr and return the exit code."""
     if isinstance(error, SystemExit):
         if type(sys.stdout).__name__.endswith("PacifyFlushWrapper"):
-            return CLEAN  # click met a closed pipe: `imap-wal dump URL | head` is not an error
+            return CLEAN  # a closed pipe: `imap-wal dump URL | head` is not an error
         return error.code if isinstance(error.code, int) else FAILED
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if debug:
         sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
     if isinstance(error, click.UsageError):
-        # click quotes the command line, which may have secrets
+        # Click quotes the command line, which may have secrets.
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
-        from rewrite_cli.console import (
-            output as out,
-        )  # takes time to load, which a command that succeeds has mostly spent
+        # Late: it takes time to load.
+        from rewrite_cli.console import output as out
 
         out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)
     return exit_code(error)

@@ -1,7 +1,7 @@
-"""Ctrl-C while modules are imported, which takes most of the first half second of a command.
+"""Ctrl-C during imports, which take most of the first half second of a command.
 
-An exception in the middle of an import can be printed with a traceback, or be taken for another
-error by a module. Nothing is open yet: the process ends at once.
+An exception in the middle of an import can be printed with a traceback, or mistaken for another
+error by a module. Nothing is open yet, so the process ends at once.
 """
 
 from __future__ import annotations

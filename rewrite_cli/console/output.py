@@ -1,4 +1,4 @@
-"""What is printed: results on stdout as a table or as JSON, progress and notes on stderr."""
+"""Prints results on stdout as a table or as JSON, progress and notes on stderr."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def output_option(command: F) -> F:
         default=TABLE,
         show_default=True,
         envvar="IMAP_WAL_OUTPUT",
-        help="How results are printed.",
+        help="Format of the results.",
     )(command)
 
 
 _COLOURS = re.compile("(\x1b\\[(?:0|1|3[0-7])m)")
-"""What `click.style` makes here."""
+"""An escape sequence of `click.style`."""
 
 
 def shown(text: str) -> str:
     """The text on one line, safe for a terminal: escapes such as \\x1b replace control characters,
-    marks that change the direction of text, and everything else that is not printable."""
+    marks that change the direction of text, and all other unprintable characters."""
     return (
         text
         if text.isprintable()
@@ -55,7 +55,7 @@ def shown(text: str) -> str:
 
 
 def json_text(text: str) -> str:
-    """A JSON document, with escapes such as \\u009b for characters that are not printable."""
+    """A JSON document, with escapes such as \\u009b for unprintable characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -75,7 +75,7 @@ def echo(text: str, *, err: bool = False) -> None:
 
 
 def errors() -> Console:
-    """For stderr."""
+    """The console of stderr."""
     return Console(stderr=True, highlight=False)
 
 
@@ -90,7 +90,7 @@ def print_line(value: Any) -> None:
 
 
 def jsonable(value: Any) -> Any:
-    """For `json.dumps(default=)`: bytes as hex, everything else as its text."""
+    """For `json.dumps(default=)`: bytes as hex, all other values as text."""
     if isinstance(value, bytes | bytearray | memoryview):
         return {"hex": bytes(value).hex()}
     if hasattr(value, "isoformat"):
@@ -99,8 +99,8 @@ def jsonable(value: Any) -> Any:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Numbers to the right, text to the left. A column called `… bytes` shows KiB, MiB, GiB.
-    Outside a terminal, plain text: each row is one line of any length, and its prose follows in
+    """Numbers are right-aligned, text left-aligned. A column called `… bytes` shows KiB, MiB, GiB.
+    Outside a terminal, plain text: each row is one line of any length, and its prose follows on
     further lines."""
     kept = [list(row) for row in rows]
     numeric = [
@@ -226,7 +226,7 @@ def progress() -> Iterator[Progress]:
 
 
 class _Describing(logging.Handler):
-    """Shows records of level INFO as the text of the spinner, and warnings as notes."""
+    """Shows INFO records as the text of the spinner, and warnings as notes."""
 
     def __init__(self, spinner: Progress) -> None:
         super().__init__(logging.INFO)
@@ -245,7 +245,7 @@ def agree(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"{question} Nobody is here to answer: repeat the command with --yes, or look "
+            f"{question} No terminal to ask on: repeat the command with --yes, or look "
             "first with --dry-run."
         )
     click.confirm(question, abort=True, err=True)

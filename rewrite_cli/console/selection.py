@@ -1,5 +1,5 @@
-"""Which logs a command means: a URL, and any of namespace, cluster, node and map. An option that is
-not given means all."""
+"""Selects logs by a URL and any of namespace, cluster, node and map. A missing option selects
+all."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from storage_backends.ownership import doubts, mode_of
 
 
 class Url(click.ParamType[str]):
-    """A folder or URL, with its options from the file of credentials. A blank one is wrong
-    usage."""
+    """A folder or URL, with its options from the file of credentials. A blank one is a usage
+    error."""
 
     name = "url"
 
@@ -75,7 +75,7 @@ _WAL_DIR = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Empty tuples mean all."""
+    """The selected logs; empty tuples mean all."""
 
     url: str
     namespaces: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Scope:
 
     @contextmanager
     def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
-        """The store and its clusters within the scope; `Failed` when there is none."""
+        """The store and its clusters within the scope; `Failed` if there is none."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
@@ -116,15 +116,15 @@ class Scope:
             store.close()
 
     def note_empty(self, present: Iterable[str]) -> None:
-        """Name the maps of the scope that have no entries: the name may be mistyped. It is no
-        error: all entries of a map may have expired."""
+        """Name the maps of the scope that have no entries: the name may be mistyped. This is no
+        error, because all entries of a map may have expired."""
         there = set(present)
         absent = [name for name in self.maps if name not in there]
         if absent:
             out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
     def nothing(self, store: SegmentStore) -> str:
-        """Why there is nothing of this scope, for people."""
+        """Why the scope is empty, for people."""
         present = survey(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
@@ -162,7 +162,7 @@ def url_argument(command: Callable[..., Any], *, required: bool = True) -> Calla
 def scope_options(
     *, maps: bool = True, nodes: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """URL, --namespace, --cluster, --node, --map: handed to the command as `scope`."""
+    """URL, --namespace, --cluster, --node, --map: passed to the command as `scope`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -206,7 +206,7 @@ def refuse_nested(source: str, target: str) -> None:
 
 
 def _place(url: str) -> tuple[str, tuple[str, ...]]:
-    """Storage, and the path on it by its components."""
+    """Storage, and the components of the path on it."""
     protocol, separator, rest = url.partition("://")
     if not separator or protocol in ("file", "local", "objects+file"):
         path = rest.removeprefix("localhost") if separator else url
@@ -215,7 +215,8 @@ def _place(url: str) -> tuple[str, tuple[str, ...]]:
 
 
 def open_empty(url: str) -> None:
-    """Refuse a place that holds logs already: the demo and trials never mix with a user's data."""
+    """Refuse a place that has logs already: the demo and trials must not mix with a user's
+    data."""
     try:
         store = open_store(url)
         present = survey(store)

@@ -1,4 +1,4 @@
-"""Times as people type and read them."""
+"""Times as users type and read them."""
 
 from __future__ import annotations
 

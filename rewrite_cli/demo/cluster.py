@@ -1,8 +1,8 @@
 """`make demo-cluster`: the same flights into real Hazelcast members; every process is killed, all
 start again, and the maps are compared.
 
-node start ─▶ play ─▶ SIGKILL members, agents and writer ─▶ node start, compare ─▶ play the rest ─▶
-SIGKILL again ─▶ rewrite ─▶ node start, compare
+    node start ─▶ play ─▶ SIGKILL members, agents and writer ─▶ node start, compare
+    ─▶ play the rest ─▶ SIGKILL again ─▶ rewrite ─▶ node start, compare
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ READY_S = 120
 
 
 class Members:
-    """`imap-wal node start` as a child, in a process group of its own, so that one signal kills all
-    of it."""
+    """`imap-wal node start` as a child, in its own process group, so that one signal kills all of
+    it."""
 
     def __init__(self, url: str, count: int, folder: Path) -> None:
         self.count, self._url, self._log = count, url, folder / "node-start.log"
@@ -165,7 +165,7 @@ def play_cluster(
 
 
 def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
-    """Offline, as the command line does it."""
+    """Offline, like the command line."""
     from imap_wal.retention.offline import archive_offline
 
     start = playback.now()

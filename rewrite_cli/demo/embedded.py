@@ -1,8 +1,8 @@
-"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a look at
-what is still there.
+"""`imap-wal demo`: a year of real flights into durable maps, SIGKILL in the middle, and a check of
+what is left.
 
-play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive ─▶ rewrite,
-prune ─▶ open, compare
+    play ─▶ SIGKILL ─▶ open again, compare ─▶ play the rest ─▶ open, compare ─▶ archive
+    ─▶ rewrite, prune ─▶ open, compare
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One opening of the log: how long it took, and what was found."""
+    """One open of the log: how long it took, and its result."""
 
     after: str
     seconds: float
@@ -52,7 +52,7 @@ class Bytes:
 
 @dataclass(slots=True)
 class Report:
-    """All that the demo measured."""
+    """All measurements of the demo."""
 
     what: str
     flights: int
@@ -81,8 +81,7 @@ class Report:
 
 
 def measure_bytes(url: str, moment: str) -> Bytes:
-    """Bytes on storage; of a segment, what is written in it (space that is only reserved does not
-    count)."""
+    """Bytes on storage. Of a segment, only written bytes count, not reserved space."""
     store = open_store(url)
     try:
         files = [file for view in survey(store) for file in store.list(view.folder)]
@@ -165,7 +164,7 @@ def finish(report: Report, playback: Playback) -> Report:
 
 
 def rewrite_and_prune(url: str) -> None:
-    """What `imap-wal rewrite URL && imap-wal prune URL --yes` do."""
+    """Like `imap-wal rewrite URL && imap-wal prune URL --yes`."""
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune
     from imap_wal.rewrite.run import rewrite

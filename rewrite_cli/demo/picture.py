@@ -1,5 +1,5 @@
-"""The demo's result as one picture: what was acknowledged when, where the kill fell, what restoring
-took, what storage holds."""
+"""The demo's result as one picture: acknowledged changes over time, the kill, the time to restore,
+the bytes on storage."""
 
 from __future__ import annotations
 

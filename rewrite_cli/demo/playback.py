@@ -1,5 +1,5 @@
-"""Plays the stream in a child process, kills it, and knows what the maps must hold: the reference
-is built from acknowledgements alone."""
+"""Plays the stream in a child process, kills it, and computes what the maps must have from the
+acknowledgements alone."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SAMPLE_S = 0.1
 
 @dataclass(slots=True)
 class Timeline:
-    """Events, with times in seconds since the start: acknowledged records of each producer,
-    openings, phases."""
+    """Events, with times in seconds since the start: acknowledged records of each producer, opens,
+    phases."""
 
     samples: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    """Openings of the log: after what, from, to."""
+    """Opens of the log: after what, from, to."""
     phases: list[tuple[str, float, float]] = field(default_factory=list)
-    """What else took its time: name, from, to."""
+    """Other phases: name, from, to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Memory against the reference. `lost`: acknowledged changes (keys) that are not as
-    acknowledged; `unacknowledged`: keys that show a change whose answer the kill cut off, which is
+    """Memory compared with the reference. `lost`: keys that differ from their last acknowledged
+    change. `unacknowledged`: keys with a change whose answer the kill prevented, which is
     allowed."""
 
     entries: int
@@ -47,7 +47,7 @@ class Comparison:
 
 
 class Playback:
-    """One stream, played in as many runs as it takes. `kind` and `target` choose what the writer
+    """One stream, played in as many runs as needed. `kind` and `target` select what the writer
     writes to."""
 
     def __init__(self, stream: Stream, folder: Path, clock: Clock, kind: str, target: str) -> None:
@@ -72,9 +72,9 @@ class Playback:
     def run(
         self, until: float, kill: Callable[[], None] | None, watch: Callable[[int], None]
     ) -> None:
-        """Continue from the last acknowledged step. With `kill`: as soon as the fraction `until` of
-        all steps is acknowledged, send SIGKILL to the writer and call `kill` (for what else is to
-        die). Returns when the writer is gone and its last acknowledgement is read."""
+        """Continue after the last acknowledged step. With `kill`: after the fraction `until` of all
+        steps is acknowledged, send SIGKILL to the writer and call `kill` (to end other processes).
+        Returns when the writer has ended and its last acknowledgement is read."""
         command = [
             sys.executable,
             "-m",
@@ -123,7 +123,7 @@ class Playback:
     # ---- the reference ----
 
     def compare(self, actual: Mapping[str, Iterable[tuple[str, Any]]]) -> Comparison:
-        """`actual`: map name → entries as restored."""
+        """`actual`: map name → restored entries."""
         restored = {name: dict(entries) for name, entries in actual.items()}
         lost = unacknowledged = 0
         examples: list[str] = []
@@ -162,8 +162,7 @@ class Playback:
         return state
 
     def _allowed(self, producer: int) -> dict[tuple[str, str], list[Any]]:
-        """What a key may show besides the acknowledged: the steps that may have been on their
-        way."""
+        """Other values that a key may have: of steps that may have been in flight."""
         allowed: dict[tuple[str, str], list[Any]] = {}
         first = self.acknowledged[producer]
         for name, changes in self.stream.steps[producer][first : first + self._window]:

@@ -1,8 +1,8 @@
-"""The process that the demo kills: plays steps into maps, two producers, and writes an
-acknowledgement to stdout when a change has returned, never before.
+"""The process that the demo kills. It plays steps into maps, with two producers. When a change has
+returned, and never before, it writes an acknowledgement to stdout.
 
-python -m rewrite_cli.demo.writer embedded URL   STEPS START START
-python -m rewrite_cli.demo.writer cluster  HOSTS STEPS START START
+    python -m rewrite_cli.demo.writer embedded URL   STEPS START START
+    python -m rewrite_cli.demo.writer cluster  HOSTS STEPS START START
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACK = struct.Struct("<BI")
 
 NAMESPACE, CLUSTER, NODE = "demo", "flights", "n1"
 WINDOW = 64
-"""Steps of one producer that may be unanswered by the cluster. Embedded: one."""
+"""Steps of one producer without an answer from the cluster. Embedded: one."""
 
 
 def acknowledge(producer: int, number: int) -> None:
@@ -34,7 +34,7 @@ def acknowledge(producer: int, number: int) -> None:
 
 
 def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
-    """Every step is one call that returns when its change is on disk."""
+    """Every step is a call that returns when its change is on disk."""
     import imap_wal
 
     with imap_wal.open(url, namespace=NAMESPACE, cluster=CLUSTER, node=NODE) as store:
@@ -53,7 +53,7 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
 
 
 def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
-    """Steps are sent ahead of their answers, unless they touch a key that is still on its way."""
+    """Sends steps before earlier ones are answered, unless they use a key that is in flight."""
     with needs("hazelcast"):
         from hazelcast.core import HazelcastJsonValue
 

@@ -1,5 +1,5 @@
-"""The live entries of a log, now or as they were at an earlier time: what restore would serve, for
-export and copies."""
+"""The live entries of a log, now or at an earlier time, as a restore would load them: for export
+and copies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def partial_option(command: F) -> F:
     return click.option(
         "--partial",
         is_flag=True,
-        help="Go on without the logs of missing nodes; what only they hold is left out.",
+        help="Continue without the logs of missing nodes, and the entries that only they have.",
     )(command)
 
 
@@ -69,9 +69,9 @@ def merge(
     partial: bool,
     as_of_ms: int | None = None,
 ) -> LiveCluster:
-    """Merge everything once. `stack` frees memory and scratch files when it closes. Raises
-    `MissingNode` unless `partial`, and `Failed` when the log can no longer show the state at
-    `as_of_ms` (Unix time in milliseconds)."""
+    """Merge everything once. `stack` frees memory and scratch files when it closes. `MissingNode`
+    unless `partial`; `Failed` if the log no longer has the state at `as_of_ms` (Unix time in
+    milliseconds)."""
     settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)
@@ -127,7 +127,7 @@ def _as_of(
     if forgotten:
         name, until = max(forgotten.items(), key=lambda item: item[1])
         raise Failed(
-            f"{view}: how map {name!r} stood at {iso(as_of_ms)} is no longer known: a "
+            f"{view}: the state of map {name!r} at {iso(as_of_ms)} is no longer known: a "
             f"rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
         )
     clock = SystemClock()

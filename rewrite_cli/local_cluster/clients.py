@@ -1,4 +1,4 @@
-"""Access to a cluster as an application has it, through hazelcast-python-client."""
+"""Access to a cluster through hazelcast-python-client, as in an application."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage_backends.extras import needs
 
 
 def connect(addresses: Sequence[str], cluster_name: str = "dev", timeout_s: float = 30) -> Any:
-    """A client; an error of the client's own when no member answers in time."""
+    """A client; its own error if no member answers in time."""
     with needs("hazelcast"):
         import hazelcast
 

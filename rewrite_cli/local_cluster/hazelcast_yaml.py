@@ -1,4 +1,4 @@
-"""The member's configuration: what `plugin config` prints, and what `node start` runs with."""
+"""A member's configuration: for `plugin config`, and for the members of `node start`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _FILTER = """\
 def to_paste(
     names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]
 ) -> str:
-    """A whole hazelcast.yaml for people, with comments. `properties`: further ones of the map
+    """A whole hazelcast.yaml for people, with comments. `properties`: additional ones of the map
     store."""
     more = "" if "cluster-token-file" in properties else _CLAIMS
     return f"""\

@@ -1,4 +1,4 @@
-"""Where the plug-in's jar and Hazelcast's own are."""
+"""Finds the plug-in's jar and Hazelcast's own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FETCH = (
 
 
 def plugin_jar() -> Path:
-    """The plug-in: in the wheel, or where Maven built it in a source tree."""
+    """The plug-in's jar: from the wheel, or from Maven's build in a source tree."""
     shipped = PACKAGE / "jars" / PLUGIN_NAME
     if shipped.is_file():
         _check(shipped)
@@ -35,7 +35,7 @@ def plugin_jar() -> Path:
 
 
 def _check(jar: Path) -> None:
-    """`Failed` unless the jar is the one that the wheel was built with."""
+    """`Failed` unless this is the jar that the wheel was built with."""
     expected = jar.with_name(f"{jar.name}.sha256").read_text(encoding="ascii").split()[0]
     found = hashlib.sha256(jar.read_bytes()).hexdigest()
     if found != expected:
@@ -46,7 +46,8 @@ def _check(jar: Path) -> None:
 
 
 def hazelcast_jar(given: Path | None = None) -> Path:
-    """Hazelcast: as given, beside the plug-in's build, or in the local Maven repository."""
+    """Hazelcast's jar: as given, next to the plug-in's build, or from the local Maven
+    repository."""
     if given is not None:
         if not given.is_file():
             raise Failed(
@@ -75,7 +76,7 @@ def hazelcast_jar(given: Path | None = None) -> Path:
 
 
 def java() -> str:
-    """The java to start: of JAVA_HOME, or of the path."""
+    """The java to start: from JAVA_HOME, or from the path."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
@@ -88,7 +89,7 @@ def java() -> str:
 
 
 def java_version() -> int:
-    """Its feature release: 17, 21, …"""
+    """Java's feature release: 17, 21, …"""
     run = subprocess.run(
         [java(), "-XshowSettings:properties", "-version"],
         capture_output=True,

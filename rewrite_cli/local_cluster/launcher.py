@@ -1,10 +1,11 @@
 """`node start`: real members, each with its agent, as children of this process in its process
 group.
 
-this process ─┬─ agent 1 ◀─ ipc ─ member 1 ─┐
-              ├─ agent 2 ◀─ ipc ─ member 2 ─┴─ TCP-IP join on 127.0.0.1
-              └─ …          a signal to the group ends all; a child dies with its parent
-              (PR_SET_PDEATHSIG)
+    this process ─┬─ agent 1 ◀─ ipc ─ member 1 ─┐
+                  ├─ agent 2 ◀─ ipc ─ member 2 ─┴─ TCP-IP join on 127.0.0.1
+                  └─ …
+
+A signal to the group ends all; a child dies with its parent (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster import hazelcast_yaml, jars
 
 STARTER = "com.hazelcast.core.server.HazelcastMemberStarter"
-# What Hazelcast's own start script passes on Java 17.
+# As in Hazelcast's own start script for Java 17.
 JVM_FLAGS = (
     "--add-modules", "java.se",
     "--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED",
@@ -43,8 +44,8 @@ STOP_S = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be started. `settings` go to every agent's [log], `properties` to the map store,
-    `clock_offsets_ms` to the agents in turn."""
+    """What to start. `settings` are for every agent's [log], `properties` for the map store,
+    `clock_offsets_ms` for the agents in turn."""
 
     url: str
     members: int = 1
@@ -105,18 +106,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: SIGKILL for this process when its parent is gone."""
+    """Between fork and exec: ask for SIGKILL when the parent process ends."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Cluster:
-    """The running children. `start` returns when all members joined and all agents are healthy."""
+    """The running children. `start` returns when all members have joined and all agents are
+    healthy."""
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self.plan, self._clock = plan, clock
-        self.folder = Path(
-            tempfile.mkdtemp(prefix="imap-wal-")
-        )  # short: a socket's path takes at most 107 bytes
+        # Short: a socket's path has at most 107 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="imap-wal-"))
         self.endpoints = [
             f"ipc://{self.folder}/agent-{number}.sock" for number in range(1, plan.members + 1)
         ]
@@ -124,9 +125,9 @@ class Cluster:
         self.members: list[Child] = []
 
     def start(self, timeout_s: float) -> None:
-        """`Failed`, with the last output of the child that ended, if the start fails."""
+        """Start all. `Failed`, with the last output of the child that ended, if that fails."""
         plan = self.plan
-        # A copy: a build in the source tree would otherwise change the jar under running members.
+        # A copy: otherwise a build in the source tree would change the jar under running members.
         plugin = shutil.copy(jars.plugin_jar(), self.folder)
         classpath = f"{jars.hazelcast_jar(plan.hazelcast_jar)}{os.pathsep}{plugin}"
         java = jars.java()
@@ -170,7 +171,7 @@ class Cluster:
             "cluster": plan.cluster,
             "node": f"{plan.node_prefix}-{number}",
             "endpoint": endpoint,
-            # `members` are all that there are, also after a run with more.
+            # There are only these members, also after a run with more.
             "start_policy": "partial",
             "clock_offset_ms": offset,
             **({"credentials": plan.credentials.absolute()} if plan.credentials else {}),
@@ -212,7 +213,7 @@ class Cluster:
                     self._check(deadline, f"the member at {address} has not joined the others")
                     try:
                         client = client or connect([address], self.plan.cluster_name, 1)
-                    except Exception:  # noqa: BLE001, S112  # the client has many errors for "not yet"
+                    except Exception:  # noqa: BLE001, S112  # the client has many errors for this
                         continue
                     if len(client.cluster_service.get_members()) == self.plan.members:
                         break
@@ -222,8 +223,8 @@ class Cluster:
                     client.shutdown()
 
     def watch(self) -> None:
-        """Until all members are gone; an agent that ends is started again, as a service manager
-        would."""
+        """Return when all members have ended. Restarts an agent that ends, like a service
+        manager."""
         told: set[int] = set()
         while any(member.ended() is None for member in self.members):
             for member in self.members:
@@ -247,8 +248,8 @@ class Cluster:
         raise Failed(f"all members ended; the last one said: {self.members[-1].last_words()}")
 
     def stop(self) -> None:
-        """Members first, then agents: what members still write is logged, and every log ends with a
-        clean shutdown."""
+        """Ends members first, then agents: the members' last changes are logged, and every log ends
+        with a clean shutdown."""
         for children in (self.members, self.agents):
             running = [
                 child.process
@@ -271,8 +272,8 @@ class Cluster:
 def ask_stat(
     endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = ""
 ) -> dict[str, Any] | None:
-    """An agent's statistics; None when it does not answer. `NotAllowed` when it refuses the
-    connection. `key`, `agent_key`: as `Client` takes them."""
+    """An agent's statistics; None if it does not answer. `NotAllowed` if it refuses the connection.
+    `key`, `agent_key`: as for `Client`."""
     from imap_wal.agent.transport import Client
 
     client = Client(endpoint, timeout_ms, key, agent_key)

@@ -102,7 +102,7 @@ def test_a_log_that_is_open_keeps_its_key_when_the_new_one_takes_a_known_id(
         for number in range(50):
             store.map("orders")[str(number)] = "v" * 50
     assert (
-        "continues to write with the keys of before" in caplog.text
+        "continues to write with the earlier keys" in caplog.text
         and "under the id 'a'" in caplog.text
     )
     assert len(segments(open_store(place))) > 1

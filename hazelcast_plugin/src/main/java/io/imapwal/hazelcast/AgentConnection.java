@@ -81,14 +81,18 @@ final class AgentConnection implements Closeable {
                 identity.pulse);
         try {
             identity.pulse.add(connection);
+            // An agent that is busy with its storage may take as long as for a change. One that
+            // hangs is noticed by the pulse.
+            identity.pulse.start(identity);
+            long helloDeadline = Math.max(deadline, System.nanoTime()
+                    + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
             hello(connection.start("hello", 1), identity, clusterId, member, purpose, token);
-            Object answer = connection.ask("welcome", NO_PAYLOAD, 0, deadline).header.value();
+            Object answer = connection.ask("welcome", NO_PAYLOAD, 0, helloDeadline).header.value();
             if (!(answer instanceof Map<?, ?> map)) {
                 throw new ProtocolException("the agent's welcome is not a map");
             }
             connection.session = SessionInfo.of(clusterId, member, map);
             identity.view.learn(clusterId, member, connection.session.incarnation());
-            identity.pulse.start(identity);
             return connection;
         } catch (IOException | RuntimeException e) {
             connection.close();

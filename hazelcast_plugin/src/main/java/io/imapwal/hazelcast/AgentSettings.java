@@ -11,10 +11,11 @@ import java.util.TreeSet;
  * the property's and the map's name: a misspelt one must not mean its default without a warning.
  *
  * @param agent            where the agent listens
- * @param timeoutMs        longest wait for the acknowledgement of one append
+ * @param timeoutMs        longest wait for the acknowledgement of one append, and for the answer to
+ *                         a hello
  * @param agentTimeoutMs   an agent that sends nothing for this time, not even an answer to a PING,
  *                         counts as hung
- * @param connectTimeoutMs longest wait for a connection and its hello
+ * @param connectTimeoutMs longest wait for a connection
  * @param restoreTimeoutMs longest wait for one answer of the agent while it merges logs
  * @param readThrough      ask the agent for keys that are not in memory, also where the map has no
  *                         eviction

@@ -17,7 +17,9 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
@@ -50,6 +52,8 @@ final class MapState {
     /** How long {@code getMap} waits for other members, after this one has loaded its own. */
     private static final long OTHERS_NANOS = TimeUnit.SECONDS.toNanos(2);
     private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
+    /** A thread that waits looks so often whether a time has passed. */
+    private static final long LOOK_MS = 50;
 
     private final WalPlugin plugin;
     private final String map;
@@ -71,6 +75,8 @@ final class MapState {
     private volatile boolean loaded;
     /** Grows with each close: what began before does not count after it. */
     private volatile int generation;
+    /** What runs when the map is loaded or closed. */
+    private final List<Runnable> awaited = new ArrayList<>();
 
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
@@ -119,8 +125,46 @@ final class MapState {
         }
         Membership present = plugin.guard().membership();
         long began = System.nanoTime();
-        Polling.until(() -> loaded || tooLong(began), Long.MAX_VALUE);
-        Polling.until(() -> !peers(present).loading(), OTHERS_NANOS);
+        synchronized (this) {
+            while (!loaded && !tooLong(began)) {
+                wait(LOOK_MS);
+            }
+        }
+        awaitPeers(present);
+    }
+
+    /** Returns when the other members have loaded the map too, or after {@link #OTHERS_NANOS}. */
+    private void awaitPeers(Membership present) throws InterruptedException {
+        long deadline = System.nanoTime() + OTHERS_NANOS;
+        for (CompletableFuture<String> answer : ask(present, true).values()) {
+            try {
+                answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: map \"" + map + "\": a member does not say when"
+                        + " it has loaded its partitions", e);
+            }
+        }
+    }
+
+    /**
+     * Runs {@code then} once when the map is loaded, or closed; at once if it is. It must not wait.
+     */
+    void whenLoaded(Runnable then) {
+        synchronized (this) {
+            if (open && !loaded) {
+                awaited.add(then);
+                return;
+            }
+        }
+        then.run();
+    }
+
+    /** What {@link #whenLoaded} has to run, and removes it; the threads that wait look again. */
+    private synchronized List<Runnable> awaited() {
+        notifyAll();
+        List<Runnable> now = List.copyOf(awaited);
+        awaited.clear();
+        return now;
     }
 
     /**
@@ -143,8 +187,14 @@ final class MapState {
      *
      * @param ofGeneration the generation in which that began
      */
-    synchronized void setLoaded(int ofGeneration) {
-        loaded |= open && ofGeneration == generation;
+    void setLoaded(int ofGeneration) {
+        synchronized (this) {
+            if (!open || ofGeneration != generation) {
+                return;
+            }
+            loaded = true;
+        }
+        awaited().forEach(Runnable::run);
     }
 
     /**
@@ -327,16 +377,20 @@ final class MapState {
         return generation;
     }
 
-    synchronized void close() {
-        generation++;
-        loaded = false;
-        open = false;
-        opening = false;
-        nextNanos = System.nanoTime();
-        failure = null;
-        // The next use reads the log again: what is known of the partitions does not hold for it.
-        wholeness.forgetAll();
-        indexes.forgetAll();
+    void close() {
+        synchronized (this) {
+            generation++;
+            loaded = false;
+            open = false;
+            opening = false;
+            nextNanos = System.nanoTime();
+            failure = null;
+            // The next use reads the log again: what is known of the partitions does not hold for
+            // it.
+            wholeness.forgetAll();
+            indexes.forgetAll();
+        }
+        awaited().forEach(Runnable::run);
     }
 
     /** Begins to open the map. Returns at once: operations wait until it is open and loaded. */
@@ -388,47 +442,47 @@ final class MapState {
      *
      * @param loaded  a member has it in use
      * @param missing why a member cannot take entries; null when all can
-     * @param loading a member has opened the map, and not yet loaded all of its partitions
      */
-    record Peers(boolean loaded, String missing, boolean loading) {
+    record Peers(boolean loaded, String missing) {
     }
 
     /** @param present as which member this one asks */
     Peers peers(Membership present) {
-        NodeEngineImpl nodeEngine = plugin.nodeEngine();
-        List<CompletableFuture<Object>> answers = new ArrayList<>();
-        List<Member> members = new ArrayList<>();
-        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
-            if (!member.localMember()) {
-                members.add(member);
-                answers.add(nodeEngine.getOperationService()
-                        .createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new StatusOperation(map, present), member.getAddress())
-                        .setTryCount(1).invoke());
-            }
-        }
         boolean loaded = false;
         String missing = null;
-        boolean loading = false;
-        for (int i = 0; i < answers.size(); i++) {
+        for (Map.Entry<Member, CompletableFuture<String>> each : ask(present, false).entrySet()) {
             String answer;
             try {
-                answer = String.valueOf(answers.get(i).get(60, TimeUnit.SECONDS));
+                answer = each.getValue().get(60, TimeUnit.SECONDS);
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
             } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + members.get(i).getAddress() + " does not answer: "
+                answer = "member " + each.getKey().getAddress() + " does not answer: "
                         + Outcomes.reason(ExceptionUtil.peel(e));
             }
             switch (answer) {
                 case StatusOperation.LOADED -> loaded = true;
-                case StatusOperation.OPEN -> loading = true;
-                case StatusOperation.READY -> { }
+                case StatusOperation.OPEN, StatusOperation.READY -> { }
                 default -> missing = answer;
             }
         }
-        return new Peers(loaded, missing, loading);
+        return new Peers(loaded, missing);
+    }
+
+    /** Asks each other member for its {@link StatusOperation status} of the map. */
+    private Map<Member, CompletableFuture<String>> ask(Membership present, boolean whenLoaded) {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        Map<Member, CompletableFuture<String>> answers = new HashMap<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                answers.put(member, nodeEngine.getOperationService()
+                        .<String>createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new StatusOperation(map, present, whenLoaded),
+                        member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        return answers;
     }
 
     /**
@@ -526,6 +580,7 @@ final class MapState {
             failure = null;
             open = true;
         }
+        notifyAll();
     }
 
     private synchronized void failed(int ofGeneration, String why, Throwable cause) {
@@ -533,6 +588,7 @@ final class MapState {
             opening = false;
             failure = new LogUnavailable(why, cause);
             failedNanos = System.nanoTime();
+            notifyAll();
         }
     }
 

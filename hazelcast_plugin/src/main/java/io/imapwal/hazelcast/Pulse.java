@@ -75,7 +75,7 @@ final class Pulse {
         open.remove(connection);
     }
 
-    /** Called with each welcome; the first one starts the thread. */
+    /** Called with each hello; the first one starts the thread. */
     synchronized void start(AgentConnection.Identity identity) {
         if (thread == null && !closed) {
             thread = new Thread(() -> run(identity), "imap-wal-pulse");

@@ -15,15 +15,19 @@ public final class StatusOperation extends NamedMapOperation {
     static final String LOADED = "loaded";
 
     private Membership asker;
+    private boolean whenLoaded;
     private String answer;
+    private boolean deferred;
 
     /** For deserialisation. */
     public StatusOperation() {
     }
 
-    StatusOperation(String map, Membership asker) {
+    /** @param whenLoaded the answer is sent when it is not {@link #OPEN} any more */
+    StatusOperation(String map, Membership asker, boolean whenLoaded) {
         super(map);
         this.asker = asker;
+        this.whenLoaded = whenLoaded;
     }
 
     @Override
@@ -31,6 +35,15 @@ public final class StatusOperation extends NamedMapOperation {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
         answer = plugin.guard().isFellow(asker) ? plugin.state(map).status()
                 : "member " + plugin.member() + " is not in the same cluster any more";
+        if (whenLoaded && OPEN.equals(answer)) {
+            deferred = true;
+            plugin.state(map).whenLoaded(() -> sendResponse(LOADED));
+        }
+    }
+
+    @Override
+    public boolean returnsResponse() {
+        return !deferred;
     }
 
     @Override
@@ -42,12 +55,14 @@ public final class StatusOperation extends NamedMapOperation {
     protected void writeInternal(ObjectDataOutput out) throws IOException {
         super.writeInternal(out);
         asker.write(out);
+        out.writeBoolean(whenLoaded);
     }
 
     @Override
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
         asker = Membership.read(in);
+        whenLoaded = in.readBoolean();
     }
 
     @Override

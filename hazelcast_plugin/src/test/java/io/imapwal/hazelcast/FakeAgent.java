@@ -183,6 +183,7 @@ final class FakeAgent implements Closeable {
     /** Appends are not looked at before it is zero. */
     volatile CountDownLatch hold = new CountDownLatch(0);
     volatile long readDelayMs;
+    volatile long helloDelayMs;
     /** After so many loads the agent stops; negative: never. */
     volatile int breakAfterLoads = -1;
     /** So many pages of keys from now on, one is answered "listing-gone"; negative: none. */
@@ -485,6 +486,7 @@ final class FakeAgent implements Closeable {
             }
             switch (kind) {
                 case "hello":
+                    pause(helloDelayMs);
                     return hello(number, (Map<?, ?>) header.value());
                 case "append":
                     return append(number, header, payload);

@@ -160,7 +160,7 @@ class NewClusterTest {
         for (HazelcastInstance member : members.subList(1, 3)) {
             assertFalse(WalPlugin.of(member).state("orders").isLoaded());
             assertNotEquals(StatusOperation.READY,
-                    send(engine, new StatusOperation("orders", former), member));
+                    send(engine, new StatusOperation("orders", former, false), member));
         }
         IMap<Integer, Integer> map = a.getMap("orders");
         eventually(() -> map.get(1) == 1);

@@ -65,6 +65,28 @@ class OpeningTest {
         });
     }
 
+    /** The agent reads its storage for a hello, for longer than a connection may take. */
+    @Test
+    void slowHelloIsAwaited() throws Exception {
+        HazelcastInstance a = start(0);
+        agents.get(0).helloDelayMs = 2500;
+        a.getMap("orders").set(1, 1);
+        assertEquals(1, a.getMap("orders").get(1));
+    }
+
+    @Test
+    void getMapAwaitsOtherMembers() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        eventually(() -> a.getPartitionService().isClusterSafe());
+        for (int key = 0; key < 50; key++) {
+            cluster.logOnly(a, key, key, 0);
+        }
+        agents.get(1).readDelayMs = 200;
+        a.getMap("orders");
+        assertTrue(WalPlugin.of(b).state("orders").isLoaded());
+    }
+
     @Test
     void destroyedMapIsGone() throws Exception {
         HazelcastInstance a = start(0);
