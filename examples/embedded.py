@@ -10,4 +10,4 @@ with imap_wal.open(url, node="example") as store:
     visits = store.map("visits")
     visits["total"] = visits.get("total", 0) + 1
     visits.put("last hour", visits.get("last hour", 0) + 1, ttl=3600)
-    print(f"visit {visits['total']}, {visits['last hour']} in this hour; kill me whenever you like")
+    print(f"visit {visits['total']}, {visits['last hour']} in this hour; kill it at any time")

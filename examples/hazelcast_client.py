@@ -1,7 +1,8 @@
-"""A Hazelcast client notices nothing but that the map comes back.
+"""A Hazelcast client needs no change: after a restart of the cluster, the map is restored.
 
-imap-wal node start --members 2          in another terminal; kill it, start it with the same --url,
-run this again python examples/hazelcast_client.py
+1. In another terminal:   imap-wal node start --members 2 --url /tmp/imap-wal-example-cluster
+2. Run this program:      python examples/hazelcast_client.py
+3. Kill the cluster, start it again with the same --url, and run this program again.
 """
 
 import sys

@@ -1,5 +1,7 @@
-"""Archives are Parquet: pandas and DuckDB read them with no code of ours.   python
-examples/parquet.py [FOLDER]"""
+"""Archives are Parquet: pandas and DuckDB read them without imap-wal.
+
+python examples/parquet.py [FOLDER]
+"""
 
 import sys
 
