@@ -28,7 +28,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class ClusterTest {
     private final List<HazelcastInstance> started = new ArrayList<>();
     private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private final int port = Members.port();
     private boolean offload;
 
@@ -102,7 +102,7 @@ class ClusterTest {
         // No two members gave one partition version of one key; the newest by order is what memory
         // says.
         Map<List<Object>, Long> sessions = new HashMap<>();
-        for (FakeAgent.Record record : log.appended()) {
+        for (FakeLog.Record record : log.appended()) {
             Long other = sessions.putIfAbsent(
                     List.of(record.partition(), record.order().get(0), record.order().get(1)),
                     record.order().get(2));
@@ -110,7 +110,7 @@ class ClusterTest {
                     "two owners of one version: " + record);
         }
         for (Map.Entry<Integer, Long> entry : memory.entrySet()) {
-            FakeAgent.Record newest = log.newest("orders",
+            FakeLog.Record newest = log.newest("orders",
                     WalPlugin.of(a).nodeEngine().toData(entry.getKey()).toByteArray());
             assertEquals(entry.getValue(), WalPlugin.of(a).nodeEngine()
                     .toObject(new com.hazelcast.internal.serialization.impl.HeapData(
@@ -181,7 +181,7 @@ class ClusterTest {
                 .equals(a.getCluster().getLocalMember()) ? 0 : 1;
         HazelcastInstance dies = loader == 0 ? a : b;
         HazelcastInstance lives = loader == 0 ? b : a;
-        agents.get(1 + loader).readDelayMs = 500;
+        agents.get(1 + loader).faults.readDelayMs = 500;
         Thread touch = new Thread(() -> {
             try {
                 lives.getMap("orders").size();
@@ -207,7 +207,7 @@ class ClusterTest {
         for (int i = 0; i < 40; i++) {
             map.set(i, i);
         }
-        agents.forEach(agent -> agent.mood = FakeAgent.Mood.SILENT_AFTER);
+        agents.forEach(agent -> agent.faults.onAppend = OnAppend.SILENT_AFTER);
         int mine = 0;
         while (!a.getPartitionService().getPartition(mine).getOwner()
                 .equals(a.getCluster().getLocalMember())) {
@@ -217,7 +217,7 @@ class ClusterTest {
         OutcomeUnknown unknown =
                 assertThrows(OutcomeUnknown.class, () -> b.getMap("orders").set(key, 1000));
         assertTrue(unknown.getMessage().contains(agents.get(0).endpoint()), unknown.getMessage());
-        agents.forEach(agent -> agent.mood = FakeAgent.Mood.ACK);
+        agents.forEach(agent -> agent.faults.onAppend = OnAppend.ACK);
         eventually(() -> map.get(key) == 1000);
         a.getLifecycleService().terminate();
         eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000);

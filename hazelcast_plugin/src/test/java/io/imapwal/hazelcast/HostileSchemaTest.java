@@ -42,7 +42,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class HostileSchemaTest {
     private static final AtomicInteger RUN = new AtomicInteger();
 
-    private FakeAgent.Log log;
+    private FakeLog log;
     private FakeAgent agent;
 
     /** Code of the attacker. */
@@ -56,7 +56,7 @@ class HostileSchemaTest {
 
     @BeforeEach
     void start() throws Exception {
-        log = new FakeAgent.Log();
+        log = new FakeLog();
         agent = new FakeAgent(log).start();
         RUN.set(0);
     }
@@ -144,7 +144,7 @@ class HostileSchemaTest {
     void aSchemaThatTheAgentRefusesKeepsNoOtherChangeFromTheLog() throws Exception {
         HazelcastInstance member = Members.start(config("refused"));
         try {
-            agent.refusedType = "order";
+            agent.faults.refusedType = "order";
             IMap<Object, Object> map = member.getMap("plain");
             map.set("order", GenericRecordBuilder.compact("order").setString("state", "paid")
                     .build());

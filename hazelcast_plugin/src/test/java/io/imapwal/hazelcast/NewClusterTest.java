@@ -33,7 +33,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class NewClusterTest {
     private static final int KEYS = 200;
 
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private final List<FakeAgent> agents = new ArrayList<>();
     private final int port = Members.port();
     private final List<HazelcastInstance> members = new ArrayList<>();

@@ -40,7 +40,7 @@ import static org.junit.jupiter.api.Assertions.fail;
 class NoAgentTest {
     private final List<HazelcastInstance> started = new ArrayList<>();
     private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
 
     @AfterEach
     void stop() throws Exception {
@@ -146,7 +146,7 @@ class NoAgentTest {
     void aLogThatCannotBeMergedFailsWithTheAgentsText() throws Exception {
         fill("orders", 50);
         FakeAgent agent = agent().start();
-        agent.readError = "the log of node n7 is missing";
+        agent.faults.readError = "the log of node n7 is missing";
         HazelcastInstance member =
                 start(Members.config("unmerged", Members.port(), agent.endpoint()));
         operations().forEach((operation, run) -> {
@@ -155,7 +155,7 @@ class NoAgentTest {
             assertTrue(String.valueOf(failure.getMessage())
                     .contains("the log of node n7 is missing"), operation + ": " + failure);
         });
-        agent.readError = null;
+        agent.faults.readError = null;
         eventually(() -> member.getMap("orders").size() == 50);
     }
 
@@ -167,23 +167,23 @@ class NoAgentTest {
         config.getMapConfig("*").getMapStoreConfig().setProperty("restore-chunk", "50");
         HazelcastInstance member = start(config);
         List<String> warnings = warnings(member);
-        agent.breakAfterLoads = 5;
+        agent.faults.breakAfterLoads = 5;
         Future<Integer> size = later(() -> member.getMap("orders").size());
         eventually(() -> warnings.stream().anyMatch(text -> text.contains("\"orders\"")));
         assertFalse(size.isDone());
-        agent.breakAfterLoads = -1;
+        agent.faults.breakAfterLoads = -1;
         agent.start();
         assertEquals(3000, size.get(15, TimeUnit.SECONDS));
     }
 
     @Test
     void aListingThatTheAgentRefusesToGoOnWithIsBegunAgainAndLosesNothing() throws Exception {
-        restoredAlthough(agent -> agent.goneAfterPages = 5, "listing-gone");
+        restoredAlthough(agent -> agent.faults.goneAfterPages = 5, "listing-gone");
     }
 
     @Test
     void aListingThatLacksAPageIsBegunAgainAndLosesNothing() throws Exception {
-        restoredAlthough(agent -> agent.skipAfterPages = 5, "have arrived");
+        restoredAlthough(agent -> agent.faults.skipAfterPages = 5, "have arrived");
     }
 
     private void restoredAlthough(java.util.function.Consumer<FakeAgent> trouble, String why)

@@ -151,7 +151,7 @@ class OpeningTest {
         assertEquals(200, map.values(com.hazelcast.query.Predicates.greaterEqual("this", 0))
                 .size());
         // Partition 0 was gained by loss: the log has one entry more than memory, and is slow.
-        agent.readDelayMs = 8000;
+        agent.faults.readDelayMs = 8000;
         int key = IntStream.range(1000, 2000).filter(each ->
                 a.getPartitionService().getPartition(each).getPartitionId() == 0).findFirst()
                 .orElseThrow();
@@ -426,7 +426,7 @@ class OpeningTest {
         fill(map, 300);
         a.getLifecycleService().terminate();
         HazelcastInstance b = start(1);
-        agents.get(1).readDelayMs = 60_000;
+        agents.get(1).faults.readDelayMs = 60_000;
         var got = java.util.concurrent.CompletableFuture.supplyAsync(() -> {
             try {
                 return "got " + b.getMap("orders").getName();

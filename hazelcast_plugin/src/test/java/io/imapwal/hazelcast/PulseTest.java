@@ -26,7 +26,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class PulseTest {
     private static final int HUNG_MS = 800;
 
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private FakeAgent agent;
     private HazelcastInstance member;
     private IMap<String, Integer> map;
@@ -47,7 +47,7 @@ class PulseTest {
 
     @AfterEach
     void stop() throws Exception {
-        agent.frozen = false;
+        agent.faults.frozen = false;
         member.shutdown();
         agent.close();
         assertEquals(List.of(), agent.violations);
@@ -60,11 +60,11 @@ class PulseTest {
 
     @Test
     void aStoppedAgentFailsItsCallersAndThoseAfterThemUntilItContinues() throws Exception {
-        agent.frozen = true;
+        agent.faults.frozen = true;
         saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
         saysThatItHangs(assertThrows(NotAppended.class, () -> map.set("not sent", 3)));
         assertEquals(1, map.get("before"));
-        agent.frozen = false;
+        agent.faults.frozen = false;
         eventually(() -> {
             map.set("after", 4);
             return true;
@@ -93,13 +93,13 @@ class PulseTest {
             }
         });
         eventually(() -> agent.loads > 2);
-        agent.frozen = true;
+        agent.faults.frozen = true;
         assertInstanceOf(HungAgent.class, reading.join());
     }
 
     @Test
     void aSlowStorageIsNotAStoppedAgent() {
-        agent.delayMs = 3 * HUNG_MS;
+        agent.faults.delayMs = 3 * HUNG_MS;
         map.set("slow", 2);
         assertEquals(2, map.get("slow"));
     }

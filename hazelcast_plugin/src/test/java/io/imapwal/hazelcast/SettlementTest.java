@@ -45,7 +45,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 /** After members were lost, or left with keys in doubt, memory agrees with the log. */
 class SettlementTest {
     private final TestCluster cluster = new TestCluster("settlement");
-    private final FakeAgent.Log log = cluster.log;
+    private final FakeLog log = cluster.log;
     private final List<FakeAgent> agents = cluster.agents;
     private final int port = cluster.port;
     private boolean offload;
@@ -121,7 +121,7 @@ class SettlementTest {
         a.getLifecycleService().terminate();
         keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
         cluster.awaitSafe();
-        agents.get(2).readError = "it shall not be asked";
+        agents.get(2).faults.readError = "it shall not be asked";
         b.shutdown();
         keys.forEach(key -> assertEquals(1000 + key, map.get(key)));
     }
@@ -174,7 +174,7 @@ class SettlementTest {
         int lost = owned(a, 1).get(0);
         int kept = owned(b, 1).get(0);
         int partition = b.getPartitionService().getPartition(lost).getPartitionId();
-        agents.get(1).readError = "the disk is away";
+        agents.get(1).faults.readError = "the disk is away";
         a.getLifecycleService().terminate();
         eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(lost)).getMessage()
                 .contains("the disk is away"));
@@ -187,7 +187,7 @@ class SettlementTest {
         assertThrows(LogUnavailable.class, () -> map.get(lost));
         assertEquals(kept, map.get(kept));
         map.set(kept, 7);
-        agents.get(1).readError = null;
+        agents.get(1).faults.readError = null;
         eventually(() -> map.get(lost) == lost);
         assertEquals(200, map.size());
     }
@@ -254,9 +254,9 @@ class SettlementTest {
         fill(map, 40);
         cluster.awaitSafe();
         int key = owned(a, 1).get(0);
-        agents.get(0).mood = FakeAgent.Mood.SILENT_AFTER;
+        agents.get(0).faults.onAppend = OnAppend.SILENT_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
-        agents.get(0).mood = FakeAgent.Mood.ACK;
+        agents.get(0).faults.onAppend = OnAppend.ACK;
         a.shutdown();
         assertEquals(1000, map.get(key));
     }
@@ -271,7 +271,7 @@ class SettlementTest {
         fill(map, 40);
         cluster.awaitSafe();
         int key = owned(a, 1).get(0);
-        agents.get(0).mood = FakeAgent.Mood.DIE_AFTER;
+        agents.get(0).faults.onAppend = OnAppend.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set(key, 1000));
         a.shutdown();
         assertEquals(1000, map.get(key));
@@ -314,7 +314,7 @@ class SettlementTest {
         // Fewer than the threads that Hazelcast has for changes with offload.
         List<Integer> keys = oneOfEachPartition(a).subList(0, 12);
         keys.forEach(key -> map.set(key, key));
-        agents.get(0).hold = new CountDownLatch(1);
+        agents.get(0).faults.hold = new CountDownLatch(1);
         AtomicInteger failed = new AtomicInteger();
         a.getPartitionService().addMigrationListener(new MigrationListener() {
             @Override
@@ -345,7 +345,7 @@ class SettlementTest {
         HazelcastInstance b = start(1);
         eventually(() -> failed.get() > 0 || count(b) > 0);
         assertEquals(0, count(b));
-        agents.get(0).hold.countDown();
+        agents.get(0).faults.hold.countDown();
         changes.forEach(change -> change.toCompletableFuture().join());
         eventually(() -> count(b) > 0);
         cluster.awaitSafe();
@@ -363,7 +363,7 @@ class SettlementTest {
         IMap<Integer, Integer> map = a.getMap("orders");
         map.set(1, 1);
         FakeAgent agent = agents.get(0);
-        agent.hold = new CountDownLatch(1);
+        agent.faults.hold = new CountDownLatch(1);
         int before = agent.appends;
         CompletionStage<Void> change = map.setAsync(1, 2);
         eventually(() -> agent.appends > before);
@@ -375,7 +375,7 @@ class SettlementTest {
         plugin.settlements().wake();
         eventually(() -> wholeness.unsettled(partition).reason.contains("that began before"));
         assertEquals(listings, agent.listings);
-        agent.hold.countDown();
+        agent.faults.hold.countDown();
         change.toCompletableFuture().join();
         eventually(() -> !wholeness.isAnyUnsettled());
         assertEquals(listings + 1, agent.listings);
@@ -396,7 +396,7 @@ class SettlementTest {
         }
         map.putAll(entries);
         FakeAgent agent = agents.get(0);
-        agent.readDelayMs = 1000;
+        agent.faults.readDelayMs = 1000;
         int before = agent.loads;
         WalPlugin plugin = WalPlugin.of(a);
         plugin.state("orders").doubt(partition, null);
@@ -406,7 +406,7 @@ class SettlementTest {
         entries.keySet().stream().limit(100).forEach(map::evict);
         assertFalse(plugin.state("orders").wholeness().whole(partition));
         eventually(() -> plugin.state("orders").wholeness().whole(partition));
-        agent.readDelayMs = 0;
+        agent.faults.readDelayMs = 0;
         assertEquals(entries, map.getAll(entries.keySet()));
     }
 
@@ -417,7 +417,7 @@ class SettlementTest {
         List<Integer> keys = oneOfEachPartition(a);
         keys.forEach(key -> map.set(key, key));
         // As after an append while the partition began to migrate, if this member cannot settle it.
-        agents.get(0).readError = "it cannot be read here";
+        agents.get(0).faults.readError = "it cannot be read here";
         WalPlugin plugin = WalPlugin.of(a);
         for (int key : keys) {
             cluster.logOnly(a, key, 1000 + key, 0);
@@ -509,14 +509,14 @@ class SettlementTest {
         cluster.awaitSafe();
         int key = owned(a, 1).get(0);
         cluster.logOnly(b, key, 1000, 0);
-        agents.get(1).readError = "the disk is away";
+        agents.get(1).faults.readError = "the disk is away";
         a.getLifecycleService().terminate();
         eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage()
                 .contains("the disk is away"));
         assertThrows(LogUnavailable.class, () -> map.values(Predicates.equal("this", 1000)));
         assertThrows(LogUnavailable.class, () ->
                 map.entrySet(Predicates.greaterEqual("this", 150)));
-        agents.get(1).readError = null;
+        agents.get(1).faults.readError = null;
         eventually(() -> map.get(key) == 1000);
         assertEquals(List.of(1000), List.copyOf(map.values(Predicates.equal("this", 1000))));
         cluster.awaitSafe();
@@ -540,7 +540,7 @@ class SettlementTest {
         List<Integer> keys = IntStream.range(0, 1000).filter(key -> !hasReplica(b, key)).limit(20)
                 .boxed().toList();
         keys.forEach(key -> map.set(key, key));
-        agents.get(1).readError = "the disk is away";
+        agents.get(1).faults.readError = "the disk is away";
         a.getLifecycleService().terminate();
         c.getLifecycleService().terminate();
         eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(keys.get(0))).getMessage()
@@ -551,7 +551,7 @@ class SettlementTest {
         assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
         assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
         assertThrows(LogUnavailable.class, map::clear);
-        agents.get(1).readError = null;
+        agents.get(1).faults.readError = null;
         eventually(() -> map.get(keys.get(0)) != null);
         assertEquals(Set.copyOf(keys), map.executeOnEntries(new ValueOf()).keySet());
         map.clear();
@@ -592,13 +592,13 @@ class SettlementTest {
         cluster.awaitSafe();
         int key = owned(b, 1).get(0);
         int generation = WalPlugin.of(b).state("orders").generation();
-        agents.get(0).frozen = true;
+        agents.get(0).faults.frozen = true;
         CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
         eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
         CompletableFuture<Object> used =
                 CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
         assertThrows(CompletionException.class, destroyed::join);
-        agents.get(0).frozen = false;
+        agents.get(0).faults.frozen = false;
         used.handle((value, failure) -> value).join();
         for (HazelcastInstance member : List.of(a, b)) {
             for (int i = 0; i < 200; i++) {
@@ -624,7 +624,7 @@ class SettlementTest {
         }
         map.putAll(entries);
         FakeAgent agent = agents.get(0);
-        agent.readDelayMs = 500;
+        agent.faults.readDelayMs = 500;
         int before = agent.loads;
         WalPlugin plugin = WalPlugin.of(a);
         plugin.state("orders").doubt(partition, null);
@@ -634,11 +634,11 @@ class SettlementTest {
         // The first two pages are compared, the next two fail, and the last page waits.
         eventually(() -> agent.loads >= before + 3);
         hazelcastPartition.setMigrating();
-        agent.readDelayMs = 1500;
+        agent.faults.readDelayMs = 1500;
         eventually(() -> agent.loads >= before + 5);
         Thread.sleep(500);
         hazelcastPartition.resetMigrating();
-        agent.readDelayMs = 0;
+        agent.faults.readDelayMs = 0;
         eventually(() -> plugin.state("orders").wholeness().whole(partition));
         assertEquals(2500, map.size());
         assertEquals(entries, map.getAll(entries.keySet()));
@@ -762,7 +762,7 @@ class SettlementTest {
         config.addMapConfig(map);
         HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> loaded = b.getMap("orders");
-        agent.unreadable = log.maps.get("orders").firstKey();
+        agent.faults.unreadable = log.maps.get("orders").firstKey();
         WalPlugin.of(b).localMaps().drop("orders");
         eventually(() -> assertThrows(RuntimeException.class, () -> loaded.get(7))
                 instanceof LogUnavailable);

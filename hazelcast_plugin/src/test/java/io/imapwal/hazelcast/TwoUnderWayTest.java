@@ -33,7 +33,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
  * when the first fails.
  */
 class TwoUnderWayTest {
-    private static FakeAgent.Log log;
+    private static FakeLog log;
     private static FakeAgent agent;
     private static HazelcastInstance member;
     private static ExecutorService callers;
@@ -41,7 +41,7 @@ class TwoUnderWayTest {
 
     @BeforeAll
     static void start() throws Exception {
-        log = new FakeAgent.Log();
+        log = new FakeLog();
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
         config.addMapConfig(Members.map("elsewhere",
@@ -60,8 +60,8 @@ class TwoUnderWayTest {
     @BeforeEach
     void map(TestInfo info) throws Exception {
         agent.start();
-        agent.mood = FakeAgent.Mood.ACK;
-        agent.delayMs = 0;
+        agent.faults.onAppend = OnAppend.ACK;
+        agent.faults.delayMs = 0;
         map = member.getMap(info.getTestMethod().orElseThrow().getName());
         eventually(() -> {
             map.set("probe", 0);
@@ -74,15 +74,15 @@ class TwoUnderWayTest {
      * Sets "first", and "second" while the agent is at work on the first; both in different
      * partitions.
      */
-    private List<CompletableFuture<Void>> twoUnderWay(FakeAgent.Mood mood) throws Exception {
-        agent.holdsForNext = true;
-        agent.mood = mood;
+    private List<CompletableFuture<Void>> twoUnderWay(OnAppend fault) throws Exception {
+        agent.faults.holdsForNext = true;
+        agent.faults.onAppend = fault;
         int before = agent.appends;
         int ahead = agent.sentAhead;
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
         eventually(() -> agent.appends == before + 1);
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         // The second is not sent in the first half of what a message usually takes, some
         // milliseconds.
         Thread.sleep(110);
@@ -107,7 +107,7 @@ class TwoUnderWayTest {
     void bothAreAcknowledged() throws Exception {
         long first = appended("first");
         long second = appended("second");
-        twoUnderWay(FakeAgent.Mood.ACK).forEach(CompletableFuture::join);
+        twoUnderWay(OnAppend.ACK).forEach(CompletableFuture::join);
         assertEquals(first + 1, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertEquals(List.of(), agent.violations);
@@ -115,14 +115,14 @@ class TwoUnderWayTest {
 
     @Test
     void whenTheFirstIsRefusedOnlyItsCallerGetsTheError() throws Exception {
-        int behind = agent.refusedBehind;
+        int behind = agent.refusedAfterAnother;
         long first = appended("first");
         long second = appended("second");
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.FULL_ONCE);
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.FULL_ONCE);
         assertInstanceOf(NotAppended.class, failure(calls.get(0)));
         calls.get(1).join();
         // Its thread in the agent may be slower than the next connection.
-        eventually(() -> agent.refusedBehind == behind + 1);
+        eventually(() -> agent.refusedAfterAnother == behind + 1);
         assertEquals(first, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertFalse(map.containsKey("first"));
@@ -132,21 +132,21 @@ class TwoUnderWayTest {
     /** Before the first was appended: both are sent again. After: the second alone. */
     @ParameterizedTest
     @ValueSource(strings = {"BREAK_BEFORE", "BREAK_AFTER"})
-    void whenTheConnectionBreaksEachIsAppendedOnce(FakeAgent.Mood mood) throws Exception {
+    void whenTheConnectionBreaksEachIsAppendedOnce(OnAppend fault) throws Exception {
         long first = appended("first");
         long second = appended("second");
-        twoUnderWay(mood).forEach(CompletableFuture::join);
+        twoUnderWay(fault).forEach(CompletableFuture::join);
         assertEquals(first + 1, appended("first"));
         assertEquals(second + 1, appended("second"));
     }
 
     @Test
     void whenTheAgentDiesBothAreInDoubtAndSettled() throws Exception {
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.DIE_AFTER);
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.DIE_AFTER);
         for (CompletableFuture<Void> call : calls) {
             assertInstanceOf(OutcomeUnknown.class, failure(call));
         }
-        agent.delayMs = 0;
+        agent.faults.delayMs = 0;
         agent.start();
         eventually(() -> Integer.valueOf(1).equals(map.get("first")));
         assertFalse(map.containsKey("second"));
@@ -154,7 +154,7 @@ class TwoUnderWayTest {
 
     @Test
     void whenTheOutcomeOfTheFirstIsUnknownTheSecondIsSentAgain() throws Exception {
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.UNKNOWN_AFTER);
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.UNKNOWN_AFTER);
         assertInstanceOf(OutcomeUnknown.class, failure(calls.get(0)));
         calls.get(1).join();
         eventually(() -> Integer.valueOf(1).equals(map.get("first")));
@@ -211,7 +211,7 @@ class TwoUnderWayTest {
     void underLoadWithFaultsEveryAcknowledgedChangeIsInTheLogOnce() throws Exception {
         long seed = System.nanoTime();
         Random chance = new Random(seed);
-        agent.delayMs = 1;
+        agent.faults.delayMs = 1;
         int ahead = agent.sentAhead;
         int threads = 32;
         int each = 120;
@@ -237,11 +237,11 @@ class TwoUnderWayTest {
         }
         CompletableFuture<Void> all =
                 CompletableFuture.allOf(calls.toArray(CompletableFuture[]::new));
-        FakeAgent.Mood[] moods =
-                {FakeAgent.Mood.FULL_ONCE, FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE};
+        OnAppend[] faults =
+                {OnAppend.FULL_ONCE, OnAppend.BREAK_AFTER, OnAppend.BREAK_BEFORE};
         while (!all.isDone()) {
             Thread.sleep(chance.nextInt(20));
-            agent.mood = moods[chance.nextInt(moods.length)];
+            agent.faults.onAppend = faults[chance.nextInt(faults.length)];
         }
         all.get(60, TimeUnit.SECONDS);
         assertTrue(acknowledged.get() > each && refused.get() > 0, acknowledged + " acknowledged, "

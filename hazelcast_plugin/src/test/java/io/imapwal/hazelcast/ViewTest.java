@@ -27,7 +27,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
  * acknowledges nothing.
  */
 class ViewTest {
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private FakeAgent agent;
     private HazelcastInstance member;
     private IMap<String, Integer> map;
@@ -54,7 +54,7 @@ class ViewTest {
         return member.getCluster().getLocalMember().getUuid().toString();
     }
 
-    private List<FakeAgent.Record> appended(String key) {
+    private List<FakeLog.Record> appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
         return log.appended().stream()
                 .filter(record -> java.util.Arrays.equals(record.key(), bytes)).toList();
@@ -80,22 +80,22 @@ class ViewTest {
     }
 
     @ParameterizedTest
-    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
-    void whatWasUnderWayWhenAViewWasClaimedIsAppendedOnceAndAcknowledged(FakeAgent.Mood mood) {
-        agent.mood = mood;
+    @EnumSource(value = OnAppend.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void whatWasUnderWayWhenAViewWasClaimedIsAppendedOnceAndAcknowledged(OnAppend fault) {
+        agent.faults.onAppend = fault;
         map.set("meanwhile", 2);
         assertEquals(2, map.get("meanwhile"));
-        assertEquals(List.of(mood == FakeAgent.Mood.VIEW_BEFORE ? 2L : 1L),
+        assertEquals(List.of(fault == OnAppend.VIEW_BEFORE ? 2L : 1L),
                 appended("meanwhile").stream().map(record -> record.order().get(0)).toList());
         assertTrue(WalPlugin.of(member).reconciler().idle(), "a view change is no doubt");
     }
 
     @ParameterizedTest
-    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
-    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(FakeAgent.Mood mood)
+    @EnumSource(value = OnAppend.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(OnAppend fault)
             throws Exception {
-        agent.delayMs = 200;
-        agent.mood = mood;
+        agent.faults.delayMs = 200;
+        agent.faults.onAppend = fault;
         int before = agent.appends;
         CompletableFuture<Void> first = CompletableFuture.runAsync(() -> map.set("first", 1));
         eventually(() -> agent.appends == before + 1);
@@ -114,7 +114,7 @@ class ViewTest {
         Change first = change("first", null);
         Change placed = change("placed", session);
         Change second = change("second", null);
-        agent.mood = FakeAgent.Mood.VIEW_BEFORE;
+        agent.faults.onAppend = OnAppend.VIEW_BEFORE;
         assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)),
                 "a part is in the log");
         // The reconciler sets memory to what the log has, which appends it once more: perhaps it

@@ -47,14 +47,14 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
  * faults.
  */
 class WalMapStoreTest {
-    private static FakeAgent.Log log;
+    private static FakeLog log;
     private static FakeAgent agent;
     private static HazelcastInstance member;
     private String name;
 
     @BeforeAll
     static void start() throws Exception {
-        log = new FakeAgent.Log();
+        log = new FakeLog();
         agent = new FakeAgent(log).start();
         Config config = Members.config("store", Members.port(), agent.endpoint());
         MapConfig offloaded = Members.map("offloaded-*", agent.endpoint());
@@ -99,11 +99,11 @@ class WalMapStoreTest {
     @AfterEach
     void agentIsSoundAgain() throws Exception {
         agent.start();
-        agent.mood = FakeAgent.Mood.ACK;
-        agent.readError = null;
-        agent.unreadable = null;
-        agent.delayMs = 0;
-        agent.loadLimit = Integer.MAX_VALUE;
+        agent.faults.onAppend = OnAppend.ACK;
+        agent.faults.readError = null;
+        agent.faults.unreadable = null;
+        agent.faults.delayMs = 0;
+        agent.faults.loadLimit = Integer.MAX_VALUE;
         eventually(() -> {
             IMap<String, String> probe = member.getMap("probe");
             probe.set("k", "v");
@@ -117,7 +117,7 @@ class WalMapStoreTest {
     }
 
     private Object logged(String map, Object key) {
-        FakeAgent.Record found = log.newest(map, bytes(key));
+        FakeLog.Record found = log.newest(map, bytes(key));
         return found == null ? null : WalPlugin.of(member).nodeEngine()
                 .toObject((Data) new com.hazelcast.internal.serialization.impl.HeapData(
                     found.value()));
@@ -147,7 +147,7 @@ class WalMapStoreTest {
         IMap<String, Long> map = member.getMap(name);
         long before = System.currentTimeMillis();
         map.set("a", 1L, 90_500, TimeUnit.MILLISECONDS);
-        FakeAgent.Record first = log.newest(name, bytes("a"));
+        FakeLog.Record first = log.newest(name, bytes("a"));
         assertEquals("java.lang.String", first.keyClass());
         assertEquals("java.lang.Long", first.valueClass());
         assertEquals(member.getPartitionService().getPartition("a").getPartitionId(),
@@ -155,7 +155,7 @@ class WalMapStoreTest {
         assertTrue(first.expiresAtMs() >= before + 90_000
                 && first.expiresAtMs() <= System.currentTimeMillis() + 91_000);
         map.set("a", 2L);
-        FakeAgent.Record second = log.newest(name, bytes("a"));
+        FakeLog.Record second = log.newest(name, bytes("a"));
         assertEquals(0, second.expiresAtMs());
         assertEquals(first.order().subList(0, 3), second.order().subList(0, 3));
         assertTrue(second.order().get(3) > first.order().get(3));
@@ -165,7 +165,7 @@ class WalMapStoreTest {
     void manyCallersShareMessages() throws Exception {
         IMap<Integer, Integer> map = member.getMap(name);
         map.size();
-        agent.delayMs = 2;
+        agent.faults.delayMs = 2;
         int before = agent.appends;
         List<Thread> threads = new ArrayList<>();
         for (int t = 0; t < 32; t++) {
@@ -190,7 +190,7 @@ class WalMapStoreTest {
         IMap<Integer, Integer> map = member.getMap(name);
         map.size();
         int from = log.appended().size();
-        agent.delayMs = 1;
+        agent.faults.delayMs = 1;
         int callers = 16;
         int[] acknowledged = new int[callers];
         List<Set<Integer>> refused = new ArrayList<>();
@@ -216,12 +216,12 @@ class WalMapStoreTest {
         }
         threads.forEach(Thread::start);
         Random random = new Random(seed);
-        FakeAgent.Mood[] moods = {FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE,
-                FakeAgent.Mood.FULL, FakeAgent.Mood.UNKNOWN_AFTER};
+        OnAppend[] faults = {OnAppend.BREAK_AFTER, OnAppend.BREAK_BEFORE,
+                OnAppend.FULL, OnAppend.UNKNOWN_AFTER};
         while (working.get() > 0) {
-            agent.mood = moods[random.nextInt(moods.length)];
+            agent.faults.onAppend = faults[random.nextInt(faults.length)];
             Thread.sleep(random.nextInt(4));
-            agent.mood = FakeAgent.Mood.ACK;
+            agent.faults.onAppend = OnAppend.ACK;
             Thread.sleep(random.nextInt(20));
         }
         for (Thread thread : threads) {
@@ -232,7 +232,7 @@ class WalMapStoreTest {
         for (int value = 0; value <= 100; value++) {
             known.put(ByteBuffer.wrap(bytes(value)), new int[] {value});
         }
-        for (FakeAgent.Record record : log.appended().subList(from, log.appended().size())) {
+        for (FakeLog.Record record : log.appended().subList(from, log.appended().size())) {
             logged.computeIfAbsent(known.get(ByteBuffer.wrap(record.key()))[0], k ->
                     new ArrayList<>())
                     .add(known.get(ByteBuffer.wrap(record.value()))[0]);
@@ -308,10 +308,10 @@ class WalMapStoreTest {
     /** The log has it or not: then memory says the same, for the partition as a whole. */
     @ParameterizedTest
     @CsvSource({"SILENT_AFTER, true", "UNKNOWN_AFTER, true", "SILENT_BEFORE, false"})
-    void aClearWhoseOutcomeIsUnknownIsSettled(FakeAgent.Mood mood, boolean inLog) throws Exception {
+    void aClearWhoseOutcomeIsUnknownIsSettled(OnAppend fault, boolean inLog) throws Exception {
         IMap<Integer, Integer> map = member.getMap(name);
         map.set(7, 1);
-        agent.mood = mood;
+        agent.faults.onAppend = fault;
         try {
             map.clear();
             assertTrue(inLog);
@@ -319,7 +319,7 @@ class WalMapStoreTest {
             // Hazelcast repeats a clear that failed, and the partition may be settled before that.
             assertTrue(e.getMessage().contains("may be in the log"), e.getMessage());
         }
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         eventually(() -> WalPlugin.of(member).reconciler().idle()
                 && !WalPlugin.of(member).state(name).wholeness().isAnyUnsettled());
         assertEquals(inLog ? null : 1, map.get(7));
@@ -363,10 +363,10 @@ class WalMapStoreTest {
     void aDestroyThatCannotBeLoggedSaysSoAndCanBeRepeated() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        agent.mood = FakeAgent.Mood.FULL;
+        agent.faults.onAppend = OnAppend.FULL;
         LogUnavailable failure = assertThrows(LogUnavailable.class, map::destroy);
         assertTrue(failure.getMessage().contains("destroy it again"), failure.getMessage());
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         IMap<String, Integer> again = member.getMap(name);
         assertEquals(1, again.get("a"));
         again.destroy();
@@ -400,7 +400,7 @@ class WalMapStoreTest {
     void aRefusalByTheAgentIsCertain() {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        agent.mood = FakeAgent.Mood.FULL;
+        agent.faults.onAppend = OnAppend.FULL;
         NotAppended refused = assertThrows(NotAppended.class, () -> map.set("a", 2));
         assertTrue(refused.getMessage().contains("full: no room"), refused.getMessage());
         assertEquals(1, map.get("a"));
@@ -416,11 +416,11 @@ class WalMapStoreTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE"})
-    void aBrokenConnectionIsMendedAndTheChangeAppendedOnce(FakeAgent.Mood mood) {
+    void aBrokenConnectionIsMendedAndTheChangeAppendedOnce(OnAppend fault) {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
         int before = log.appended().size();
-        agent.mood = mood;
+        agent.faults.onAppend = fault;
         map.set("a", 2);
         assertEquals(2, map.get("a"));
         assertEquals(2, logged(name, "a"));
@@ -444,7 +444,7 @@ class WalMapStoreTest {
         map.set("set", 1);
         map.set("removed", 1);
         map.set("expiring", 1);
-        agent.mood = FakeAgent.Mood.SILENT_AFTER;
+        agent.faults.onAppend = OnAppend.SILENT_AFTER;
         OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> map.set("set", 2));
         assertTrue(unknown.getMessage().contains(agent.endpoint())
                 && unknown.getMessage().contains("may be in the log"),
@@ -454,7 +454,7 @@ class WalMapStoreTest {
         assertThrows(OutcomeUnknown.class, () -> map.set("expiring", 2, 600, TimeUnit.SECONDS));
         long after = System.currentTimeMillis();
         assertThrows(OutcomeUnknown.class, () -> map.set("new", 2));
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         eventually(() -> map.get("set") == 2 && !map.containsKey("removed")
                 && map.get("expiring") == 2 && map.containsKey("new"));
         long lives = map.getEntryView("expiring").getExpirationTime() - before;
@@ -465,11 +465,11 @@ class WalMapStoreTest {
 
     /** Changes these keys, in this order; no outcome is known, and all are in the log. */
     private static void doubt(IMap<String, Integer> map, List<String> keys) {
-        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        agent.faults.onAppend = OnAppend.UNKNOWN_AFTER;
         for (String key : keys) {
             assertThrows(OutcomeUnknown.class, () -> map.set(key, 2), key);
         }
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
     }
 
     @Test
@@ -478,7 +478,7 @@ class WalMapStoreTest {
         List<String> others = List.of("a", "b", "c");
         map.set("stuck", 1);
         others.forEach(key -> map.set(key, 1));
-        agent.unreadable = bytes("stuck");
+        agent.faults.unreadable = bytes("stuck");
         doubt(map, List.of("stuck", "a", "b", "c"));
         eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
         // Also one that comes into doubt while the reconciler is busy with the other.
@@ -488,7 +488,7 @@ class WalMapStoreTest {
         eventually(() -> agent.unreadableLoads > tries + 1);
         assertEquals(1, map.get("stuck"));
         assertEquals(1, WalPlugin.of(member).reconciler().size());
-        agent.unreadable = null;
+        agent.faults.unreadable = null;
         eventually(() -> map.get("stuck") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 
@@ -516,7 +516,7 @@ class WalMapStoreTest {
     void anAgentThatDiesAfterAppendingIsAskedWhenItIsBack() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        agent.mood = FakeAgent.Mood.DIE_AFTER;
+        agent.faults.onAppend = OnAppend.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
         assertThrows(NotAppended.class, () -> map.set("b", 2));
         assertEquals(1, map.get("a"));
@@ -534,7 +534,7 @@ class WalMapStoreTest {
     void aKeyThatOnlyTheLogMayHoldIsNotTakenForAbsent(String prefix) throws Exception {
         IMap<String, Integer> map = member.getMap(prefix + name);
         map.set("other", 1);
-        agent.mood = FakeAgent.Mood.DIE_AFTER;
+        agent.faults.onAppend = OnAppend.DIE_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set("a", 1));
         LogUnavailable unknown = assertThrows(LogUnavailable.class, () -> map.remove("a"));
         assertTrue(unknown.getMessage().contains(agent.endpoint())
@@ -565,7 +565,7 @@ class WalMapStoreTest {
                 member.getConfig().findMapConfig(map.getName()).getMapStoreConfig()
                 .getProperties());
         int before = agent.loads;
-        agent.readDelayMs = 6000;
+        agent.faults.readDelayMs = 6000;
         Thread slow = new Thread(() -> {
             try {
                 plugin.reader(settings).load(map.getName(), List.of(
@@ -581,7 +581,7 @@ class WalMapStoreTest {
             assertThrows(LogUnavailable.class, () -> map.get("a"));
             assertTrue(System.nanoTime() - from < 5_000_000_000L, "timeout-ms is 2000");
         } finally {
-            agent.readDelayMs = 0;
+            agent.faults.readDelayMs = 0;
             slow.join();
         }
     }
@@ -590,9 +590,9 @@ class WalMapStoreTest {
     void aLaterChangeOfAKeyInDoubtStays() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        agent.faults.onAppend = OnAppend.UNKNOWN_AFTER;
         assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         map.set("a", 3);
         Thread.sleep(300);
         assertEquals(3, map.get("a"));
@@ -604,9 +604,9 @@ class WalMapStoreTest {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
         int before = log.appended().size();
-        agent.mood = FakeAgent.Mood.SILENT_BEFORE;
+        agent.faults.onAppend = OnAppend.SILENT_BEFORE;
         assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         map.set("b", 1);
         Thread.sleep(300);
         assertEquals(1, map.get("a"));
@@ -617,10 +617,10 @@ class WalMapStoreTest {
     void aDiskThatFailedIsAnUnknownOutcome() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         map.set("a", 1);
-        agent.mood = FakeAgent.Mood.UNKNOWN_AFTER;
+        agent.faults.onAppend = OnAppend.UNKNOWN_AFTER;
         OutcomeUnknown unknown = assertThrows(OutcomeUnknown.class, () -> map.set("a", 2));
         assertTrue(unknown.getMessage().contains("the disk said no"), unknown.getMessage());
-        agent.mood = FakeAgent.Mood.ACK;
+        agent.faults.onAppend = OnAppend.ACK;
         eventually(() -> map.get("a") == 2);
     }
 
@@ -666,7 +666,7 @@ class WalMapStoreTest {
             map.set(i, i);
         }
         map.evictAll();
-        agent.loadLimit = 3;
+        agent.faults.loadLimit = 3;
         assertEquals(0, map.size());
         map.loadAll(false);
         assertEquals(100, map.size());
@@ -685,9 +685,9 @@ class WalMapStoreTest {
             map.evictAll();
             int before = agent.listings;
             if (trouble == 0) {
-                agent.goneAfterPages = 3;
+                agent.faults.goneAfterPages = 3;
             } else {
-                agent.skipAfterPages = 3;
+                agent.faults.skipAfterPages = 3;
             }
             map.loadAll(false);
             assertEquals(100, map.size());

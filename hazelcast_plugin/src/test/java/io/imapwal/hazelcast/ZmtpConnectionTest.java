@@ -70,9 +70,9 @@ class ZmtpConnectionTest {
     void messagesOfAllSizesGoBothWays() throws Exception {
         int[] sizes = {0, 1, 255, 256, 65_530, 65_536, 3_000_000, 9_000_000};
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             for (int i = 0; i < sizes.length; i++) {
-                FakeAgent.send(out, FakeAgent.receive(in));
+                FakeWire.send(out, FakeWire.receive(in));
             }
             return "done";
         })) {
@@ -92,11 +92,11 @@ class ZmtpConnectionTest {
     @Test
     void aPingIsAnsweredInTheMiddle() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             byte[] ping = "\4PING\0\0ctx".getBytes(StandardCharsets.ISO_8859_1);
             out.write(new byte[] {4, (byte) ping.length});
             out.write(ping);
-            FakeAgent.send(out, List.of(new byte[] {1}));
+            FakeWire.send(out, List.of(new byte[] {1}));
             int flags = in.read();
             byte[] pong = new byte[in.read()];
             in.readFully(pong);
@@ -110,7 +110,7 @@ class ZmtpConnectionTest {
     @Test
     void silenceEndsInTime() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             return in.read() + in.read();
         })) {
             assertTimeoutPreemptively(Duration.ofSeconds(60),
@@ -122,7 +122,7 @@ class ZmtpConnectionTest {
     @Test
     void anEndThatClosesIsAnError() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             out.write(new byte[] {0, 10, 1, 2});
             return null;
         })) {
