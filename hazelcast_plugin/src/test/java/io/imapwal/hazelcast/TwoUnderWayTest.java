@@ -12,6 +12,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
@@ -71,7 +72,7 @@ class TwoUnderWayTest {
     }
 
     /**
-     * Sets "first", and "second" while the agent is at work on the first; both in different
+     * Sets "first", and sets "second" while the agent processes the first. They are in different
      * partitions.
      */
     private List<CompletableFuture<Void>> twoUnderWay(OnAppend fault) throws Exception {
@@ -83,8 +84,8 @@ class TwoUnderWayTest {
         calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
         eventually(() -> agent.appends == before + 1);
         agent.faults.onAppend = OnAppend.ACK;
-        // The second is not sent in the first half of what a message usually takes, some
-        // milliseconds.
+        // The plug-in sends the second message after half of the usual duration of a message, which
+        // is some milliseconds. Nothing shows when that time has passed.
         Thread.sleep(110);
         calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
         eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());
@@ -99,12 +100,12 @@ class TwoUnderWayTest {
 
     private long appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
-        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes)
+        return log.appended().stream().filter(record -> Arrays.equals(record.key(), bytes)
                 && !record.deleted()).count();
     }
 
     @Test
-    void bothAreAcknowledged() throws Exception {
+    void bothChangesAreAcknowledged() throws Exception {
         long first = appended("first");
         long second = appended("second");
         twoUnderWay(OnAppend.ACK).forEach(CompletableFuture::join);
@@ -114,14 +115,14 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void whenTheFirstIsRefusedOnlyItsCallerGetsTheError() throws Exception {
+    void refusalOfFirstFailsOnlyItsCaller() throws Exception {
         int behind = agent.refusedAfterAnother;
         long first = appended("first");
         long second = appended("second");
         List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.FULL_ONCE);
         assertInstanceOf(NotAppended.class, failure(calls.get(0)));
         calls.get(1).join();
-        // Its thread in the agent may be slower than the next connection.
+        // The agent may count it after the next connection has appended it.
         eventually(() -> agent.refusedAfterAnother == behind + 1);
         assertEquals(first, appended("first"));
         assertEquals(second + 1, appended("second"));
@@ -129,10 +130,10 @@ class TwoUnderWayTest {
         assertEquals(2, map.get("second"));
     }
 
-    /** Before the first was appended: both are sent again. After: the second alone. */
+    /** Both are sent again if the first was not appended, otherwise only the second. */
     @ParameterizedTest
     @ValueSource(strings = {"BREAK_BEFORE", "BREAK_AFTER"})
-    void whenTheConnectionBreaksEachIsAppendedOnce(OnAppend fault) throws Exception {
+    void eachIsAppendedOnceWhenConnectionBreaks(OnAppend fault) throws Exception {
         long first = appended("first");
         long second = appended("second");
         twoUnderWay(fault).forEach(CompletableFuture::join);
@@ -141,7 +142,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void whenTheAgentDiesBothAreInDoubtAndSettled() throws Exception {
+    void bothAreInDoubtWhenAgentDies() throws Exception {
         List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.DIE_AFTER);
         for (CompletableFuture<Void> call : calls) {
             assertInstanceOf(OutcomeUnknown.class, failure(call));
@@ -153,7 +154,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void whenTheOutcomeOfTheFirstIsUnknownTheSecondIsSentAgain() throws Exception {
+    void secondIsSentAgainAfterUnknownOutcomeOfFirst() throws Exception {
         List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.UNKNOWN_AFTER);
         assertInstanceOf(OutcomeUnknown.class, failure(calls.get(0)));
         calls.get(1).join();
@@ -162,7 +163,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void twoNamesOfOneAgentAreTwoSessions() throws Exception {
+    void twoAddressesOfOneAgentAreTwoSessions() throws Exception {
         IMap<String, Integer> elsewhere = member.getMap("elsewhere");
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         for (int thread = 0; thread < 16; thread++) {
@@ -181,9 +182,9 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void callersThatWaitOnlyForAConnectionStopNoOtherUnderLoad() throws Exception {
-        // The thread that sends next takes callers without changes from the queue: a caller that
-        // has left by then must not become the leader.
+    void callersWithoutChangesBlockNoOtherUnderLoad() throws Exception {
+        // The thread that sends next takes callers without changes from the queue. A caller that
+        // has ended must not become the leader.
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         long until = System.nanoTime() + 3_000_000_000L;
         AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(),
@@ -208,7 +209,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void underLoadWithFaultsEveryAcknowledgedChangeIsInTheLogOnce() throws Exception {
+    void acknowledgedChangesAreInLogOnceUnderFaults() throws Exception {
         long seed = System.nanoTime();
         Random chance = new Random(seed);
         agent.faults.delayMs = 1;
@@ -240,6 +241,7 @@ class TwoUnderWayTest {
         OnAppend[] faults =
                 {OnAppend.FULL_ONCE, OnAppend.BREAK_AFTER, OnAppend.BREAK_BEFORE};
         while (!all.isDone()) {
+            // Random times: faults must meet each step of a message.
             Thread.sleep(chance.nextInt(20));
             agent.faults.onAppend = faults[chance.nextInt(faults.length)];
         }
