@@ -15,7 +15,7 @@ import java.util.UUID;
 
 /**
  * Makes the object that {@code getMap} returns for our maps. Hazelcast's own object waits until
- * each partition reports that it is loaded. That makes a record store in each of them, also in
+ * each partition reports that it is loaded. That creates a record store in each of them, also in
  * empty ones. Ours waits for the map as a whole. Hazelcast has no public API for this.
  */
 final class LoggedMaps implements RemoteService {
