@@ -39,7 +39,7 @@ final class AgentLink {
     /** For each partition, how many changes have a caller that does not have the outcome yet. */
     private final AtomicIntegerArray pending;
 
-    /** @param refused is called when the agent says that this member may not write */
+    /** @param refused is called when the agent refuses this member because of a newer view */
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard,
               SchemaLog schemas, Reconciler reconciler, ILogger logger, String member,
               Runnable refused) {
