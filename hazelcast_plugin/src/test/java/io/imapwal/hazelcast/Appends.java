@@ -63,7 +63,7 @@ final class Appends {
         return append;
     }
 
-    /** Remembers what came into doubt. */
+    /** Records the changes in doubt. */
     static final class Doubts implements Outcomes.Doubts {
         final List<Change> added = new ArrayList<>();
         boolean ahead;

@@ -207,8 +207,7 @@ class DoubtHandoverTest extends SettlementFixture {
 
     /** As above, and the first attempt was settled before the change was repeated. */
     @Test
-    void refusedRetryAfterSettlingHasUnknownOutcome()
-            throws Exception {
+    void refusedRetryAfterSettlingHasUnknownOutcome() throws Exception {
         HazelcastInstance a = start(0);
         IMap<Integer, Integer> map = a.getMap("orders");
         List<Integer> keys = oneOfEachPartition(a);

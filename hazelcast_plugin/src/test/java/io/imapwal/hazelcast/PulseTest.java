@@ -59,7 +59,7 @@ class PulseTest {
     }
 
     @Test
-    void aStoppedAgentFailsItsCallersAndThoseAfterThemUntilItContinues() throws Exception {
+    void stoppedAgentFailsCallersUntilItContinues() throws Exception {
         agent.faults.frozen = true;
         saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
         saysThatItHangs(assertThrows(NotAppended.class, () -> map.set("not sent", 3)));
@@ -69,7 +69,7 @@ class PulseTest {
             map.set("after", 4);
             return true;
         });
-        // The agent may have read what was sent, or not: the log decides.
+        // The agent may have read the request or not, so the log decides.
         eventually(() -> WalPlugin.of(member).reconciler().idle());
         boolean logged = log.newest("orders",
                 WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
@@ -78,7 +78,7 @@ class PulseTest {
     }
 
     @Test
-    void readsThatWaitForAStoppedAgentFailToo() throws Exception {
+    void readsOfStoppedAgentFailToo() throws Exception {
         WalPlugin plugin = WalPlugin.of(member);
         AgentReader reader = plugin.reader(AgentSettings.of("orders",
                 member.getConfig().findMapConfig("orders").getMapStoreConfig().getProperties()));
@@ -98,14 +98,14 @@ class PulseTest {
     }
 
     @Test
-    void aSlowStorageIsNotAStoppedAgent() {
+    void slowStorageIsNotAStoppedAgent() {
         agent.faults.delayMs = 3 * HUNG_MS;
         map.set("slow", 2);
         assertEquals(2, map.get("slow"));
     }
 
     @Test
-    void aMemberThatStopsSaysGoodbye() {
+    void stoppingMemberSendsBye() {
         member.shutdown();
         assertEquals(1, agent.byes);
     }

@@ -30,8 +30,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class SettlementTest extends SettlementFixture {
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void changesMissingInMemoryAreReadAfterOwnerDied(boolean offloaded)
-            throws Exception {
+    void changesMissingInMemoryAreReadAfterOwnerDied(boolean offloaded) throws Exception {
         offload = offloaded;
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
@@ -104,7 +103,7 @@ class SettlementTest extends SettlementFixture {
         }
     }
 
-    /** Both halves of a split network could restore the map otherwise, and write. */
+    /** Otherwise both halves of a split network could restore the map and write. */
     @Test
     void mapFirstUsedAfterLossGetsNewView() throws Exception {
         HazelcastInstance a = start(0);
@@ -259,7 +258,7 @@ class SettlementTest extends SettlementFixture {
         int generation = state.generation();
         state.close();
         WalPlugin.of(a).settlements().load(state, generation);
-        assertFalse(state.isLoaded(), "of the opening before");
+        assertFalse(state.isLoaded(), "by the former opening");
         WalPlugin.of(a).settlements().load(state, state.generation());
         assertFalse(state.isLoaded(), "loaded though closed; any partition whole: "
                 + state.wholeness().whole(0));

@@ -60,7 +60,7 @@ class StoreReadsTest extends StoreFixture {
      */
     @ParameterizedTest
     @ValueSource(strings = {"plain-", "offloaded-", "objects-", "evicting-"})
-    void keyThatMayBeInLogIsNotTakenForAbsent(String prefix) throws Exception {
+    void keyInDoubtIsNotTakenForAbsent(String prefix) throws Exception {
         IMap<String, Integer> map = member.getMap(prefix + name);
         map.set("other", 1);
         agent.faults.onAppend = OnAppend.DIE_AFTER;

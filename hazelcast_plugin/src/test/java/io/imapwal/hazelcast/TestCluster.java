@@ -11,7 +11,7 @@ import java.util.List;
 
 import static io.imapwal.hazelcast.Members.eventually;
 
-/** Members of one cluster. Each has an agent of its own; all agents have the same log. */
+/** Members of one cluster. Each has an agent of its own. All agents have the same log. */
 final class TestCluster {
     final FakeLog log = new FakeLog();
     final List<FakeAgent> agents = new ArrayList<>();
@@ -56,8 +56,7 @@ final class TestCluster {
     }
 
     /**
-     * Puts a change of map "orders" into the log only, as if its owner had died before it answered,
-     * or its backup had been lost.
+     * Puts a change of map "orders" into the log only, as if its owner had died before it answered.
      *
      * @param value null: the key is deleted
      */

@@ -58,9 +58,9 @@ class UnsettledReadsTest extends SettlementFixture {
     void indexQueriesWaitForPartitionsNeverLoaded() throws Exception {
         IMap<Integer, Integer> map = notLoaded();
         assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("__key", 0)),
-                "by a scan");
+                "with a scan");
         assertThrows(LogUnavailable.class, () -> map.values(Predicates.greaterEqual("this", 0)),
-                "by the index");
+                "with the index");
     }
 
     /**
@@ -93,8 +93,7 @@ class UnsettledReadsTest extends SettlementFixture {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void processorsAndIteratorsWaitForUnsettledPartitions(boolean offloaded)
-            throws Exception {
+    void processorsAndIteratorsWaitForUnsettledPartitions(boolean offloaded) throws Exception {
         offload = offloaded;
         settleTimeoutMs = 1500;
         HazelcastInstance a = start(0);
@@ -186,7 +185,7 @@ class UnsettledReadsTest extends SettlementFixture {
                 .contains(engine.getThisAddress());
     }
 
-    /** Reads. */
+    /** Reads the value. */
     static final class ValueOf implements EntryProcessor<Integer, Integer, Integer>, Serializable {
         @Override
         public Integer process(Map.Entry<Integer, Integer> entry) {

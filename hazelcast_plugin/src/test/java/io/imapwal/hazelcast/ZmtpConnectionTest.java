@@ -24,7 +24,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Our end of ZMTP over TCP, against the other end written out by hand. */
+/** The plug-in's end of ZMTP over TCP. The other end is written by hand. */
 class ZmtpConnectionTest {
     private ServerSocket server;
     private CompletableFuture<Object> outcome;
@@ -90,7 +90,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void aPingIsAnsweredInTheMiddle() throws Exception {
+    void pingIsAnsweredBetweenMessages() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
             FakeWire.handshake(in, out);
             byte[] ping = "\4PING\0\0ctx".getBytes(StandardCharsets.ISO_8859_1);
@@ -108,7 +108,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void silenceEndsInTime() throws Exception {
+    void missingAnswerEndsInTime() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
             FakeWire.handshake(in, out);
             return in.read() + in.read();
@@ -120,7 +120,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void anEndThatClosesIsAnError() throws Exception {
+    void closedConnectionIsAnError() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
             FakeWire.handshake(in, out);
             out.write(new byte[] {0, 10, 1, 2});
@@ -131,7 +131,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void whatIsNoRouterIsRefused() {
+    void otherEndWithoutRouterIsRefused() {
         assertThrows(ProtocolException.class, () -> connect((in, out) -> {
             String answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n"
                     + "Connection: close\r\n\r\n and so on";
@@ -141,7 +141,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void curveIsRefused() {
+    void otherEndWithCurveIsRefused() {
         assertTrue(assertThrows(ProtocolException.class, () -> connect((in, out) -> {
             byte[] greeting = new byte[64];
             greeting[0] = (byte) 0xff;
@@ -154,7 +154,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void aListenerThatSaysNothingIsGivenUp() {
+    void silentListenerIsGivenUp() {
         CountDownLatch givenUp = new CountDownLatch(1);
         assertThrows(SocketTimeoutException.class, () ->
                 connect((in, out) -> givenUp.await(60, TimeUnit.SECONDS)));
@@ -162,7 +162,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void noListenerIsAnError() {
+    void missingListenerIsAnError() {
         assertThrows(IOException.class, () -> ZmtpConnection.open(
                 AgentEndpoint.parse("tcp://127.0.0.1:1"), AgentSecrets.NONE, in(1000)));
         assertThrows(IOException.class, () -> ZmtpConnection.open(
