@@ -1,24 +1,17 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.client.HazelcastClient;
-import com.hazelcast.client.config.ClientConfig;
 import com.hazelcast.cluster.ClusterState;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.EntryListenerConfig;
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
-import com.hazelcast.config.NearCacheConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.HazelcastInstanceAware;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
-import com.hazelcast.map.MapInterceptor;
-import com.hazelcast.map.impl.MapService;
-import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.listener.EntryAddedListener;
 import com.hazelcast.query.Predicates;
-import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
@@ -43,39 +36,12 @@ import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertNull;
-import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
-/** Maps that are opened, dropped and destroyed in unusual states of their cluster. */
-class OpeningTest {
-    private final TestCluster cluster = new TestCluster("attack");
-    private final List<FakeAgent> agents = cluster.agents;
-    private final int port = cluster.port;
-    private boolean lite;
-
-    private HazelcastInstance start(int number) throws Exception {
-        FakeAgent agent = cluster.startAgent();
-        Config config = cluster.config(number, agent);
-        config.setLiteMember(lite);
-        MapConfig map = Members.map("orders", agent.endpoint());
-        map.getMapStoreConfig().setProperty("restore-timeout-ms", "3000");
-        map.getMapStoreConfig().setProperty("connect-timeout-ms", "1000");
-        config.addMapConfig(map);
-        return cluster.start(config);
-    }
-
-    private static MapServiceContext context(HazelcastInstance member) {
-        MapService service = WalPlugin.of(member).nodeEngine().getService(MapService.SERVICE_NAME);
-        return service.getMapServiceContext();
-    }
-
-    @AfterEach
-    void stop() throws Exception {
-        cluster.stop();
-    }
-
+/** Maps that are opened in unusual states of their cluster. */
+class OpeningTest extends OpeningFixture {
     /** No agent answers. */
     @Test
     void getMapOnLiteMemberEnds() throws Exception {
@@ -91,21 +57,6 @@ class OpeningTest {
                 // It may fail, but must end.
             }
         });
-    }
-
-    @Test
-    void destroyedMapIsGone() throws Exception {
-        HazelcastInstance a = start(0);
-        for (int i = 0; i < 50; i++) {
-            IMap<Integer, Integer> map = a.getMap("temporary" + i);
-            map.set(1, 1);
-            map.destroy();
-        }
-        // No event says that background work will not create a container again.
-        Thread.sleep(3000);
-        List<String> left = context(a).getMapContainers().values().stream().map(c -> c.getName())
-                .toList();
-        assertEquals(List.of(), left);
     }
 
     /** Member b has opened the map and has no entries. A view leaves b out: it must not answer. */
@@ -131,18 +82,6 @@ class OpeningTest {
             return;
         }
         fail("a member that is left out answered " + read + ", size " + b.getMap("orders").size());
-    }
-
-    @Test
-    void destroyAfterDropIsLogged() throws Exception {
-        HazelcastInstance a = start(0);
-        HazelcastInstance b = start(1);
-        IMap<Integer, Integer> map = a.getMap("orders");
-        fill(map, 100);
-        // As LeftOut and a merge into another cluster do.
-        WalPlugin.of(a).localMaps().drop("orders");
-        map.destroy();
-        assertEquals(0, b.getMap("orders").size());
     }
 
     /** Holds the thread of its partition until the test lets it continue. */
@@ -235,36 +174,11 @@ class OpeningTest {
                 + " of 201 entries");
     }
 
-    /** A client destroys the map. The oldest member has not used it since the last destroy. */
-    @Test
-    void clientDestroysMapUnusedByOldestMember() throws Exception {
-        HazelcastInstance a = start(0);
-        HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("attack");
-        config.getNetworkConfig().addAddress("127.0.0.1:" + (port + 1));
-        HazelcastInstance one = HazelcastClient.newHazelcastClient(config);
-        HazelcastInstance two = HazelcastClient.newHazelcastClient(config);
-        try {
-            IMap<Integer, Integer> map = one.getMap("orders");
-            IMap<Integer, Integer> again = two.getMap("orders");
-            int key = owned(b, 1).get(0);
-            map.set(key, 1);
-            map.destroy();
-            assertNull(again.get(key));
-            again.set(key, 2);
-            again.destroy();
-            assertEquals(0, two.getMap("orders").size());
-        } finally {
-            one.shutdown();
-            two.shutdown();
-        }
-    }
-
     /** A listener is in the configuration, and getMap fails a few times without an agent. */
     @Test
     void configuredListenerGetsEachEventOnce() throws Exception {
         FakeAgent agent = cluster.startAgent();
-        Config config = Members.config("attack", port, agent.endpoint());
+        Config config = Members.config("opening", port, agent.endpoint());
         MapConfig orders = Members.map("orders", agent.endpoint());
         orders.getMapStoreConfig().setProperty("connect-timeout-ms", "1000");
         List<Integer> heard = Collections.synchronizedList(new ArrayList<>());
@@ -318,7 +232,7 @@ class OpeningTest {
         fill(map, 300);
         a.getLifecycleService().terminate();
         FakeAgent agent = cluster.startAgent();
-        Config config = Members.config("attack2", port + 1, agent.endpoint());
+        Config config = Members.config("opening2", port + 1, agent.endpoint());
         config.addMapConfig(new MapConfig("plain"));
         HazelcastInstance b = cluster.start(config);
         IMap<Integer, Integer> plain = b.getMap("plain");
@@ -332,7 +246,7 @@ class OpeningTest {
     @Test
     void indexesOfEmptyMapsBecomeUsable() throws Exception {
         FakeAgent agent = cluster.startAgent();
-        Config config = Members.config("attack", port, agent.endpoint());
+        Config config = Members.config("opening", port, agent.endpoint());
         config.setProperty("hazelcast.partition.count", "271");
         config.setProperty("hazelcast.operation.thread.count", "16");
         MapConfig indexed = Members.map("indexed*", agent.endpoint());
@@ -356,83 +270,6 @@ class OpeningTest {
             eventually(() -> Arrays.stream(context(a).getMapContainer(name)
                     .getGlobalIndexRegistry().getIndexes())
                     .allMatch(index -> index.allPartitionsIndexed(271)));
-        }
-    }
-
-    private HazelcastInstance startNear(int number, boolean near) throws Exception {
-        FakeAgent agent = cluster.startAgent();
-        Config config = cluster.config(number, agent);
-        config.setProperty("hazelcast.map.invalidation.batch.enabled", "false");
-        // Otherwise a background task would repair near caches without an invalidation.
-        config.setProperty("hazelcast.invalidation.reconciliation.interval.seconds", "0");
-        MapConfig map = Members.map("orders", agent.endpoint());
-        if (near) {
-            map.setNearCacheConfig(new NearCacheConfig().setInvalidateOnChange(true));
-        }
-        config.addMapConfig(map);
-        return cluster.start(config);
-    }
-
-    /** After a drop (LeftOut, a merge) the owner still knows which members have near caches. */
-    @Test
-    void nearCachesAreInvalidatedAfterDrop() throws Exception {
-        HazelcastInstance a = startNear(0, false);
-        HazelcastInstance b = startNear(1, true);
-        IMap<Integer, Integer> at = a.getMap("orders");
-        IMap<Integer, Integer> near = b.getMap("orders");
-        int key = owned(a, 1).get(0);
-        at.set(key, 1);
-        assertEquals(1, near.get(key));
-        assertEquals(1, near.get(key));
-        at.set(key, 2);
-        eventually(() -> near.get(key) == 2);
-        WalPlugin.of(a).localMaps().drop("orders");
-        at.set(key, 3);
-        assertEquals(3, at.get(key));
-        eventually(() -> near.get(key) == 3);
-    }
-
-    @Test
-    void indexesAndInterceptorsStayAfterDrop() throws Exception {
-        HazelcastInstance a = start(0);
-        IMap<Integer, Integer> at = a.getMap("orders");
-        at.addInterceptor(new Refuses());
-        at.addIndex(new IndexConfig(IndexType.SORTED, "this"));
-        assertThrows(RuntimeException.class, () -> at.put(1, -1));
-        WalPlugin.of(a).localMaps().drop("orders");
-        at.put(2, 1);
-        assertThrows(RuntimeException.class, () -> at.put(1, -1));
-    }
-
-    private static final class Refuses implements MapInterceptor {
-        @Override
-        public Object interceptGet(Object value) {
-            return value;
-        }
-
-        @Override
-        public void afterGet(Object value) {
-        }
-
-        @Override
-        public Object interceptPut(Object old, Object value) {
-            if ((Integer) value < 0) {
-                throw new IllegalArgumentException("negative");
-            }
-            return value;
-        }
-
-        @Override
-        public void afterPut(Object value) {
-        }
-
-        @Override
-        public Object interceptRemove(Object value) {
-            return value;
-        }
-
-        @Override
-        public void afterRemove(Object value) {
         }
     }
 
@@ -468,45 +305,5 @@ class OpeningTest {
         eventually(() -> agents.get(1).loads > 0);
         b.getLifecycleService().terminate();
         got.get(60, TimeUnit.SECONDS);
-    }
-
-    /** The oldest member has dropped the map, and has not opened it since. */
-    @Test
-    void clientDestroyAfterDropIsLogged() throws Exception {
-        HazelcastInstance a = start(0);
-        HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("attack");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (port + 1));
-        HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
-        try {
-            IMap<Integer, Integer> map = client.getMap("orders");
-            fill(map, 100);
-            WalPlugin.of(a).localMaps().drop("orders");
-            map.destroy();
-            assertEquals(0, client.getMap("orders").size());
-        } finally {
-            client.shutdown();
-        }
-    }
-
-    /** The oldest member serves the client on a thread that must not wait for other members. */
-    @Test
-    void clientDestroyThroughOldestMemberIsLogged() throws Exception {
-        HazelcastInstance a = start(0);
-        HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("attack");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + port);
-        HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
-        try {
-            for (int round = 0; round < 10; round++) {
-                IMap<Integer, Integer> map = client.getMap("orders" + round);
-                fill(map, 100);
-                map.destroy();
-                assertEquals(0, client.getMap("orders" + round).size(), "round " + round
-                        + ": destroyed, without an error");
-            }
-        } finally {
-            client.shutdown();
-        }
     }
 }
