@@ -5,6 +5,7 @@ import com.hazelcast.internal.serialization.impl.HeapData;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
@@ -324,7 +325,7 @@ final class AgentReader implements Closeable {
                 try {
                     mine = turn.tryLock(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
                     if (!mine) {
-                        throw new java.net.SocketTimeoutException(
+                        throw new SocketTimeoutException(
                                 "another read did not end in time");
                     }
                 } catch (InterruptedException e) {
@@ -354,7 +355,7 @@ final class AgentReader implements Closeable {
                 } catch (IOException e) {
                     disconnect();
                     if (fresh || closed || e instanceof ProtocolException
-                            || e instanceof java.net.SocketTimeoutException) {
+                            || e instanceof SocketTimeoutException) {
                         throw e;
                     }
                 } catch (RuntimeException e) {

@@ -111,7 +111,6 @@ final class CurveClient {
         return open(shared, nonce("CurveZMQREADY---", received), ready, READY.length + SHORT_NONCE);
     }
 
-
     /** A frame to send. Frames must be sent in the order of the calls. */
     byte[] seal(int flags, byte[] body, int size) {
         byte[] plain = new byte[size + 1];

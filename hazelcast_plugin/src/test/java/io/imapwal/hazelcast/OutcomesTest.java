@@ -8,6 +8,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 
 import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -101,7 +102,7 @@ class OutcomesTest {
     @Test
     void changeOfOtherClusterIsNotSentAgain() {
         PendingAppend pending = Appends.pending(first, second);
-        SessionInfo other = new SessionInfo(new java.util.UUID(9, 9), Appends.MEMBER, "node", 1, 1,
+        SessionInfo other = new SessionInfo(new UUID(9, 9), Appends.MEMBER, "node", 1, 1,
                 0, Map.of(), 0, 0);
         InFlightAppend append = Appends.numbered(session, first, second);
         outcomes.decide(append, other, 1, BROKEN);
