@@ -144,7 +144,8 @@ class ClusterTest {
                 .filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember())
                 .findFirst().orElseThrow();
         ClientConfig config = new ClientConfig().setClusterName("cluster");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (cluster.port + 1));
+        config.getNetworkConfig().setSmartRouting(false)
+                .addAddress("127.0.0.1:" + (cluster.port + 1));
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
         try {
             IMap<Integer, Integer> remote = client.getMap("orders");
