@@ -161,8 +161,8 @@ final class AgentLink {
 
     /**
      * Waits until the outcome of all changes of a partition is known, and the reconciler has the
-     * keys that its next owner has to compare with the log. The partition is migrating, so no more
-     * changes come.
+     * keys that its next owner has to compare with the log. The partition is migrating, so there
+     * are no new changes.
      *
      * @return false: it takes too long
      */

@@ -268,8 +268,8 @@ final class AgentReader implements Closeable {
         do {
             after = someSchemas(after, schemas);
         } while (after != null);
-        // Registering asks the other members, so it is not done while other threads wait for their
-        // turn.
+        // Registering waits for the other members, so it is not done while other threads wait for
+        // their turn.
         for (Object[] schema : schemas) {
             consumer.accept((Long) schema[0], (byte[]) schema[1]);
         }

@@ -22,9 +22,9 @@ import java.util.function.Supplier;
  * trip. While the leader waits for an answer, another caller may send a second append ({@code
  * docs/decisions/0013}).
  *
- * <p>There are two locks: {@link #lock} for the fields here, and the wire, which the thread holds
- * that writes to the connection or changes it. A thread that needs both takes {@link #lock} first,
- * and waits for the wire only if no append is under way. Only the leader reads from the connection.
+ * <p>There are two locks: {@link #lock} for the fields here, and the wire, for writing to the
+ * connection and changing it. A thread that needs both takes {@link #lock} first, and waits for the
+ * wire only if no append is under way. Only the leader reads from the connection.
  */
 final class InFlightWindow {
     /** Sends appends. All methods but {@link #settle} are called with the wire held. */

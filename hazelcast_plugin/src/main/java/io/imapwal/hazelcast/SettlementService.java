@@ -40,7 +40,7 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  *  became owner by                 seen as                         state of the partition
  *  the first assignment            no event                        not whole: settled at first use
  *  assignment of a lost partition  no event                        not whole: settled at first use
- *  migration                       a commit after a CarriedState   whole, if that says so
+ *  migration                       a commit after a CarriedState   whole, if it has the map
  *  promotion of a backup           a commit without CarriedState   gained by loss: settled at once
  * </pre>
  *
