@@ -11,14 +11,14 @@ import java.nio.channels.SocketChannel;
 import java.nio.file.InvalidPathException;
 
 /**
- * Where an agent listens, {@code ipc:///path} or {@code tcp://host:port}; resolved again at each
- * connect.
+ * The address of an agent, {@code ipc:///path} or {@code tcp://host:port}. Its host is resolved at
+ * each connect.
  */
 record AgentEndpoint(String text, String path, String host, int port) {
 
     /**
-     * @throws IllegalArgumentException when the text is neither form; its message says what is
-     *         wrong, without naming the property
+     * @throws IllegalArgumentException the text has neither form; the message has the reason,
+     *         without the name of the property
      */
     static AgentEndpoint parse(String text) {
         if (text.startsWith("ipc://")) {
@@ -49,7 +49,7 @@ record AgentEndpoint(String text, String path, String host, int port) {
                         return new AgentEndpoint(text, null, host, port);
                     }
                 } catch (NumberFormatException e) {
-                    // falls through to the one message below
+                    // Falls through to the message below.
                 }
             }
         }

@@ -4,7 +4,7 @@ import java.io.IOException;
 import java.util.Set;
 
 /**
- * The agent's own {@code error} answer: a code of {@code docs/protocol.md} and a text for people.
+ * The agent's {@code error} answer: a code of {@code docs/protocol.md} and a text.
  */
 final class AgentError extends IOException {
     private static final long serialVersionUID = 1L;
@@ -36,7 +36,7 @@ final class AgentError extends IOException {
         return code;
     }
 
-    /** Whether the request certainly had no effect. A code we do not know may have had one. */
+    /** Whether the request certainly had no effect. With an unknown code it may have had one. */
     boolean certain() {
         return CERTAIN.contains(code);
     }

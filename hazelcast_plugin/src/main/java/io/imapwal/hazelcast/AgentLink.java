@@ -39,7 +39,7 @@ final class AgentLink {
     /** For each partition, how many changes have a caller that does not have the outcome yet. */
     private final AtomicIntegerArray pending;
 
-    /** @param refused is called when the agent says that this member may not write */
+    /** @param refused is called when the agent refuses this member because of a newer view */
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard,
               SchemaLog schemas, Reconciler reconciler, ILogger logger, String member,
               Runnable refused) {
@@ -78,7 +78,7 @@ final class AgentLink {
     }
 
     /**
-     * How many connections were greeted. A key whose outcome is unknown waits for one more.
+     * How many connections were greeted. A key in doubt waits for one more.
      */
     long welcomes() {
         return connection.welcomes();
@@ -89,7 +89,7 @@ final class AgentLink {
         return identity.view().of(guard.clusterId(), guard.member());
     }
 
-    /** @param view what another member of the cluster knows; 0: nothing */
+    /** @param view the newest view that another member of the cluster knows; 0: none */
     void learn(long view) {
         UUID clusterId = guard.clusterId();
         if (clusterId != null && view > knownView()) {
@@ -104,8 +104,7 @@ final class AgentLink {
     }
 
     /**
-     * From now on the maps of this link are not available, until this member has joined a cluster
-     * again.
+     * Makes the maps of this link unavailable, until this member has joined a cluster again.
      */
     void leaveOut(UUID out, String why) {
         identity.view().bar(out, why);
@@ -127,18 +126,18 @@ final class AgentLink {
     }
 
     /**
-     * Returns when all changes are as durable as the agent makes them.
+     * Returns when all changes are acknowledged.
      *
      * @throws NotAppended    none of them happened
      * @throws OutcomeUnknown some may have happened; the reconciler has their keys
-     * @throws RetryableHazelcastException a partition changed hands while its change was queued
+     * @throws RetryableHazelcastException a partition got another owner while its change was queued
      */
     void append(List<Change> changes) {
         if (changes.isEmpty()) {
             return;
         }
-        // Before they are in the queue: if a partition has begun to migrate, they are refused
-        // there.
+        // Counted before they are queued: if a partition has begun to migrate, the queue refuses
+        // them.
         changes.forEach(change -> pending.incrementAndGet(change.stamp.partition()));
         try {
             PendingAppend append = new PendingAppend(changes, false);
@@ -149,7 +148,7 @@ final class AgentLink {
         }
     }
 
-    /** Whether this member was left out of a view since, or has joined another cluster. */
+    /** Whether this member was left out of a view since then, or has joined another cluster. */
     private boolean isDisplaced(PartitionStamp stamp) {
         return isLeftOut() || !stamp.member().equals(guard.member())
                 || !stamp.clusterId().equals(guard.clusterId());
@@ -162,8 +161,8 @@ final class AgentLink {
 
     /**
      * Waits until the outcome of all changes of a partition is known, and the reconciler has the
-     * keys that its next owner has to compare with the log. The partition is migrating, so no more
-     * changes come.
+     * keys that its next owner has to compare with the log. The partition is migrating, so there
+     * are no new changes.
      *
      * @return false: it takes too long
      */
@@ -179,7 +178,7 @@ final class AgentLink {
     }
 
     /**
-     * Appends the changes of a transaction in one message; the owners of their partitions gave them
+     * Appends the changes of a transaction in one message. The owners of their partitions gave them
      * their places. The agent writes a message in one frame, and the log has all of the frame or
      * nothing.
      *

@@ -5,6 +5,7 @@ import com.hazelcast.internal.serialization.impl.HeapData;
 
 import java.io.Closeable;
 import java.io.IOException;
+import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
@@ -16,17 +17,17 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * Reads from an agent over a connection of its own, so that no write waits for a read. Any number
- * of threads take turns. A read that fails on a connection that was idle is tried once more on a
- * new one: reading twice is harmless. A thread waits for its turn no longer than the timeout of its
- * read: the read of another thread may take as long as a merge of all logs.
+ * Reads from an agent over a connection of its own, so that no write waits for a read. Threads take
+ * turns. A read that fails on an idle connection is tried once more on a new one, which has no
+ * other effect. A thread waits for its turn at most for the timeout of its read, because the read
+ * of another thread may take as long as a merge of all logs.
  */
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
     private static final int FIRST_PART_KEYS = 64;
-    /** The agent takes no more in one request. */
+    /** The agent accepts no more in one request. */
     private static final int PART_KEYS = 1 << 16;
-    /** The agent takes ten times as many in a request. */
+    /** The agent accepts ten times as many in a request. */
     private static final int MAPS_AT_ONCE = 1000;
 
     private final AgentSettings settings;
@@ -35,7 +36,9 @@ final class AgentReader implements Closeable {
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
     private volatile boolean closed;
-    /** Keys in the next load; a hint, so races on it are harmless. */
+    /**
+     * Keys in the next load. It is only a hint, so data races on it have no effect on correctness.
+     */
     private volatile int loadSize = FIRST_PART_KEYS;
 
     AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
@@ -155,7 +158,7 @@ final class AgentReader implements Closeable {
         return found;
     }
 
-    /** @param taken for how many of the keys, from the first on, the entries are the answer */
+    /** @param taken how many keys, from the first on, the answer covers */
     private record Part(List<Entry> entries, int taken, int bytes) {
     }
 
@@ -171,9 +174,9 @@ final class AgentReader implements Closeable {
     }
 
     /**
-     * The same in parts of bounded size: values may be of 100 bytes or of megabytes, so the number
-     * of keys in a request follows the size of the last answer, and the agent may answer for the
-     * first of them only.
+     * As {@link #load}, in parts of bounded size. Values may have 100 bytes or megabytes, so the
+     * number of keys in a request depends on the size of the last answer. The agent may answer for
+     * the first keys only.
      */
     void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer)
             throws IOException {
@@ -190,7 +193,7 @@ final class AgentReader implements Closeable {
     }
 
     /**
-     * How many keys from this one on are sent in a request: bounded by number and by size, at least
+     * How many keys from this one on are sent in a request: limited in number and size, at least
      * one.
      */
     private int fitting(List<Data> keys, int from) {
@@ -222,9 +225,9 @@ final class AgentReader implements Closeable {
     }
 
     /**
-     * What the agent answers about some maps.
+     * The answer of the agent about some maps.
      *
-     * @param known  those with entries in the log
+     * @param known  maps with entries in the log
      * @param wrong  names that no map can have, each with the reason
      */
     record Maps(Set<String> known, Map<String, String> wrong) {
@@ -265,8 +268,8 @@ final class AgentReader implements Closeable {
         do {
             after = someSchemas(after, schemas);
         } while (after != null);
-        // Registering asks the other members, so it is not done while other threads wait for their
-        // turn.
+        // Registering waits for the other members, so it is not done while other threads wait for
+        // their turn.
         for (Object[] schema : schemas) {
             consumer.accept((Long) schema[0], (byte[]) schema[1]);
         }
@@ -299,7 +302,7 @@ final class AgentReader implements Closeable {
         });
     }
 
-    /** Ends a request in progress too. */
+    /** Also ends a request in progress. */
     @Override
     public void close() {
         closed = true;
@@ -322,8 +325,8 @@ final class AgentReader implements Closeable {
                 try {
                     mine = turn.tryLock(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
                     if (!mine) {
-                        throw new java.net.SocketTimeoutException(
-                                "another read is not done in time");
+                        throw new SocketTimeoutException(
+                                "another read did not end in time");
                     }
                 } catch (InterruptedException e) {
                     interrupted = true;
@@ -352,7 +355,7 @@ final class AgentReader implements Closeable {
                 } catch (IOException e) {
                     disconnect();
                     if (fresh || closed || e instanceof ProtocolException
-                            || e instanceof java.net.SocketTimeoutException) {
+                            || e instanceof SocketTimeoutException) {
                         throw e;
                     }
                 } catch (RuntimeException e) {

@@ -6,7 +6,7 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /**
- * Files that say to an agent who this member is. They are read for each connection: a key or a
+ * Files that identify this member to an agent. They are read for each connection, so a key or a
  * token can be replaced without a restart.
  *
  * @param keyFile   this member's key, as {@code imap-wal keys new} makes it; "" without one

@@ -17,17 +17,18 @@ import java.util.function.Supplier;
  *
  * <pre>
  * event                               what the writer does
- * broken before a byte of it left     connects again, sends it
- * broken later                        connects again; last_request of the welcome says what is in
- *                                     the log: that is acknowledged, the rest is sent again with
- *                                     the same numbers
- * no new connection at once, or no    OutcomeUnknown for what was sent, NotAppended for what was
- * answer in time                      not
+ * broken before a byte of it was      connects again, sends it
+ * sent
+ * broken later                        connects again; what is in the log by last_request of the
+ *                                     welcome is acknowledged, the rest is sent again with the same
+ *                                     numbers
+ * no new connection at once, or no    OutcomeUnknown for what was sent, NotAppended for the rest
+ * answer in time
  * refused                             NotAppended for it; connects again, as if broken, for what
  *                                     was sent after it
- * void-incarnation: a newer view was  connects again; the welcome says what counts of the session
- * claimed                             in the older view: that is acknowledged, the rest is sent
- *                                     again in the session of the new view
+ * void-incarnation: a newer view was  connects again; what counts of the older session by the
+ * claimed                             welcome is acknowledged, the rest is sent again in the
+ *                                     session of the new view
  * </pre>
  */
 final class AgentWriter implements InFlightWindow.Sender {
@@ -55,7 +56,7 @@ final class AgentWriter implements InFlightWindow.Sender {
         /** Waits for the acknowledgement of that request. @throws AgentError it was refused */
         void awaitAck(long number, long deadlineNanos) throws IOException;
 
-        /** The reason for later refusals, if no connection can be made at once. */
+        /** Sets the reason for later refusals, if no connection can be made at once. */
         void failed(IOException cause);
 
         /** How many connections were greeted. */
@@ -154,7 +155,7 @@ final class AgentWriter implements InFlightWindow.Sender {
         append.number = channel.send(session, append.numbered(), append.deadlineNanos);
     }
 
-    /** Waits for the answer. If there is none, does what the table of this class says. */
+    /** Waits for the answer. Without one, it follows the table of this class. */
     @Override
     public void settle(InFlightAppend append, Supplier<List<InFlightAppend>> open) {
         try {
@@ -203,8 +204,8 @@ final class AgentWriter implements InFlightWindow.Sender {
         boolean sent = append.state() == InFlightAppend.State.SENT;
         fail(append, sent && !error.certain(), error);
         // The agent refuses what follows a refused append, until the next hello. But if this node
-        // was superseded, the next welcome may be of another agent: what that one appended must not
-        // be taken for ours.
+        // was superseded, the next welcome may be of another agent, whose appends must not be taken
+        // for ours.
         IOException cause = new IOException("what was sent before it was refused: "
                 + Outcomes.reason(error));
         again(open.get(), cause, !error.code().equals("superseded"));
@@ -217,14 +218,14 @@ final class AgentWriter implements InFlightWindow.Sender {
     private void fail(InFlightAppend append, boolean mayBeInLog, IOException cause) {
         outcomes.fail(append, mayBeInLog, channel.welcomes(), cause);
         if (mayBeInLog) {
-            // A new welcome will say whether the agent has appended it.
+            // A new welcome decides whether the agent has appended it.
             channel.disconnect();
         }
     }
 
     /**
-     * With the wire held: closes the connection, gives the open appends the outcome that the next
-     * welcome tells, and sends the rest again. Without a next welcome they fail.
+     * With the wire held: closes the connection, ends the open appends that the next welcome
+     * decides, and sends the rest again. Without a next welcome they fail.
      */
     private void again(List<InFlightAppend> open, IOException cause, boolean retry) {
         long written = channel.written();

@@ -5,7 +5,7 @@ import java.util.ArrayList;
 import java.util.Deque;
 
 /**
- * The callers whose changes no append has taken yet, in the order in which they came.
+ * The callers whose changes no append has taken yet, in the order of their calls.
  *
  * <p>It has no lock: its owner uses it with its own lock held.
  */
@@ -47,8 +47,9 @@ final class AppendQueue {
     }
 
     /**
-     * Moves into the append what fits. A caller leaves the queue with its last change; the changes
-     * of a transaction are taken together or not at all. The first change is always taken.
+     * Moves as many changes into the append as fit. A caller leaves the queue with its last change.
+     * The changes of a transaction are taken together or not at all. The first change is always
+     * taken.
      */
     void moveTo(InFlightAppend append) {
         PendingAppend pending;

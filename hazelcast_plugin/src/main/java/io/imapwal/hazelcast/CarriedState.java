@@ -18,8 +18,8 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * Is sent with a partition to its next owner, and says for which maps the copy is whole. A new
- * owner that did not receive it gained the partition by loss.
+ * Is sent with a partition to its next owner, with the maps of which the copy is whole. A new owner
+ * that did not receive it gained the partition by loss.
  */
 public final class CarriedState extends Operation implements IdentifiedDataSerializable {
     private Set<String> whole;
@@ -35,10 +35,10 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     /**
      * @param whole     maps that are whole in memory
-     * @param doubted   maps that have to be compared with the log once {@code from} has left: its
-     *                  agent may still append changes whose outcome the sender does not know
-     * @param changed   for each map, keys for which the log may be newer than the copy: they were
-     *                  changed while the partition began to migrate
+     * @param doubted   maps that have to be compared with the log after {@code from} has left: its
+     *                  agent may still append changes that have no outcome at the sender
+     * @param changed   for each map, keys that may be newer in the log than in the copy: they were
+     *                  changed while the migration began
      * @param partial   maps of which keys were evicted
      * @param filled    maps that have entries in the partition
      */

@@ -6,8 +6,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.UUID;
 
 /**
- * One change on its way to the log: a DataEntry whose order lacks only what the sending thread
- * knows.
+ * One change that is not in the log yet: a DataEntry. The sending thread completes its order.
  *
  * <pre>
  * DataEntry  [map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms,
@@ -24,11 +23,11 @@ final class Change {
     final Data key;
     final byte[] head;
     final PartitionStamp stamp;
-    /** The transaction that it is a part of; null: none. */
+    /** Its transaction; null: none. */
     final UUID transaction;
     PendingAppend pending;
     long request;
-    /** It has an outcome; used by {@link PendingAppend}. */
+    /** Whether it has an outcome. Used by {@link PendingAppend}. */
     boolean over;
 
     Change(String map, Data key, byte[] head, PartitionStamp stamp) {

@@ -14,10 +14,10 @@ import java.util.Set;
 
 /**
  * One partition of one map, compared with all live entries that the log has of it. Used on the
- * partition's thread only; operations of others wait meanwhile, so nothing else changes it.
+ * partition's thread only. Other operations wait meanwhile, so nothing else changes it.
  */
 final class Comparison {
-    /** Hazelcast keeps expiry in whole seconds. */
+    /** Hazelcast stores the expiry in whole seconds. */
     private static final long EXPIRY_ROUNDED_MS = 1000;
 
     final int partition;
@@ -50,14 +50,14 @@ final class Comparison {
     }
 
     /**
-     * @throws HazelcastException an earlier part failed: what it would have set must not be taken
-     *         for absent in the log
+     * @throws HazelcastException an earlier part failed: its keys must not be taken for absent in
+     *         the log
      */
     void requireNext(int part) {
         if (part != compared) {
             throw new HazelcastException("part " + part + " of partition " + partition
-                    + " was to be compared with the log, but only "
-                    + compared + " before it have been");
+                    + " cannot be compared with the log: only "
+                    + compared + " parts before it were compared");
         }
     }
 

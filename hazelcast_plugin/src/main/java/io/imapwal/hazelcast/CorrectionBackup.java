@@ -7,7 +7,7 @@ import com.hazelcast.spi.impl.operationservice.BackupOperation;
 
 import java.io.IOException;
 
-/** Makes the changes of a settlement on a partition's owner also on a backup. */
+/** Makes the changes of a settlement on a backup, as on the partition's owner. */
 public final class CorrectionBackup extends MapOperation implements BackupOperation {
     private Corrections corrections;
 

@@ -14,8 +14,9 @@ import java.security.interfaces.XECPublicKey;
 import java.util.Arrays;
 
 /**
- * The client's side of CurveZMQ (https://rfc.zeromq.org/spec/26). The cryptography is NaCl's box,
- * by Salty Coffee; here are the messages and the nonces, of which none is used twice with one key.
+ * The client's side of CurveZMQ (https://rfc.zeromq.org/spec/26). The library Salty Coffee has the
+ * cryptography, NaCl's box. This class has the messages, and the nonces, of which none is used
+ * twice with one key.
  *
  * <pre>
  * HELLO     05 "HELLO" 01 00 (72 zeros) C' nonce(8) Box[64 zeros](C' to S)
@@ -25,8 +26,8 @@ import java.util.Arrays;
  * MESSAGE   07 "MESSAGE" nonce(8) Box[flags(1): 1 more, 2 command; body](C' to S', or S' to C')
  * </pre>
  *
- * C, S are the keys of member and agent; C', S' are made for one connection. One thread may seal
- * while another opens.
+ * C and S are the keys of member and agent. C' and S' are made for one connection. One thread may
+ * seal while another opens.
  */
 final class CurveClient {
     static final int MORE = 1;
@@ -42,7 +43,7 @@ final class CurveClient {
     private static final int COOKIE = 96;
     private static final int KEY = AgentSecrets.KEY_BYTES;
     private static final int WELCOME_SIZE = WELCOME.length + 16 + TAG + KEY + COOKIE;
-    /** Bytes of a sealed frame that are not its body. */
+    /** Bytes of a sealed frame without its body. */
     private static final int OVERHEAD = 8 + SHORT_NONCE + TAG + 1;
     private static final SecureRandom RANDOM = new SecureRandom();
 
@@ -72,9 +73,9 @@ final class CurveClient {
     }
 
     /**
-     * The answer to WELCOME, which only the owner of the agent's key can have made.
+     * The answer to WELCOME, which only the owner of the agent's key can make.
      *
-     * @throws ProtocolException another one made it
+     * @throws ProtocolException another party made it
      */
     byte[] initiate(byte[] welcome, byte[] metadata) throws ProtocolException {
         if (welcome.length != WELCOME_SIZE || !startsWith(welcome, WELCOME)) {
@@ -110,8 +111,7 @@ final class CurveClient {
         return open(shared, nonce("CurveZMQREADY---", received), ready, READY.length + SHORT_NONCE);
     }
 
-
-    /** A frame to send. To be sent in the order of the calls. */
+    /** A frame to send. Frames must be sent in the order of the calls. */
     byte[] seal(int flags, byte[] body, int size) {
         byte[] plain = new byte[size + 1];
         plain[0] = (byte) flags;
@@ -123,9 +123,9 @@ final class CurveClient {
     }
 
     /**
-     * Flags and body of a frame that came.
+     * Flags and body of a received frame.
      *
-     * @throws ProtocolException it was changed, or sent before, or another party made it
+     * @throws ProtocolException it was changed or received before, or another party made it
      */
     byte[] open(byte[] message) throws ProtocolException {
         if (message.length < OVERHEAD || !startsWith(message, MESSAGE)) {
@@ -133,7 +133,7 @@ final class CurveClient {
         }
         long number = ByteBuffer.wrap(message).getLong(MESSAGE.length);
         if (Long.compareUnsigned(number, received) <= 0) {
-            throw new ProtocolException("a message of the agent came twice");
+            throw new ProtocolException("a message of the agent was received twice");
         }
         received = number;
         return open(shared, nonce("CurveZMQMESSAGES", number), message, MESSAGE.length
@@ -143,7 +143,7 @@ final class CurveClient {
     private static Key agree(PrivateKey ours, byte[] theirs) throws ProtocolException {
         try {
             return CryptoBox.agree(ours, CryptoBox.publicKey(theirs));
-        } catch (IllegalStateException e) { // a point of low order is not a key
+        } catch (IllegalStateException e) { // A point of low order is not a key.
             throw new ProtocolException("the agent's key is not one that can be used");
         }
     }
@@ -159,9 +159,9 @@ final class CurveClient {
             return SecretBox.fromCombined(nonce, Arrays.copyOfRange(from, offset, from.length))
                     .decrypt(key);
         } catch (RuntimeException e) {
-            // The other end chose these bytes: the library may throw anything.
+            // The other end chose these bytes. The library may throw any exception.
             throw new ProtocolException(
-                    "what came was not sealed by the agent with the key agent-public-key");
+                    "a message was not sealed by the agent with the key agent-public-key");
         }
     }
 

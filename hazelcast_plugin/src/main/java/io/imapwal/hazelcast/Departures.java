@@ -15,10 +15,11 @@ import java.util.function.LongSupplier;
  *
  * <p>If the network is split, each part sees the others leave, and the first claim wins. Hazelcast
  * later merges the smaller part into the larger one. If the smaller part had won, all members would
- * have to open their maps again after that. So a part that is smaller than what it lost lets the
- * others claim first: for the time by which two members may notice the same loss at different
- * times. If nobody claims in that time, it does. Every part waits for a short time without more
- * departures, since members that are lost together are reported one by one.
+ * have to open their maps again after that. So a part that is smaller than what it lost waits and
+ * lets the others claim first. It waits for the longest time between the moments at which two
+ * members notice the same loss. If no part claims in that time, it does. Every part waits for a
+ * short time without more departures, because members that are lost together are reported one by
+ * one.
  */
 final class Departures {
     private static final long QUIET_NANOS = TimeUnit.MILLISECONDS.toNanos(200);
@@ -26,7 +27,9 @@ final class Departures {
     private final long graceNanos;
     private final IntSupplier present;
     private final LongSupplier clock;
-    /** When each of them left. They are kept: a map of another agent may be opened later. */
+    /**
+     * When each of them left. They are kept, because a map of another agent may be opened later.
+     */
     private final Map<UUID, Long> left = new HashMap<>();
     private long newest;
 
@@ -71,7 +74,7 @@ final class Departures {
         if (left.isEmpty()) {
             return 0;
         }
-        // Those that left earlier were lost before this part was as small as it is now.
+        // Earlier losses do not count: this part was larger then.
         long together = left.values().stream().filter(at -> newest - at <= graceNanos).count();
         long wait = present.getAsInt() < together ? Math.max(graceNanos, QUIET_NANOS) : QUIET_NANOS;
         return newest + wait - clock.getAsLong();

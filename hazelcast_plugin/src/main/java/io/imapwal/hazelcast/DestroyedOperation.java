@@ -1,8 +1,8 @@
 package io.imapwal.hazelcast;
 
 /**
- * Tells a member that a map's destruction was logged, or could not be logged completely. The member
- * may have used the map meanwhile, so it compares its memory with the log.
+ * Informs a member that a map's destruction was logged, or could not be logged completely. The
+ * member may have used the map meanwhile, so it compares its memory with the log.
  */
 public final class DestroyedOperation extends NamedMapOperation {
     /** For deserialisation. */

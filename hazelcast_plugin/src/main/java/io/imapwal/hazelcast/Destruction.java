@@ -16,9 +16,9 @@ import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
 
 /**
- * Logs that a map was destroyed: the owner of each partition appends that it was cleared. One
- * member starts and checks all of it, so that errors reach the caller: Hazelcast only logs it when
- * another member cannot destroy its part.
+ * Logs that a map was destroyed: the owner of each partition appends a clear. One member starts and
+ * checks all of it, so that errors reach the caller. If another member cannot destroy its part,
+ * Hazelcast only logs that.
  */
 final class Destruction {
     private final WalPlugin plugin;
@@ -33,11 +33,11 @@ final class Destruction {
 
     /**
      * Whether this member has to log the destruction for which {@code MapStore.destroy} is called.
-     * If a program in a member asked for it, that member does. If a client asked, every member gets
-     * an operation, and the oldest member logs it. The client gets no error if that fails:
-     * Hazelcast logs the errors on the member that the client asked. No member does if Hazelcast
-     * calls {@code MapStore.destroy} for a graceful shutdown, or if we call it to drop a map from
-     * memory.
+     * If a program in a member destroys the map, that member does. If a client destroys it, every
+     * member gets an operation, and the oldest member logs it. The client gets no error if that
+     * fails: Hazelcast logs the errors on the member that serves the client. No member does if
+     * Hazelcast calls {@code MapStore.destroy} for a graceful shutdown, or if the plug-in calls it
+     * to drop a map from memory.
      */
     static boolean isAsked(WalPlugin plugin) {
         if (isCalledIn(ProxyServiceImpl.class, "destroyDistributedObject")) {
@@ -55,8 +55,8 @@ final class Destruction {
     }
 
     /**
-     * The member that a client asked runs its own operation directly, on the thread that serves the
-     * client. All other operations run on operation threads, and name who asked: a member, or a
+     * The member that serves the client runs its own operation directly, on the thread that serves
+     * the client. All other operations run on operation threads, and have the caller: a member or a
      * client.
      */
     private static boolean isSentByMember(WalPlugin plugin) {
@@ -69,7 +69,7 @@ final class Destruction {
     }
 
     /**
-     * Waits on another thread: Hazelcast may not allow the caller's thread to wait.
+     * Waits on another thread, because Hazelcast may not allow the caller's thread to wait.
      *
      * @throws LogUnavailable some of it is not in the log; destroying the map again logs the rest
      */
@@ -81,7 +81,7 @@ final class Destruction {
             throw new LogUnavailable("map \"" + map
                     + "\" was destroyed in memory, but some of it could not be deleted in its log: "
                     + Outcomes.reason(cause)
-                    + ". Those entries return with the map; destroy it again",
+                    + ". These entries return when the map is opened; destroy it again",
                     cause);
         } catch (InterruptedException e) {
             Thread.currentThread().interrupt();

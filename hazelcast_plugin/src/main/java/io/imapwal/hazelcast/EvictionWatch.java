@@ -11,9 +11,9 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Notices when a record store evicts an entry that has not expired: from then on, a key that is not
+ * Notices when a record store evicts an entry that has not expired. From then on, a key that is not
  * in memory may be in the log. Hazelcast has no public API for this. The list of observers is
- * replaced as a whole, because the record store's own thread may be reading it.
+ * replaced as a whole, because the record store's thread may be reading it.
  */
 final class EvictionWatch implements MutationObserver<Record> {
     private static final Field OBSERVER =
@@ -32,8 +32,8 @@ final class EvictionWatch implements MutationObserver<Record> {
     }
 
     /**
-     * Whether this version of Hazelcast can be watched. If not, keys that are not in memory are
-     * read from the log.
+     * Whether evictions can be watched in this version of Hazelcast. If not, keys that are not in
+     * memory are read from the log.
      */
     static boolean possible() {
         return OBSERVERS != null;
@@ -68,42 +68,42 @@ final class EvictionWatch implements MutationObserver<Record> {
 
     @Override
     public void onPutRecord(Data key, Record record, Object oldValue, boolean backup) {
-        // only evictions count
+        // Only evictions count.
     }
 
     @Override
     public void onReplicationPutRecord(Data key, Record record, boolean populateIndex) {
-        // only evictions count
+        // Only evictions count.
     }
 
     @Override
     public void onUpdateRecord(Data key, Record record, Object oldValue, Object newValue,
             boolean backup) {
-        // only evictions count
+        // Only evictions count.
     }
 
     @Override
     public void onRemoveRecord(Data key, Record record, boolean backup) {
-        // only evictions count
+        // Only evictions count.
     }
 
     @Override
     public void onLoadRecord(Data key, Record record, boolean backup) {
-        // only evictions count
+        // Only evictions count.
     }
 
     @Override
     public void onReset() {
-        // the next content is migrated or restored, and watched too
+        // The next content is migrated or restored, and watched too.
     }
 
     @Override
     public void onClear() {
-        // logged
+        // It is logged.
     }
 
     @Override
     public void onDestroy(boolean isDuringShutdown, boolean internal) {
-        // nothing is kept
+        // There is no state to reset.
     }
 }

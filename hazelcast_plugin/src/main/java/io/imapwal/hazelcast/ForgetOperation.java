@@ -5,8 +5,8 @@ import com.hazelcast.spi.impl.operationservice.PartitionAwareOperation;
 import java.util.List;
 
 /**
- * Logs that a partition of a destroyed map was cleared, at its owner. The map may not be in memory
- * there any more.
+ * Logs at a partition's owner that the partition was cleared with its destroyed map. The map may
+ * not be in memory there any more.
  */
 public final class ForgetOperation extends NamedMapOperation implements PartitionAwareOperation {
     /** For deserialisation. */

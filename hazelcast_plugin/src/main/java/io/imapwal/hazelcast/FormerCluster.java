@@ -10,12 +10,12 @@ import java.util.function.IntConsumer;
 import java.util.stream.IntStream;
 
 /**
- * What Hazelcast keeps of a member's former cluster when the member joins another one (5.5 to 5.7).
- * It is harmless if all partitions migrate to this member. Where members form a new cluster,
- * they get their first partitions without a migration.
+ * Removes what Hazelcast (5.5 to 5.7) keeps of a member's former cluster when the member joins
+ * another one. It has no effect if all partitions migrate to this member. But members that form a
+ * new cluster get their first partitions without a migration.
  *
  * <pre>
- *  kept                                    harm in the next cluster
+ *  kept                                    effect in the next cluster
  *  versions of the copies of partitions    a backup is taken for an old one until its version
  *                                          exceeds the former one: it is not stored, and the
  *                                          caller waits for the backup time-out each time
@@ -33,10 +33,10 @@ final class FormerCluster {
     }
 
     /**
-     * Called after the connections were closed and the partition table was emptied. What still
-     * waits for a partition's thread belongs to the former cluster, and runs before this.
+     * Called after the connections were closed and the partition table was emptied. Tasks that
+     * still wait for a partition's thread belong to the former cluster, and run before this.
      *
-     * @param more what else to forget of a partition, on its thread
+     * @param more called for each partition on its thread, to forget more
      */
     void forget(IntConsumer more) {
         InternalPartitionServiceImpl partitions =

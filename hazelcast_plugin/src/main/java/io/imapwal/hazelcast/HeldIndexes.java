@@ -12,11 +12,11 @@ import java.util.stream.Stream;
 
 /**
  * The indexes of one map that are not used while a partition waits. A query by an index does not
- * look at a {@link LoggedRecordStore}. Hazelcast uses the indexes of a member while all of its
+ * ask a {@link LoggedRecordStore}. Hazelcast uses the indexes of a member while all of its
  * partitions count as indexed, and scans the partitions otherwise.
  *
- * <p>Only an index that had all of the partition counts again when the wait is over. One that was
- * added meanwhile may lack entries, and Hazelcast fills it only while it does not count.
+ * <p>After the wait, only an index that had all entries of the partition counts again. An index
+ * that was added meanwhile may lack entries, and Hazelcast fills it only while it does not count.
  */
 final class HeldIndexes {
     private final ConcurrentMap<Integer, Set<InternalIndex>> held = new ConcurrentHashMap<>(1);

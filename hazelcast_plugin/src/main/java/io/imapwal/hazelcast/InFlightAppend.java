@@ -5,7 +5,7 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * One append: the changes that were taken from the queue for it, and how far it has come.
+ * One append: the changes that were taken from the queue for it, and its state.
  *
  * <pre>
  * state     event            cause of the event                                  next state
@@ -17,8 +17,8 @@ import java.util.List;
  *           NOT_IN_LOG       a new welcome                                       UNSENT
  * SENT      NEWER_VIEW       void-incarnation: the agent did not append it       UNSENT
  *           OUTCOME_UNKNOWN  the agent does not know whether it is in the log    UNKNOWN
- *           CLOSED_BEFORE    closed, and no byte of it had left                  UNSENT
- *           CLOSED_AFTER     closed, and a part of it had left                   IN_DOUBT
+ *           CLOSED_BEFORE    closed, and no byte of it was sent                  UNSENT
+ *           CLOSED_AFTER     closed, and a part of it was sent                   IN_DOUBT
  * IN_DOUBT  NOT_IN_LOG       a new welcome: some changes are not in the log      UNSENT
  * UNKNOWN   CLOSED_BEFORE    the connection was closed                           UNKNOWN
  *           CLOSED_AFTER     likewise                                            UNKNOWN
@@ -40,9 +40,9 @@ final class InFlightAppend {
         UNSENT,
         /** It, or a part of it, was given to the present connection. */
         SENT,
-        /** It, or a part of it, left on a connection that is closed: it may be in the log. */
+        /** It, or a part of it, was sent on a connection that is closed: it may be in the log. */
         IN_DOUBT,
-        /** As IN_DOUBT, and the agent cannot say more in the same session. */
+        /** As IN_DOUBT, and no welcome of the same session gives the outcome. */
         UNKNOWN,
         /** Each of its changes has an outcome. */
         OVER;
@@ -80,9 +80,9 @@ final class InFlightAppend {
     final List<Change> changes = new ArrayList<>();
     /** Size of the changes in bytes, without their order. */
     long bytes;
-    /** Callers without changes, who wait for a connection. */
+    /** Callers without changes, which wait for a connection. */
     List<PendingAppend> greetings = List.of();
-    /** The changes that are sent, with request numbers. The others have their outcome. */
+    /** The changes that are sent, with request numbers. The others have an outcome. */
     private List<Change> numbered = List.of();
     private State state = State.UNSENT;
     /** When the callers stop waiting, as {@link System#nanoTime()}. */
@@ -115,7 +115,7 @@ final class InFlightAppend {
         return session;
     }
 
-    /** Sets the changes that are to be sent, in that session; the others have their outcome. */
+    /** Sets the changes that are to be sent, in that session. The others have an outcome. */
     void number(List<Change> changesToSend, SessionInfo sendIn) {
         session = sendIn;
         numbered = changesToSend;
@@ -124,7 +124,7 @@ final class InFlightAppend {
         }
     }
 
-    /** The writer is about to give it to a connection that has written so many bytes. */
+    /** The writer is about to give it to a connection, which has written this many bytes. */
     void give(SessionInfo sentIn, long written) {
         session = sentIn;
         writtenBefore = written;
@@ -136,12 +136,12 @@ final class InFlightAppend {
         state = state.on(answer);
     }
 
-    /** Its connection is about to be closed, and has written so many bytes. */
+    /** Its connection is about to be closed, and has written this many bytes. */
     void closing(long written) {
         state = state.on(written > writtenBefore ? Event.CLOSED_AFTER : Event.CLOSED_BEFORE);
     }
 
-    /** The other changes have their outcome. These are certainly not in the log. */
+    /** Keeps these changes, which are certainly not in the log. The others have an outcome. */
     void rest(List<Change> notInLog) {
         // The numbers of one append are contiguous.
         for (int i = 1; i < notInLog.size(); i++) {
@@ -155,7 +155,7 @@ final class InFlightAppend {
         return state == State.IN_DOUBT || state == State.UNKNOWN;
     }
 
-    /** It did not get all of its numbers, so it cannot be sent again. */
+    /** Whether it did not get all of its numbers, so that it cannot be sent again. */
     boolean broken() {
         return failure != null && !(failure instanceof IOException);
     }
@@ -177,7 +177,7 @@ final class InFlightAppend {
         return state == State.OVER;
     }
 
-    /** An Error, as OutOfMemoryError, stopped the sending thread. */
+    /** An Error (OutOfMemoryError) stopped the sending thread. */
     void spoil() {
         number(changes, session);
         failure = new IllegalStateException("the sending thread failed");

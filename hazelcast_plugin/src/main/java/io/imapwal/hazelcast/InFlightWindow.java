@@ -13,18 +13,18 @@ import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 
 /**
- * The at most two appends that have no outcome yet, and the caller that leads.
+ * The appends that have no outcome yet, at most two, and the caller that leads.
  *
- * <p>There is no thread of its own. A caller puts its changes in the queue. If no caller leads, it
- * leads: it sends what is queued as one append, waits for the answer, sends what was queued
- * meanwhile, wakes the callers that are done, and makes one that is not the next leader. So one
- * caller pays one round trip and no change of threads, and many callers share one round trip. While
- * the leader waits for an answer, another caller may send a second append
- * ({@code docs/decisions/0013}).
+ * <p>It has no thread of its own. A caller puts its changes in the queue. If no caller leads, this
+ * one does: it sends what is queued as one append, waits for the answer, sends what was queued
+ * meanwhile, wakes the callers that are done, and makes one that is not done the next leader. So a
+ * single caller needs one round trip and no change of threads, and many callers share one round
+ * trip. While the leader waits for an answer, another caller may send a second append ({@code
+ * docs/decisions/0013}).
  *
- * <p>Two locks: {@link #lock} for the fields here, and the wire, which is held by the thread that
- * writes to the connection or changes it. A thread that needs both takes {@link #lock} first, and
- * waits for the wire only if no append is under way. Only the leader reads from the connection.
+ * <p>There are two locks: {@link #lock} for the fields here, and the wire, for writing to the
+ * connection and changing it. A thread that needs both takes {@link #lock} first, and waits for the
+ * wire only if no append is under way. Only the leader reads from the connection.
  */
 final class InFlightWindow {
     /** Sends appends. All methods but {@link #settle} are called with the wire held. */
@@ -36,7 +36,8 @@ final class InFlightWindow {
          * Numbers the changes of an append, and sends them. Puts an exception into
          * {@link InFlightAppend#failure}.
          *
-         * @param alone no answer is outstanding, so a connection may be opened and schemas logged
+         * @param alone no answer is outstanding, so a connection may be opened, and schemas may be
+         *         logged
          */
         void send(InFlightAppend append, boolean alone);
 
@@ -47,16 +48,16 @@ final class InFlightWindow {
          */
         void settle(InFlightAppend append, Supplier<List<InFlightAppend>> open);
 
-        /** Ends an append, which may be in the log, and its callers without changes. */
+        /** Ends an append that may be in the log, and its callers without changes. */
         void abandon(InFlightAppend append, IOException cause);
 
-        /** Tells the agent that this member stops. */
+        /** Informs the agent that this member stops. */
         void sayGoodbye();
 
         void disconnect();
     }
 
-    /** What a socket to a local agent takes at once, in bytes. */
+    /** How many bytes a socket to a local agent accepts at once. */
     private static final int QUICK_BYTES = 64 * 1024;
 
     private final Sender sender;
@@ -70,9 +71,9 @@ final class InFlightWindow {
     private final Deque<InFlightAppend> underWay = new ArrayDeque<>(2);
     private boolean led;
     private boolean closed;
-    /** When the agent could begin with the oldest append. */
+    /** When the agent could start the oldest append. */
     private long begunNanos;
-    /** How long the agent usually takes from then. */
+    /** How long the agent usually needs from then on. */
     private long usualNanos;
 
     InFlightWindow(Sender sender, ReentrantLock wire, LongSupplier nanoTime, ILogger logger) {
@@ -82,7 +83,7 @@ final class InFlightWindow {
         this.logger = logger;
     }
 
-    /** Returns when the caller is done; the outcome is in it. */
+    /** Returns when the caller has its outcome. */
     void run(PendingAppend pending) {
         // An interrupt would close the channel for all callers in the append.
         boolean interrupted = Thread.interrupted();
@@ -97,7 +98,7 @@ final class InFlightWindow {
                 try {
                     sendIfWorthwhile();
                 } catch (Throwable e) {
-                    // Those in the append get the error. This caller may still have to lead.
+                    // The callers in the append get the error. This caller may still have to lead.
                     logger.severe("imap-wal: sending changes failed", e);
                 }
             }
@@ -121,7 +122,7 @@ final class InFlightWindow {
         boolean mine;
         synchronized (lock) {
             closed = true;
-            // A leader closes the connection itself, when it finds the flag.
+            // A leader closes the connection itself when it reads the flag.
             mine = !led;
             led = true;
         }
@@ -171,7 +172,7 @@ final class InFlightWindow {
         }
     }
 
-    /** The append that is answered next. If there is none, what is queued becomes one. */
+    /** The append that is answered next. If there is none, it begins one of what is queued. */
     private InFlightAppend oldest() {
         InFlightAppend append;
         synchronized (lock) {
@@ -188,8 +189,8 @@ final class InFlightWindow {
     }
 
     /**
-     * With {@link #lock} held: begins an append of what is queued, to be sent by this thread, if
-     * that needs no waiting and is worthwhile. Returns null if not.
+     * With {@link #lock} held: begins an append of what is queued, which this thread sends, if that
+     * needs no waiting and is worthwhile. Otherwise it returns null.
      */
     private InFlightAppend beginIfWorthwhile() {
         InFlightAppend first = underWay.peek();
@@ -209,11 +210,11 @@ final class InFlightWindow {
     }
 
     /**
-     * The use of a second append: the agent finds it when it has finished the first, and need not
-     * wait until the answer has arrived here. If it is sent too early, it holds few changes, and
-     * few changes share a sync. So it must have as many changes as the first, and half of the time
-     * that an append usually takes must be over. With a slow storage, all callers have queued long
-     * before that, and everything is as with one append at a time.
+     * With a second append, the agent can continue as soon as it has finished the first one. It
+     * need not wait until the answer has arrived here. If the second one is sent too early, it has
+     * few changes, and few changes share a sync. So it must have as many changes as the first, and
+     * half of the usual time of an append must have passed. With a slow storage, all callers have
+     * queued long before that, so there is only one append at a time.
      */
     private boolean isWorthwhile(InFlightAppend first) {
         if (queue.changes() == 0) {
@@ -265,7 +266,7 @@ final class InFlightWindow {
         }
     }
 
-    /** After an Error, as OutOfMemoryError: no caller may wait without end. */
+    /** After an Error (OutOfMemoryError): no caller may wait without end. */
     private void abandon(PendingAppend own, List<PendingAppend> finished) {
         IOException cause = new IOException("the sending thread failed");
         wire.lock();

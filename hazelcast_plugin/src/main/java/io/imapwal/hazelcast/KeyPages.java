@@ -10,8 +10,8 @@ import java.util.NoSuchElementException;
 import java.util.function.Function;
 
 /**
- * All keys of a map, fetched page by page as they are asked for. Hazelcast closes it. When a
- * listing cannot continue, another is begun: a key may then come twice, and is loaded twice, with
+ * All keys of a map, fetched page by page when they are needed. Hazelcast closes it. When a listing
+ * cannot continue, a new one is begun. A key may then be returned twice, and is loaded twice, with
  * no other effect.
  */
 final class KeyPages implements Iterator<Object>, Closeable {

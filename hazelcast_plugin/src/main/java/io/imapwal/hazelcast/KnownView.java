@@ -4,12 +4,12 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * The view of one log that this member's cluster is in, as far as it knows. Each hello names it: a
+ * The newest view of one log that this member knows for its cluster. Each hello has its number: a
  * member that joined after the view was claimed is not in its list, but may write because it knows
  * the view.
  *
- * <p>It holds for one cluster id and one member UUID. Hazelcast gives new ones to members that
- * merge; for those no view is known.
+ * <p>It is valid for one cluster id and one member UUID. Hazelcast gives new ones to members that
+ * merge, and for those no view is known.
  */
 final class KnownView {
     private UUID clusterId;
@@ -20,7 +20,7 @@ final class KnownView {
     private String why;
 
     /**
-     * This member was left out, and has dropped its maps: it sends no hello until it has another
+     * This member was left out, and has dropped its maps. It sends no hello until it has another
      * UUID.
      */
     synchronized void bar(UUID out, String reason) {

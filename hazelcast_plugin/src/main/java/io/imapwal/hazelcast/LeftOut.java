@@ -24,8 +24,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Handles a member that is not in the log's newest view: it was on the losing side of a split
- * network, or frozen while the others continued without it.
+ * Handles a member that is not in the log's newest view: the other part of a split network claimed
+ * the view, or this member was frozen while the others continued without it.
  *
  * <pre>
  * refused ──▶ do others know a newer view? ──yes──▶ name it in the next hello, and write
@@ -45,15 +45,15 @@ import java.util.concurrent.TimeoutException;
  *               no agent has contact with a member of the view:   all form a new cluster
  * </pre>
  *
- * In both cases members get new UUIDs and hold nothing, as after a restart. Hazelcast's own merge
- * may come first, also in the other direction. Then the members of the newest view have joined a
- * cluster that is left out, which is the second case.
+ * In both cases members get new UUIDs and have no entries, as after a restart. Hazelcast's own
+ * merge may happen first, also in the other direction. Then the members of the newest view have
+ * joined a cluster that is left out, which is the second case.
  */
 final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
-    /** How many checks in a row must find the same before anything is done. */
+    /** After how many checks in a row with the same result something is done. */
     private static final int LOOKS = 3;
 
     private final WalPlugin plugin;
@@ -65,7 +65,7 @@ final class LeftOut {
     private final Set<String> droppedMaps = new HashSet<>();
     /** Checks in a row in which the oldest member was in the view. */
     private int alone;
-    /** Checks in a row in which no member of the view gave a sign of life. */
+    /** Checks in a row in which no member of the view was alive. */
     private int silent;
     private boolean closed;
 
@@ -146,7 +146,7 @@ final class LeftOut {
         }
     }
 
-    /** Returns whether to look again later. */
+    /** Returns whether to check again later. */
     private boolean look() throws InterruptedException {
         List<AgentLink> out = new ArrayList<>();
         for (AgentLink link : plugin.links()) {
@@ -171,7 +171,7 @@ final class LeftOut {
                     + " joined the cluster again");
         }
         for (MapState state : plugin.states()) {
-            // Also those that are open and have nothing in memory.
+            // Also maps that are open and have nothing in memory.
             if (out.contains(plugin.linkOf(state.map()))
                     && (droppedMaps.add(state.map()) || state.isOpen())) {
                 maps.drop(state.map());
@@ -196,7 +196,7 @@ final class LeftOut {
         return true;
     }
 
-    /** Whether this member was left out of the view of that log, as its agent says. */
+    /** Whether this member was left out of the view of that log, by its agent's answer. */
     private boolean isOut(AgentLink link) {
         if (link.isLeftOut()) {
             return true;
@@ -268,7 +268,7 @@ final class LeftOut {
     }
 
     /**
-     * Where to join: a lost member that can be reached; this one, to form a new cluster; or null:
+     * Where to join: a lost member that can be reached, or this one, to form a new cluster. Null:
      * not yet.
      */
     private Address target(List<AgentLink> out) throws InterruptedException {
@@ -298,9 +298,9 @@ final class LeftOut {
     }
 
     /**
-     * Whether no member of the log's newest view gives a sign of life. Those members may stay away
-     * or come back with other addresses, and members that were left out must not wait for them. A
-     * new cluster is always safe: it gets the log only if the view's members are silent.
+     * Whether no member of the log's newest view shows that it is alive. These members may never
+     * return, or return with other addresses, so members that were left out must not wait for them.
+     * A new cluster is always safe: it gets the log only if the view's members are silent.
      */
     private boolean isSilent(AgentLink link) {
         try {

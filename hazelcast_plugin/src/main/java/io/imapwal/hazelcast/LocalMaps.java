@@ -10,7 +10,7 @@ import java.util.function.IntConsumer;
 import java.util.stream.IntStream;
 
 /**
- * Drops maps from this member's memory only: the log, the other members and listeners are not
+ * Drops maps only from this member's memory. The log, the other members and listeners are not
  * affected. The next operation on such a map on this member opens it again.
  */
 final class LocalMaps {

@@ -7,8 +7,8 @@ import com.hazelcast.spi.exception.SilentException;
  * The map is not restored on this member, because its log cannot be read now. Nothing was changed.
  * The next operation tries again, so the map is available again as soon as its agent is.
  *
- * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail
- * together; the plug-in logs the cause once.
+ * <p>It is silent: Hazelcast logs no stack trace for each of the operations that fail together. The
+ * plug-in logs the cause once.
  */
 public final class LogUnavailable extends HazelcastException implements SilentException {
     private static final long serialVersionUID = 1L;

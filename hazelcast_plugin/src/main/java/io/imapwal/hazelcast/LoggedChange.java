@@ -7,13 +7,15 @@ import com.hazelcast.transaction.TransactionException;
 
 import java.util.UUID;
 
-/** What is common to the two operations that make a logged change of a transaction in memory. */
+/** The common part of the two operations that make a logged change of a transaction in memory. */
 final class LoggedChange {
 
     private LoggedChange() {
     }
 
-    /** @throws TransactionException something happened since: memory must be set from the log */
+    /**
+     * @throws TransactionException the key was changed since then: memory must be set from the log
+     */
     static void begin(NodeEngine nodeEngine, String map, Data key, UUID transaction, Data value) {
         if (!WalPlugin.of(nodeEngine).placements().setLogged(map, key, transaction, value)) {
             throw new TransactionException("map \"" + map
@@ -27,7 +29,7 @@ final class LoggedChange {
         WalPlugin plugin = WalPlugin.of(nodeEngine);
         boolean unstored = plugin.placements().remove(map, key, transaction);
         if (unstored && (value != null || stored != null)) {
-            // It was evicted and loaded again since. Hazelcast does not change a key that has
+            // It was evicted and loaded again since then. Hazelcast does not change a key that has
             // another version.
             plugin.settle(map, key, transaction);
         }

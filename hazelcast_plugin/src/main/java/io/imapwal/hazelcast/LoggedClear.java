@@ -10,9 +10,9 @@ import java.util.Collection;
 
 /**
  * Notices a {@code clear} of one partition, also when memory has none of its keys: Hazelcast calls
- * the map store only if memory has a key, and the log may have keys that were evicted. There is no
- * public API for this. Where it is not possible, a clear of a partition without keys in memory is
- * not noticed.
+ * the map store only if memory has a key, and the log may have keys that were evicted. Hazelcast
+ * has no public API for this. In a version where it is not possible, a clear of a partition without
+ * keys in memory is not noticed.
  */
 final class LoggedClear extends WriteThroughStore {
     private static final Field STORE = Reflection.field(DefaultRecordStore.class, "mapDataStore");

@@ -10,8 +10,8 @@ import java.io.IOException;
 import java.util.UUID;
 
 /**
- * Removes a key from memory whose removal a transaction has logged, as Hazelcast does it.
- * Logs nothing.
+ * Removes a key from memory, as Hazelcast does. A transaction has logged the removal, so this logs
+ * nothing.
  */
 public final class LoggedDeleteOperation extends TxnDeleteOperation {
     private UUID transaction;

@@ -15,7 +15,7 @@ import java.util.UUID;
 
 /**
  * Makes the object that {@code getMap} returns for our maps. Hazelcast's own object waits until
- * each partition reports that it is loaded. That makes a record store in each of them, also in
+ * each partition reports that it is loaded. That creates a record store in each of them, also in
  * empty ones. Ours waits for the map as a whole. Hazelcast has no public API for this.
  */
 final class LoggedMaps implements RemoteService {
@@ -75,23 +75,42 @@ final class LoggedMaps implements RemoteService {
                 && !nodeEngine.getLocalMember().isLiteMember();
     }
 
-    /** Called before indexes are added: Hazelcast would count unloaded partitions as complete. */
-    private static void awaitLoaded(MapService service, NodeEngine nodeEngine, String map) {
-        // Throws if the configuration is wrong.
-        service.getMapServiceContext().getMapContainer(map);
-        try {
-            WalPlugin.of(nodeEngine).state(map).awaitLoaded();
-        } catch (InterruptedException e) {
-            Thread.currentThread().interrupt();
-            throw new RetryableHazelcastException("interrupted while map \"" + map
-                    + "\" was opened");
-        } catch (RuntimeException e) {
-            throw ExceptionUtil.rethrow(e);
+    /** The part that both kinds of map objects share. */
+    private static final class Opening {
+        private boolean initialized;
+
+        /** Before indexes are added: Hazelcast would count unloaded partitions as complete. */
+        void initialize(MapService service, NodeEngine nodeEngine, String map,
+                Runnable hazelcasts) {
+            awaitLoaded(service, nodeEngine, map);
+            hazelcasts.run();
+            initialized = true;
+        }
+
+        /** Hazelcast calls it when it initializes the object, and in {@code loadAll}. */
+        void waitUntilLoaded(Runnable hazelcasts) {
+            if (initialized) {
+                hazelcasts.run();
+            }
+        }
+
+        private static void awaitLoaded(MapService service, NodeEngine nodeEngine, String map) {
+            // Throws if the configuration is wrong.
+            service.getMapServiceContext().getMapContainer(map);
+            try {
+                WalPlugin.of(nodeEngine).state(map).awaitLoaded();
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                throw new RetryableHazelcastException("interrupted while map \"" + map
+                        + "\" was opened");
+            } catch (RuntimeException e) {
+                throw ExceptionUtil.rethrow(e);
+            }
         }
     }
 
     private static final class Plain extends MapProxyImpl<Object, Object> {
-        private boolean initialized;
+        private final Opening opening = new Opening();
 
         private Plain(String name, MapService service, NodeEngine nodeEngine, MapConfig config) {
             super(name, service, nodeEngine, config);
@@ -99,22 +118,17 @@ final class LoggedMaps implements RemoteService {
 
         @Override
         public void initialize() {
-            awaitLoaded(getService(), getNodeEngine(), name);
-            super.initialize();
-            initialized = true;
+            opening.initialize(getService(), getNodeEngine(), name, super::initialize);
         }
 
-        /** Also called by {@code loadAll}. */
         @Override
         public void waitUntilLoaded() {
-            if (initialized) {
-                super.waitUntilLoaded();
-            }
+            opening.waitUntilLoaded(super::waitUntilLoaded);
         }
     }
 
     private static final class NearCached extends NearCachedMapProxyImpl<Object, Object> {
-        private boolean initialized;
+        private final Opening opening = new Opening();
 
         private NearCached(String name, MapService service, NodeEngine nodeEngine,
                 MapConfig config) {
@@ -123,16 +137,12 @@ final class LoggedMaps implements RemoteService {
 
         @Override
         public void initialize() {
-            awaitLoaded(getService(), getNodeEngine(), name);
-            super.initialize();
-            initialized = true;
+            opening.initialize(getService(), getNodeEngine(), name, super::initialize);
         }
 
         @Override
         public void waitUntilLoaded() {
-            if (initialized) {
-                super.waitUntilLoaded();
-            }
+            opening.waitUntilLoaded(super::waitUntilLoaded);
         }
     }
 }

@@ -20,7 +20,7 @@ import java.util.Set;
 import java.util.function.BiConsumer;
 
 /**
- * The memory of one of our maps in one partition. Operations of the partition's owner wait until it
+ * The memory of one of our maps in one partition. Operations on the partition's owner wait until it
  * is whole, and Hazelcast does not load it.
  *
  * <pre>
@@ -82,13 +82,13 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return false;
     }
 
-    /** Hazelcast would read all keys on one member. */
+    /** Does nothing: Hazelcast would read all keys on one member. */
     @Override
     public void startLoading() {
-        // see Settlement
+        // See Settlement.
     }
 
-    /** Hazelcast does not check before an entry processor that is carried out on all entries. */
+    /** Hazelcast does not check before it runs an entry processor on all entries. */
     @Override
     public void forEach(BiConsumer<Data, Record> consumer, boolean backup) {
         if (!backup && state.holds(getPartitionId())
@@ -122,8 +122,8 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     /**
-     * With {@code read-backup-data}, on the caller's thread. Null: Hazelcast asks the owner, which
-     * this member may be by now.
+     * Called on the caller's thread with {@code read-backup-data}. Null: Hazelcast asks the owner,
+     * which may now be this member.
      */
     @Override
     public Data readBackupData(Data key) {
@@ -144,8 +144,8 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     /**
-     * Also if Hazelcast destroys it: the next record store of the partition is not whole because
-     * this one was.
+     * Called also when Hazelcast destroys it: the next record store of the partition does not
+     * inherit that this one was whole.
      */
     @Override
     public void destroy() {
@@ -159,13 +159,13 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     /**
-     * With offload, {@code containsKey} and some others look into memory without a check. All
+     * With offload, {@code containsKey} and some other operations read memory without a check. All
      * offloaded operations are put into this queue.
      */
     private final class Queue extends LinkedHashSet<MapOperation> {
         @Override
         public boolean add(MapOperation operation) {
-            // What is destroyed is not whole any more, and need not be.
+            // A destroyed partition is not whole any more, and need not be.
             if (!(operation instanceof MapPartitionDestroyOperation)) {
                 requireWhole();
             }

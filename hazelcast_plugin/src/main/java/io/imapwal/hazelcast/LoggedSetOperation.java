@@ -10,8 +10,8 @@ import java.io.IOException;
 import java.util.UUID;
 
 /**
- * Sets a key in memory to what a transaction has logged, as Hazelcast does it.
- * Logs nothing.
+ * Sets a key in memory, as Hazelcast does. A transaction has logged the value, so this logs
+ * nothing.
  */
 public final class LoggedSetOperation extends TxnSetOperation {
     private UUID transaction;

@@ -28,9 +28,9 @@ import java.util.concurrent.Future;
 
 /**
  * Makes transactions of maps with a log commit as a whole ({@link TransactionCommit}). Hazelcast
- * has no public API for this: it replaces the map service's part in transactions, and with it the
- * list in which a transaction keeps its changes. A transaction of one change is logged by the map
- * store, like any other change.
+ * has no public API for this. So this class replaces the map service's part in transactions, and
+ * with it the list in which a transaction keeps its changes. A transaction of one change is logged
+ * by the map store, like any other change.
  */
 final class LoggedTransactions implements TransactionalService {
     private static final Field SERVICE = Reflection.field(MapService.class, "transactionalService");
@@ -84,7 +84,7 @@ final class LoggedTransactions implements TransactionalService {
         hazelcasts.rollbackTransaction(transactionId);
     }
 
-    /** What a transaction is to change, and how that is committed. */
+    /** The changes of a transaction, and how they are committed. */
     private final class Log extends TransactionLog {
         private final Transaction transaction;
 
@@ -93,7 +93,7 @@ final class LoggedTransactions implements TransactionalService {
             this.transaction = transaction;
         }
 
-        /** Those that change a map with a log, if there are several. */
+        /** The changes of maps with a log, if there are several. */
         private List<MapTransactionLogRecord> logged() {
             List<MapTransactionLogRecord> logged = new ArrayList<>();
             for (TransactionLogRecord each : super.getRecords()) {
@@ -113,7 +113,7 @@ final class LoggedTransactions implements TransactionalService {
 
         /**
          * What another member does if this one is lost while it commits. It unlocks the keys of
-         * maps with a log: their owners read in the log what has happened.
+         * maps with a log. Their owners read the outcome in the log.
          */
         @Override
         public Collection<TransactionLogRecord> getRecords() {

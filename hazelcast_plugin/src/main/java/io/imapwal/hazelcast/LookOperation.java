@@ -4,8 +4,8 @@ import com.hazelcast.nio.serialization.IdentifiedDataSerializable;
 import com.hazelcast.spi.impl.operationservice.Operation;
 
 /**
- * Tells a member that another one was left out of a view, so that it checks whether it was too.
- * Returns whether it knows that already.
+ * Informs a member that another one was left out of a view, so that it checks whether it was left
+ * out too. Returns whether it knows that already.
  */
 public final class LookOperation extends Operation implements IdentifiedDataSerializable {
     private boolean out;

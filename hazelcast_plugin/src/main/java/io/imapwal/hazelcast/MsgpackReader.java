@@ -29,7 +29,7 @@ final class MsgpackReader {
         return at < end;
     }
 
-    /** Reads a nil when one comes next. */
+    /** Reads a nil if one is next. */
     boolean nil() throws ProtocolException {
         if (peek() == 0xc0) {
             at++;
@@ -133,7 +133,7 @@ final class MsgpackReader {
 
     /**
      * Any value: null, Boolean, Long, Double, String, byte[], List or Map. Floats are read because
-     * {@code stat} may hold some.
+     * {@code stat} may have some.
      */
     Object value() throws ProtocolException {
         int type = peek();
@@ -175,7 +175,7 @@ final class MsgpackReader {
     }
 
     /**
-     * The bytes of the next value, of any type: a cursor is sent back to the agent without a
+     * The bytes of the next value, of any type. A cursor is sent to the agent again without a
      * change.
      */
     byte[] raw() throws ProtocolException {

@@ -4,8 +4,8 @@ import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 
 /**
- * Writes the part of msgpack that the protocol uses: nil, bool, int, str, bin, array, map; always
- * in the shortest form.
+ * Writes the part of msgpack that the protocol uses: nil, bool, int, str, bin, array and map,
+ * always in the shortest form.
  */
 final class MsgpackWriter {
     private byte[] bytes;
@@ -73,7 +73,7 @@ final class MsgpackWriter {
         return string(value.getBytes(StandardCharsets.UTF_8));
     }
 
-    /** A string whose UTF-8 bytes are at hand. */
+    /** A string in UTF-8 bytes. */
     MsgpackWriter string(byte[] utf8) {
         int size = utf8.length;
         if (size < 32) {

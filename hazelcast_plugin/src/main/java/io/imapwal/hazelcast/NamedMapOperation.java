@@ -7,7 +7,7 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 
-/** What members ask or tell each other about one map. */
+/** An operation between members about one map. */
 abstract class NamedMapOperation extends Operation implements IdentifiedDataSerializable {
     protected String map;
 

@@ -4,10 +4,11 @@ import com.hazelcast.core.HazelcastException;
 import com.hazelcast.spi.exception.SilentException;
 
 /**
- * The change is certainly neither in the log nor in memory: the operation may be repeated as it is.
+ * The change is certainly neither in the log nor in memory. The operation may be repeated without
+ * changes.
  *
- * <p>Silent, so that Hazelcast does not log a stack trace for each of the operations that fail
- * together; the plug-in logs the cause once.
+ * <p>It is silent: Hazelcast logs no stack trace for each of the operations that fail together. The
+ * plug-in logs the cause once.
  */
 public final class NotAppended extends HazelcastException implements SilentException {
     private static final long serialVersionUID = 1L;

@@ -18,12 +18,12 @@ import java.util.stream.Collectors;
 /**
  * Gives a change its place among the owners of its partition.
  *
- * <p>A partition's version grows with every change of its owner, so of two changes of one key by
- * two owners, the one with the greater version is newer. This is true only for changes by the
- * owner, and a migration does not wait for an offloaded store. So the guard reads the version, the
- * ownership, and the version again. The thread that sends does the same ({@link #holds}), because a
- * change may have waited in the queue. If the partition moves after that, the change is sent with
- * the older version, which is correct: the changes of the new owner are newer, and Hazelcast
+ * <p>A partition's version rises with each change of its owner. So of two changes of one key by two
+ * owners, the one with the greater version is newer. This is true only for changes by the owner,
+ * and a migration does not wait for an offloaded store. So the guard reads the version, the
+ * ownership, and the version again. The sending thread does the same ({@link #holds}), because a
+ * change may have waited in the queue. If the partition migrates after that, the change is sent
+ * with the older version. This is correct: the changes of the new owner are newer. Hazelcast
  * refuses the operation before it changes memory, and repeats it on the new owner.
  */
 final class OrderGuard {
@@ -33,9 +33,9 @@ final class OrderGuard {
     private final InternalPartitionService partitions;
     private final ClusterService cluster;
     /**
-     * For each partition, the turn of the changes that are stamped now, since this member started:
-     * an even number. A place for a transaction takes the odd one after it, and the next changes
-     * have the even one after that.
+     * For each partition, the turn of the changes that are stamped now, counted since this member
+     * started: an even number. A place for a transaction takes the odd number after it, and later
+     * changes have the even number after that.
      */
     private final AtomicLongArray turns;
 
@@ -66,14 +66,14 @@ final class OrderGuard {
     /**
      * A place in the order for changes that another member may log: after all changes stamped
      * before, and before all stamped later. No other place or stamp has its pair (incarnation,
-     * order), so that no two nodes hold changes with the same pair.
+     * order), so no two nodes have changes with the same pair.
      *
      * @throws RetryableHazelcastException as {@link #take}
      */
     PartitionStamp place(int partitionId) {
         PartitionStamp now = take(partitionId);
-        // On the partition's thread: no other place is given meanwhile. A turn above the limit
-        // would count as a version, also for changes without a transaction.
+        // This runs on the partition's thread, so no other place is given meanwhile. A turn above
+        // the limit would count as a version, also for changes without a transaction.
         if (turns.get(partitionId) >= MAX_TURN) {
             throw new TransactionException("partition " + partitionId + " has had " + MAX_TURN / 2
                     + " transactions"
@@ -96,8 +96,8 @@ final class OrderGuard {
 
     boolean holds(PartitionStamp stamp) {
         if (stamp.incarnation() != 0) {
-            // The owner keeps the partition until it knows the outcome. If the owner is lost, there
-            // is another incarnation.
+            // The owner keeps the partition until it knows the outcome. If the owner is lost, the
+            // next incarnation begins.
             return stamp.clusterId().equals(cluster.getClusterId())
                     && stamp.member().equals(member());
         }
@@ -109,8 +109,8 @@ final class OrderGuard {
     }
 
     /**
-     * Whether this thread carries out a backup. Backups store nothing, except {@code setTtl},
-     * whose backup calls the map store once more (5.7.0); its owner has logged it.
+     * Whether this thread runs a backup operation. Backups store nothing, except {@code setTtl},
+     * whose backup calls the map store once more (5.7.0). The owner has logged it.
      */
     boolean onBackup(int partitionId) {
         return Thread.currentThread() instanceof OperationThread thread
@@ -139,7 +139,10 @@ final class OrderGuard {
                 && membership.member().equals(member());
     }
 
-    /** Whether that member is in this member's cluster now: what it says is about this cluster. */
+    /**
+     * Whether that member is in this member's cluster now, so that its information is about this
+     * cluster.
+     */
     boolean isFellow(Membership membership) {
         return membership.clusterId() != null && membership.clusterId().equals(clusterId())
                 && cluster.getMember(membership.member()) != null;

@@ -12,13 +12,14 @@ import java.util.function.Supplier;
 /**
  * Decides what the callers of appends get: nothing for a change that is in the log,
  * {@link NotAppended} for one that certainly is not, {@link OutcomeUnknown} for one that may be.
- * The keys of the last kind go to the {@link Reconciler}.
+ * The {@link Reconciler} gets the keys of the last kind.
  */
 final class Outcomes {
     /** The keys for which the log may be newer than memory. */
     interface Doubts {
         /**
-         * @param welcomes how many welcomes had come when the change was sent; -1: the log has it
+         * @param welcomes how many welcomes there had been when the change was sent; -1: the log
+         *         has it
          * @param session  number of the session that the change was sent in
          */
         void add(Change change, long welcomes, long session);
@@ -36,7 +37,7 @@ final class Outcomes {
     private final Supplier<String> agent;
 
     /**
-     * @param holds whether this member still owns the partition as when the stamp was made
+     * @param holds whether this member has owned the partition since the stamp was made
      * @param agent name of the agent, for messages
      */
     Outcomes(Doubts doubts, Predicate<PartitionStamp> holds, Supplier<String> agent) {
@@ -49,7 +50,7 @@ final class Outcomes {
      * Ends an append without an answer. Its changes get {@link OutcomeUnknown} if it may be in the
      * log, else {@link NotAppended}.
      *
-     * @param welcomes how many welcomes had come when it was sent
+     * @param welcomes how many welcomes there had been when it was sent
      */
     void fail(InFlightAppend append, boolean mayBeInLog, long welcomes, IOException cause) {
         if (mayBeInLog) {
@@ -75,10 +76,10 @@ final class Outcomes {
     }
 
     /**
-     * Gives an outcome to the changes of an append that a new welcome decides. The rest is
-     * certainly not in the log, and may be sent again.
+     * Ends the changes of an append that a new welcome decides. The rest is certainly not in the
+     * log, and may be sent again.
      *
-     * @param welcomes how many welcomes had come when the append was sent
+     * @param welcomes how many welcomes there had been when the append was sent
      * @param cause    why it has no answer
      */
     void decide(InFlightAppend append, SessionInfo now, long welcomes, IOException cause) {
@@ -126,7 +127,8 @@ final class Outcomes {
      * @param displaced whether this member has left the cluster of the stamp, or was left out
      * @throws NotAppended    none of the changes happened
      * @throws OutcomeUnknown some may have happened
-     * @throws RetryableHazelcastException a partition changed hands; Hazelcast repeats the changes
+     * @throws RetryableHazelcastException a partition got another owner; Hazelcast repeats the
+     *         changes
      */
     void conclude(PendingAppend pending, Predicate<PartitionStamp> displaced) {
         List<Change> changes = pending.changes;
@@ -145,16 +147,16 @@ final class Outcomes {
     }
 
     /**
-     * The partition moved away during the append, and may have returned. Hazelcast would accept the
-     * change, but in the log it has the stamp of a former owner, and a rewrite may void it.
+     * The partition migrated during the append, and may have returned. Hazelcast would accept the
+     * change. But in the log it has the stamp of a former owner, and a rewrite may void it. So
      * Hazelcast repeats the change, which gets a new stamp.
      */
     private RuntimeException movedMeanwhile(List<Change> changes, Change moved,
                                             Predicate<PartitionStamp> displaced) {
         inLog(changes);
         if (displaced.test(moved.stamp)) {
-            // This member leaves its cluster: repeated, the change would be refused as if it had
-            // never been made.
+            // This member leaves its cluster. A repeated change would be refused as if it had never
+            // been made.
             return new OutcomeUnknown(map(moved) + "the change is in the log, but this member is"
                     + " leaving its cluster; " + SETTLING, null);
         }
@@ -214,7 +216,7 @@ final class Outcomes {
         return text == null || text.isBlank() ? cause.getClass().getSimpleName() : text;
     }
 
-    /** Whether the agent says that this member may not write: there is a newer view without it. */
+    /** Whether the agent refuses this member because there is a newer view without it. */
     static boolean isVoid(IOException e) {
         return e instanceof AgentError error && error.code().equals(AgentError.VOID);
     }

@@ -6,7 +6,7 @@ import java.util.UUID;
  * Where and when a change was made. {@link OrderGuard} makes stamps.
  *
  * @param clusterId   cluster of the member that sends the change
- * @param member      UUID of that member when it made the change: a merge gives it another one
+ * @param member      UUID of that member when it made the change; after a merge it has another one
  * @param partition   partition of the key
  * @param version     version of the partition, as Hazelcast counts it
  * @param order       second number of the change's order: version and turn

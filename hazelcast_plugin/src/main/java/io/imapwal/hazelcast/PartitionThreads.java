@@ -12,7 +12,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.function.IntConsumer;
 
-/** Runs something on the threads of partitions, between their operations. */
+/** Runs actions on the threads of partitions, between their operations. */
 final class PartitionThreads {
     private final NodeEngine nodeEngine;
 
@@ -21,9 +21,9 @@ final class PartitionThreads {
     }
 
     /**
-     * Waits for it: never on a partition's thread.
+     * Waits for the action, so it must not be called on a partition's thread.
      *
-     * @return on how many partitions it is not done after the time; it is done there later
+     * @return on how many partitions the action has not run in this time; it runs there later
      */
     long run(Collection<Integer> partitions, IntConsumer action, long seconds)
             throws InterruptedException {

@@ -17,9 +17,9 @@ final class PendingAppend {
      */
     int taken;
     /**
-     * How many changes have no outcome yet. The thread that has their append changes it: all
-     * changes of a caller that are under way at one time are in one append, because a second append
-     * is never sent after one of {@link AppendQueue#MAX_APPEND_CHANGES}.
+     * How many changes have no outcome yet. The thread that has their append changes it. All
+     * changes of a caller that are in flight at one time are in one append, because no second
+     * append is sent after one of {@link AppendQueue#MAX_APPEND_CHANGES}.
      */
     private int open;
     private int appended;
@@ -53,7 +53,7 @@ final class PendingAppend {
         return leads;
     }
 
-    /** How many of the changes were acknowledged, also if others failed. */
+    /** How many of the changes were acknowledged. Others may have failed. */
     int appended() {
         return appended;
     }
@@ -98,7 +98,7 @@ final class PendingAppend {
     }
 
     /**
-     * Makes the waiting caller the leader; the caller of this method then unparks it. The window's
+     * Makes the waiting caller the leader. The caller of this method then unparks it. The window's
      * lock is held, so that no other thread finds it done first.
      */
     void lead() {

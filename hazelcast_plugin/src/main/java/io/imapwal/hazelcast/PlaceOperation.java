@@ -19,9 +19,9 @@ import java.util.List;
 import java.util.UUID;
 
 /**
- * Gives the changes that a transaction makes in one partition their place in the order. Runs on the
- * partition's owner, which makes no other change of these keys until it knows the outcome of the
- * transaction. Returns the place.
+ * Gives the changes of a transaction in one partition their place in the order, and returns the
+ * place. It runs on the partition's owner, which makes no other change of these keys until it knows
+ * the outcome of the transaction.
  */
 public final class PlaceOperation extends Operation implements IdentifiedDataSerializable {
     private UUID transaction;
@@ -75,7 +75,7 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
 
     /**
      * A member that does not know the view may have been left out of it. Then the partition has
-     * another owner, and a place from here could be older than changes of that owner.
+     * another owner, and a place from this member could be older than changes of that owner.
      */
     private void requireView(AgentLink link, WalPlugin plugin) {
         SessionInfo session = link == null ? null : link.session();

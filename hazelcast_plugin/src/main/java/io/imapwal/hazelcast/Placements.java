@@ -10,7 +10,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 
 /**
- * The keys of this member's partitions that transactions are changing now, and the state of each.
+ * The keys in this member's partitions that transactions are changing now, with the state of each.
  *
  * <pre>
  *            PlaceOperation          the coordinator has logged the transaction
@@ -66,7 +66,7 @@ final class Placements {
         placements.put(new Key(map, key), placed);
     }
 
-    /** @return false: the key was changed or settled since, or had another owner then */
+    /** @return false: the key was changed or settled since then, or had another owner then */
     boolean setLogged(String map, Data key, UUID transaction, Data value) {
         Placement now = placements.computeIfPresent(new Key(map, key),
                 (each, known) -> known.transaction.equals(transaction) ? known.loggedAs(value)
@@ -91,17 +91,18 @@ final class Placements {
             throw busy(map);
         }
         if (!guard.isPresentVersion(known.partition, known.order)) {
-            // A backup has moved since, and the owner may have logged changes with the new version.
-            // A rewrite that saw those takes older ones for those of a former owner: it is logged
-            // again. Its place stays, in case that has to be repeated.
+            // A backup has moved since then, and the owner may have logged changes with the new
+            // version. A rewrite that has read these would take older ones for changes of a former
+            // owner, so the change is logged again. Its place stays, in case that has to be
+            // repeated.
             return false;
         }
-        // A later change, or what an interceptor made of this one: logged with a later order.
+        // A later change, or this one changed by an interceptor: it is logged with a later order.
         placements.remove(each, known);
         return value == null ? known.value == null : value.equals(known.value);
     }
 
-    /** @return whether it was there: memory was not set through the map store */
+    /** @return whether it was there, so that memory was not set through the map store */
     boolean remove(String map, Data key, UUID transaction) {
         Key each = new Key(map, key);
         Placement known = placements.get(each);
@@ -151,7 +152,7 @@ final class Placements {
         return placements.values().stream().anyMatch(each -> each.partition == partition);
     }
 
-    /** The keys whose transaction that member was to log. */
+    /** The keys whose transaction that member coordinates. */
     List<Left> of(UUID coordinator) {
         List<Left> left = new ArrayList<>();
         placements.forEach((key, each) -> {

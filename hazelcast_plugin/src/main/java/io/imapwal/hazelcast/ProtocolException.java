@@ -3,8 +3,8 @@ package io.imapwal.hazelcast;
 import java.io.IOException;
 
 /**
- * The other side sent what {@code docs/protocol.md} does not know: a fault of one of the two
- * programs, or not an agent at all.
+ * The other end sent something that {@code docs/protocol.md} does not allow. One of the two
+ * programs has a bug, or the other end is not an agent.
  */
 final class ProtocolException extends IOException {
     private static final long serialVersionUID = 1L;

@@ -13,11 +13,11 @@ import java.lang.reflect.Method;
 import java.util.Arrays;
 
 /**
- * A dict, tuple, set or object of a Python client: hazelcast-python-client pickles whatever has no
- * counterpart in Java.
+ * A dict, tuple, set or object of a Python client. hazelcast-python-client pickles values of types
+ * that Java does not have.
  *
- * <p>To a member without a map store such a value is bytes. With one, Hazelcast turns it into an
- * object first, for which no serializer is registered; this is that object: the same bytes, which
+ * <p>A member without a map store handles such a value as bytes. With a map store, Hazelcast first
+ * makes an object of it, and has no serializer for that. This is that object: the same bytes, which
  * are never decoded.
  */
 final class PythonPickle {
@@ -30,10 +30,10 @@ final class PythonPickle {
         this.pickle = pickle;
     }
 
-    /** Once per member. A serializer of the user's for this type stays. */
+    /** Called once per member. If the user has a serializer for this type, that one stays. */
     static void register(InternalSerializationService serialization, ILogger logger) {
         try {
-            // The public way takes positive type ids only.
+            // The public method accepts positive type ids only.
             Method register = AbstractSerializationService.class.getDeclaredMethod("safeRegister",
                     Class.class, Serializer.class);
             register.setAccessible(true);
@@ -66,7 +66,7 @@ final class PythonPickle {
             return TYPE_ID;
         }
 
-        /** The client writes a string: a length and bytes, as a byte array has them. */
+        /** The client writes a string in the form of a byte array: a length and bytes. */
         @Override
         public PythonPickle read(ObjectDataInput in) throws IOException {
             return new PythonPickle(in.readByteArray());

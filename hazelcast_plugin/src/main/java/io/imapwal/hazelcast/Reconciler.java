@@ -7,7 +7,6 @@ import com.hazelcast.map.impl.MapService;
 
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
@@ -20,32 +19,32 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Makes memory equal to the log, for keys whose last change had an unknown outcome.
+ * Makes memory equal to the log for keys in doubt.
  *
- * <p>First it needs a new welcome: from then on the agent appends nothing more of the old
- * connection, and a request above its last one is certainly not in the log, so memory is already
- * correct. For the rest a {@link SettleProcessor} runs at the owner of the key. After a clear, the
- * partition is compared with the log as a whole. It is retried until it succeeds. The thread runs
- * only while there is something to settle.
+ * <p>First it needs a new welcome. From then on the agent appends nothing more of the old
+ * connection. A request above the last one of the welcome is certainly not in the log, so memory is
+ * already correct. For the rest, a {@link SettleProcessor} runs on the owner of the key. After a
+ * clear, the whole partition is compared with the log. The reconciler retries until it succeeds.
+ * Its thread runs only while there is something to settle.
  *
- * <p>Until then the log may hold a key that memory lacks, and Hazelcast acknowledges the removal of
- * an absent key without a change to log: code that finds a key absent must ask {@link #inDoubt}
+ * <p>Until then the log may have a key that memory lacks. Hazelcast acknowledges the removal of an
+ * absent key without a change to log. So code that finds a key absent must ask {@link #inDoubt}
  * first.
  */
 final class Reconciler {
     /**
-     * Each caller adds a key at most and then waits for an agent that answers, so more are a sign
-     * of another problem.
+     * Each caller adds at most one key, and then waits for an agent. More keys are a sign of
+     * another problem.
      */
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
     /**
-     * A key needs longer only if it is locked: the other keys are settled meanwhile, and the next
-     * round tries this one again.
+     * A key needs longer only if it is locked. The other keys are settled meanwhile, and the next
+     * round retries this one.
      */
     private static final long TURN_MS = 200;
 
-    /** Hazelcast repeats an operation for so long: 250 times, with pauses of half a second. */
+    /** Hazelcast repeats an operation for this time: 250 times, with pauses of half a second. */
     private static final long REPEAT_NANOS = TimeUnit.SECONDS.toNanos(130);
 
     private final WalPlugin plugin;
@@ -67,9 +66,9 @@ final class Reconciler {
     }
 
     /**
-     * @param welcomes    how many welcomes the link had then; -1: the change is in the log
+     * @param welcomes    how many welcomes the link had had then; -1: the change is in the log
      * @param transaction that the change is a part of; or null
-     * @param lost        a lost member was to log it
+     * @param lost        its transaction was coordinated by a lost member
      */
     private record Doubt(AgentLink link, long welcomes, long session, long request,
             UUID transaction, boolean lost) {
@@ -88,13 +87,13 @@ final class Reconciler {
                 new Doubt(link, welcomes, session, change.request, change.transaction, false));
     }
 
-    /** The key is changed by a transaction that a lost member was to log. */
+    /** A transaction that a lost member coordinated changes the key. */
     synchronized void addLost(AgentLink link, String map, Data key, UUID transaction) {
         add(link, new Key(map, key, partition(key)), new Doubt(link, -1, 0, 0, transaction, true));
     }
 
     /**
-     * The log may be newer than memory, and no change is under way.
+     * The log may be newer than memory, and no change is in flight.
      *
      * @param transaction that changed the key; or null
      */
@@ -113,8 +112,8 @@ final class Reconciler {
             return;
         }
         Doubt former = doubts.get(key);
-        // Two doubts of one key: whichever is in the log, the log decides; request 0 is always at
-        // or below the last one.
+        // If a key is doubted twice, the log decides which change counts. Request 0 is never above
+        // the last one.
         doubts.put(key, former == null ? doubt
                 : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
                 doubt.transaction == null ? former.transaction : doubt.transaction, doubt.lost
@@ -127,7 +126,7 @@ final class Reconciler {
         }
     }
 
-    /** A map that was destroyed has no memory to settle; asking for it would create it again. */
+    /** A destroyed map has no memory to settle. An operation on it would create it again. */
     synchronized void forget(String map) {
         doubts.keySet().removeIf(key -> key.map.equals(map));
         settledNanos.keySet().removeIf(area -> area.map.equals(map));
@@ -138,18 +137,18 @@ final class Reconciler {
     }
 
     /**
-     * Whether no key at all is in doubt: cheap, since it is asked for each key that is not found in
-     * memory.
+     * Whether no key at all is in doubt. This is cheap, because it is called for each key that is
+     * not in memory.
      */
     boolean idle() {
         return thread == null;
     }
 
     /**
-     * Whether the outcome of this key's last change is still unknown. If so, nothing of it comes
-     * into the log after this has returned: the log may be asked.
+     * Whether the outcome of this key's last change is still unknown. If so, nothing of it is
+     * appended after this has returned, so the log may be read.
      *
-     * @throws LogUnavailable no agent answers, so the log cannot be asked
+     * @throws LogUnavailable no agent answers, so the log cannot be read
      */
     boolean inDoubt(String map, Data key) {
         if (idle()) {
@@ -166,7 +165,7 @@ final class Reconciler {
             shutOut(doubt);
         } catch (LogUnavailable e) {
             throw new LogUnavailable("map \"" + map
-                    + "\": whether the key is there is not known, its last change may be in the"
+                    + "\": whether the key exists is not known, its last change may be in the"
                     + " log: "
                     + Outcomes.reason(e), e.getCause());
         }
@@ -174,8 +173,8 @@ final class Reconciler {
     }
 
     /**
-     * Waits for a welcome after the doubt: from then on the agent takes nothing of the connection
-     * that the change was sent on.
+     * Waits for a welcome after the doubt. From then on the agent appends nothing of the connection
+     * on which the change was sent.
      */
     private static void shutOut(Doubt doubt) {
         if (doubt.link.welcomes() <= doubt.welcomes) {
@@ -183,16 +182,16 @@ final class Reconciler {
         }
     }
 
-    /** Whether the outcome of this key's last change is still unknown. Waits for nothing. */
+    /** Whether the outcome of this key's last change is still unknown. Does not wait. */
     boolean isDoubted(String map, Data key) {
         return !idle() && doubts(new Key(map, key, partition(key)));
     }
 
     /**
      * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
-     * be the first attempt of a change that Hazelcast has repeated, because the partition moved. If
-     * the repeated attempt is refused, the caller must not get an error that says that nothing was
-     * changed.
+     * be the first attempt of a change that Hazelcast has repeated because the partition migrated.
+     * If the repeated attempt is refused, the caller must not get an error that says that nothing
+     * was changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -214,8 +213,8 @@ final class Reconciler {
     }
 
     /**
-     * The maps with a change in this partition that may still come into the log, or with a clear
-     * that is to be settled.
+     * The maps with a change in this partition that may still be appended, or with a clear that is
+     * not settled yet.
      */
     synchronized Set<String> maps(int partition) {
         Set<String> maps = new HashSet<>();
@@ -228,8 +227,8 @@ final class Reconciler {
     }
 
     /**
-     * For each map, the keys in this partition for which the log may be newer than memory, while
-     * nothing more of them can come into the log.
+     * For each map, the keys in this partition for which the log may be newer than memory, and of
+     * which nothing more can be appended.
      */
     synchronized Map<String, List<Data>> changed(int partition) {
         Map<String, List<Data>> changed = new HashMap<>();
@@ -246,8 +245,8 @@ final class Reconciler {
     }
 
     /**
-     * Waits until no key is in doubt, at most as long as an operation on an unsettled partition
-     * waits. If a member leaves with keys in doubt, the next owners of their partitions settle
+     * Waits until no key is in doubt, at most as long as an operation waits for an unsettled
+     * partition. If a member leaves with keys in doubt, the next owners of their partitions settle
      * them.
      */
     void drain() {
@@ -317,7 +316,7 @@ final class Reconciler {
                     turn.done.get(waitMs, TimeUnit.MILLISECONDS);
                     turns.remove(key);
                     synchronized (this) {
-                        // Unless it was doubted again meanwhile.
+                        // If it was doubted again meanwhile, it stays.
                         doubts.remove(key, turn.doubt);
                         if (turn.doubt.welcomes < 0) {
                             settledNanos.put(new Area(key.map, key.partition), System.nanoTime());
@@ -362,7 +361,7 @@ final class Reconciler {
             throws IOException, InterruptedException {
         shutOut(doubt);
         if (doubt.lost) {
-            // From then on the log gets nothing that the lost member has sent.
+            // From then on nothing that the lost member has sent is appended.
             doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
@@ -375,8 +374,8 @@ final class Reconciler {
                     .invokeOnPartition(MapService.SERVICE_NAME, new DoubtOperation(key.map),
                         key.partition);
         }
-        // The agent may have to merge logs first: here, where no operation waits, not on the
-        // partition's thread.
+        // The agent may have to merge logs first. No operation waits for this thread, unlike for
+        // the partition's thread.
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);

@@ -21,11 +21,10 @@ import java.util.Properties;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * Makes all record stores of our maps, {@link LoggedRecordStore}, from the start of the member on.
+ * Makes all record stores of our maps, {@link LoggedRecordStore}, from the start of the member.
  *
- * <p>Hazelcast has no public API for this. Its own load asks all partitions. So each map gets a
- * record store in each of them (0.9 MB for an empty map), and one member reads all keys for the
- * others.
+ * <p>Hazelcast has no public API for this. Its own load uses all partitions: each map gets a record
+ * store in each of them (0.9 MB for an empty map), and one member reads all keys for the others.
  */
 final class RecordStores {
     /** For a user's {@code loadAll}. */
@@ -37,7 +36,7 @@ final class RecordStores {
     private RecordStores() {
     }
 
-    /** Whether this version of Hazelcast lets us make them. */
+    /** Whether the plug-in can make them in this version of Hazelcast. */
     static boolean possible() {
         return KEY_LOADER != null && CONSTRUCTORS != null && MAPS != null && MANAGED != null;
     }
@@ -60,7 +59,7 @@ final class RecordStores {
         }
     }
 
-    /** Starts Hazelcast's map service, and then replaces what makes record stores. */
+    /** Starts Hazelcast's map service, and then replaces its constructors of record stores. */
     private record Begin(ManagedService hazelcasts, MapService service) implements ManagedService {
         @Override
         public void init(NodeEngine nodeEngine, Properties properties) {
@@ -109,9 +108,8 @@ final class RecordStores {
     }
 
     /**
-     * The record stores of one partition by map. Hazelcast carries out {@code clear} only if there
-     * is one. So a partition that waits gets one as soon as an operation asks, and the operation
-     * waits.
+     * The record stores of one partition by map. Hazelcast runs {@code clear} only if there is one.
+     * So a partition that waits gets one as soon as an operation needs it, and the operation waits.
      */
     @SuppressWarnings("rawtypes")
     private static final class Maps extends ConcurrentHashMap<String, RecordStore> {
@@ -183,7 +181,7 @@ final class RecordStores {
             return store;
         }
 
-        /** As Hazelcast makes its own. */
+        /** Makes it as Hazelcast makes its own. */
         private RecordStore<?> ours(MapServiceContext context, MapContainer map,
                 WalMapStore mapStore) {
             int partition = container.getPartitionId();
@@ -208,7 +206,7 @@ final class RecordStores {
         }
     }
 
-    /** First the one that does not begin to load. */
+    /** The first one does not begin to load. */
     private static List<Field> constructors() {
         Field plain = Reflection.field(PartitionContainerImpl.class,
                 "recordStoreConstructorSkipLoading");

@@ -2,7 +2,7 @@ package io.imapwal.hazelcast;
 
 import java.lang.reflect.Field;
 
-/** Access to what Hazelcast has no public API for. */
+/** Access to parts of Hazelcast that have no public API. */
 final class Reflection {
 
     private Reflection() {
@@ -16,7 +16,7 @@ final class Reflection {
                 field.setAccessible(true);
                 return field;
             } catch (NoSuchFieldException e) {
-                // perhaps in its superclass
+                // Perhaps its superclass has it.
             } catch (RuntimeException e) {
                 return null;
             }

@@ -10,7 +10,7 @@ import java.io.IOException;
 import java.util.UUID;
 
 /**
- * Tells a member that a transaction was not logged, and never will be: its keys can be changed
+ * Informs a member that a transaction was not logged, and never will be. Its keys can be changed
  * again.
  */
 public final class ReleaseOperation extends Operation implements IdentifiedDataSerializable {

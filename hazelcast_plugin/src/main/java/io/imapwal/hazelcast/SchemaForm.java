@@ -18,15 +18,15 @@ import java.util.Set;
 /**
  * The bytes of a Compact schema in the log, as Hazelcast writes them in big-endian byte order.
  *
- * <p>They come from storage and from an agent. Hazelcast's own reader makes an object of any class
- * that the bytes name, so it runs code that their author chose. Here anything but a schema is
- * refused.
+ * <p>They are read from storage or from an agent. Hazelcast's own reader makes an object of any
+ * class that the bytes name, so it runs code that their author chose. This class refuses everything
+ * but a schema.
  */
 final class SchemaForm {
-    /** A schema of 10,000 fields takes less. The agent has the same limit. */
+    /** A schema of 10,000 fields has less. The agent has the same limit. */
     static final int BYTES_MAX = 256 * 1024;
     private static final byte IDENTIFIED = 1;
-    /** Each field has at least the length of its name and its kind. */
+    /** Each field has at least the length of its name, and its kind. */
     private static final int FIELD_BYTES_MIN = 2 * Integer.BYTES;
     @SuppressWarnings("deprecation")
     private static final Set<FieldKind> NOT_COMPACT =
@@ -56,7 +56,10 @@ final class SchemaForm {
         return to.array();
     }
 
-    /** @throws ProtocolException not the schema with this id; the text has the reason and byte */
+    /**
+     * @throws ProtocolException these are not the schema with this id; the text has the reason and
+     * the byte
+     */
     static Schema read(long schemaId, byte[] bytes) throws ProtocolException {
         if (bytes.length > BYTES_MAX) {
             throw new ProtocolException("it takes " + bytes.length + " bytes, and at most "

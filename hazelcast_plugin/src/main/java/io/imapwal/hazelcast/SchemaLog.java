@@ -13,12 +13,12 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * The Compact schemas of a cluster, which live in no member's class path: logged before the first
- * entry that needs them, registered again before a load.
+ * The Compact schemas of a cluster, which no member has in its class path. They are logged before
+ * the first entry that needs them, and registered again before a load.
  *
  * <p>A schema may be anywhere inside a value, so values are not searched. If this member has
- * serialized a value, its schema service has the schema; each append asks only whether the size of
- * the service changed.
+ * serialized a value, its schema service has the schema. Each append only checks whether the number
+ * of schemas in the service has changed.
  */
 final class SchemaLog {
     private final MemberSchemaService service;
@@ -31,7 +31,7 @@ final class SchemaLog {
         this.logger = nodeEngine.getLogger(SchemaLog.class);
     }
 
-    /** Which schemas one log has; used by one thread at a time. */
+    /** Which schemas one log has. Used by one thread at a time. */
     final class Logged {
         private final Set<Long> ids = new HashSet<>();
         /** Refused schemas are not sent again: they would keep other changes out of the log. */
@@ -39,8 +39,8 @@ final class SchemaLog {
         private int size;
 
         /**
-         * Schemas that the log lacks. The size is read first: a schema that is added meanwhile is
-         * found the next time.
+         * Schemas that the log lacks. The size is read first, so a schema that is added meanwhile
+         * is found the next time.
          */
         List<Schema> missing() {
             Collection<Schema> all = service.getAllSchemas();

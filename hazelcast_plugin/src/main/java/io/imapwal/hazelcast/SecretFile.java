@@ -17,9 +17,9 @@ import java.util.Deque;
 import java.util.Map;
 
 /**
- * Reads a file of secrets, which only root or the user of this process may have written. Whoever
- * owns the file, or may write to a folder above it, decides what it says. So each part of the path
- * is checked, through symbolic links. The rules, and their reasons, are those of
+ * Reads a file of secrets, which only root or the user of this process may have written. The owner
+ * of the file, and users that may write to a folder above it, decide its content. So each part of
+ * the path is checked, through symbolic links. The rules, and their reasons, are those of
  * {@code imap_wal/security/secret_files.py}.
  */
 final class SecretFile {
@@ -141,8 +141,8 @@ final class SecretFile {
     }
 
     /**
-     * The number of the user of this process. {@code user.name} can be set by anybody who starts
-     * the JVM, and is unknown for a number without a name.
+     * The number of the user of this process. {@code user.name} is not used: everyone who starts
+     * the JVM can set it, and it is unknown for a number without a name.
      */
     static int user() throws IOException {
         Path self = Path.of("/proc/self");

@@ -6,20 +6,19 @@ import java.util.Map;
 import java.util.UUID;
 
 /**
- * What the agent said to a hello.
+ * The agent's answer to a hello.
  *
- * @param clusterId     the cluster id the hello carried; changes made under another one need
- *                      another hello
- * @param member        the member UUID that it carried; likewise
+ * @param clusterId     the cluster id in the hello; changes with another one need another hello
+ * @param member        the member UUID in the hello; likewise
  * @param node          the agent's node name
  * @param session       from the node's manifest; the same for every hello of one plug-in start in
  *                      one view
  * @param incarnation   of this cluster id: the view
  * @param lastRequest   highest request of this session that is durable
  * @param former        of sessions in earlier views: the last request that counts
- * @param maxValueBytes largest value the agent takes; 0: it did not say
- * @param maxMessageBytes largest message; it disconnects a member that sends a larger one. 0: it
- *                        did not say
+ * @param maxValueBytes largest value that the agent accepts; 0: unknown
+ * @param maxMessageBytes largest message that it accepts; it disconnects a member that sends a
+ *                        larger one. 0: unknown
  */
 record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
         long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
@@ -41,7 +40,7 @@ record SessionInfo(UUID clusterId, UUID member, String node, long session, long 
     }
 
     /**
-     * The highest request of that session that is in the log and counts; -1: the agent did not say.
+     * The highest request of that session that is in the log and counts; -1: unknown.
      */
     long counted(SessionInfo earlier) {
         if (!node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {

@@ -16,7 +16,7 @@ import java.util.List;
 /**
  * Compares entries of the log with memory, on the partition's thread, and changes memory and its
  * backups where they differ. With the last entries it removes what the log does not have, and
- * operations may continue. It runs on the member that made it and nowhere else.
+ * operations may continue. It runs only on the member that made it.
  */
 final class SettleOperation extends MapOperation implements PartitionAwareOperation,
         MutatingOperation, BackupAwareOperation {
@@ -44,7 +44,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
                     + " has another owner by now");
         }
         comparison.requireNext(part);
-        // Also those that were added since, while some of the entries are in memory.
+        // Also indexes that were added since then, while only some of the entries are in memory.
         state.holdIndexes(getPartitionId());
         if (!comparison.begun()) {
             comparison.begin(recordStore);
@@ -53,7 +53,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
         corrections = comparison.set(recordStore, entries,
                 getNodeEngine().getSerializationService(), getCallerAddress());
         if (comparison.unreadable > 0) {
-            // Reads of these keys then ask the log and fail with the reason. Other keys work.
+            // Reads of these keys then read the log, and fail with the reason. Other keys work.
             state.wholeness().evicted(getPartitionId());
         }
         comparison.compared();
@@ -111,7 +111,7 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
 
     @Override
     protected void writeInternal(ObjectDataOutput out) {
-        // The partition was moved to another member while this waited for its thread.
+        // The partition migrated to another member while this waited for its thread.
         throw new UnsupportedOperationException("a settlement runs on the member that began it");
     }
 

@@ -18,19 +18,19 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Sets a key to what the log says, on the key's owner, atomically with all other changes of the
- * key: those before it are in the log that it reads, those after it come after.
+ * Sets a key in memory from the log, on the key's owner. No other change of the key runs at the
+ * same time: earlier changes are in the log that it reads, and later ones are newer.
  *
- * <p>Setting appends the same value once more, with a newer order. This is the cost of a public
- * interface that keeps backups, indexes, listeners and near caches correct. Only keys in doubt have
- * it.
+ * <p>This appends the same value once more, with a newer order. It is the cost of a public
+ * interface that keeps backups, indexes, listeners and near caches correct, and only keys in doubt
+ * have it.
  */
 public final class SettleProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
         IdentifiedDataSerializable {
     private String map;
     private Data key;
-    /** The transaction that the change in doubt is a part of; or null. */
+    /** The transaction of the change in doubt; or null. */
     private UUID transaction;
     private transient HazelcastInstance instance;
     private transient OnBackup backup;
@@ -109,7 +109,8 @@ public final class SettleProcessor
     }
 
     /**
-     * The same on a backup, which gets the value with the operation and does not ask its own agent.
+     * Does the same on a backup, which gets the value with the operation and does not read from its
+     * own agent.
      */
     public static final class OnBackup
             implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
@@ -137,7 +138,7 @@ public final class SettleProcessor
             if (value == null) {
                 entry.setValue(null);
             } else {
-                // 0 means without expiry, in Hazelcast too
+                // 0 means without expiry, in Hazelcast too.
                 long ttlMs = expiresAtMs == 0 ? 0
                         : Math.max(1, expiresAtMs - System.currentTimeMillis());
                 ((ExtendedMapEntry<Object, Object>) entry).setValue(

@@ -16,8 +16,8 @@ import java.util.concurrent.Future;
 /**
  * Makes the memory of some partitions of one map agree with the log. It reads all their keys and
  * values, and compares them on the partitions' threads while it reads more. Former owners must not
- * be able to append any more. It needs memory for the entries in flight, and for the keys in
- * memory.
+ * be able to append any more. It needs memory for the entries that it has read and not compared
+ * yet, and for the keys in memory.
  */
 final class Settlement {
     private static final int PART_ENTRIES = 1000;
@@ -49,7 +49,7 @@ final class Settlement {
     /**
      * Returns when all partitions are settled.
      *
-     * @param reader null: the log has nothing of the map
+     * @param reader null: the log has no entries of the map
      * @throws ExecutionException some are not settled; the others are
      */
     void run(AgentReader reader) throws IOException, InterruptedException, ExecutionException {
@@ -60,8 +60,7 @@ final class Settlement {
         for (Comparison comparison : comparisons.values()) {
             List<AgentReader.Entry> rest = waiting.remove(comparison.partition);
             if (rest == null && !comparison.sent() && state.empty(comparison.partition)) {
-                // Neither the log nor memory has anything. Many maps have entries in few
-                // partitions.
+                // Neither the log nor memory has entries. Many maps have entries in few partitions.
                 empty.add(comparison.partition);
             } else {
                 send(comparison.partition, rest == null ? List.of() : rest, true);
@@ -74,7 +73,7 @@ final class Settlement {
         }
     }
 
-    /** Uses no operation, because that would make a record store in each of them. */
+    /** Uses no operation, because an operation would make a record store in each of them. */
     private void settleEmpty(List<Integer> empty) throws InterruptedException {
         if (state.isIndexed()) {
             new PartitionThreads(plugin.nodeEngine()).run(empty, this::settleEmpty, EMPTY_WAIT_S);
@@ -84,7 +83,7 @@ final class Settlement {
     }
 
     private void settleEmpty(int partition) {
-        // Otherwise entries have arrived since, and it is settled again.
+        // Otherwise entries have arrived since then, and it is settled again.
         if (state.size(partition) == 0) {
             state.settled(comparisons.get(partition));
         }
@@ -157,7 +156,7 @@ final class Settlement {
                 .setTryCount(TRIES).setTryPauseMillis(TRY_PAUSE_MS).invoke(), bytes));
     }
 
-    /** Waits until no more than this many bytes are in flight to their partitions. */
+    /** Waits until at most this many bytes wait to be compared. */
     private void await(long bytes) throws InterruptedException {
         while (!sent.isEmpty() && (bytes == 0 || sentBytes > bytes)) {
             Sent first = sent.poll();

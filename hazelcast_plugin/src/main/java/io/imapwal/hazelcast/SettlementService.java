@@ -33,34 +33,34 @@ import java.util.stream.IntStream;
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * Knows how this member became the owner of each of its partitions. For each map, those that it did
- * not get whole from their former owner are settled from the log.
+ * Finds how this member became the owner of each of its partitions. For each map, partitions that
+ * it did not get whole from their former owner are settled from the log.
  *
  * <pre>
  *  became owner by                 seen as                         state of the partition
  *  the first assignment            no event                        not whole: settled at first use
  *  assignment of a lost partition  no event                        not whole: settled at first use
- *  migration                       a commit after a CarriedState   whole, if that says so
+ *  migration                       a commit after a CarriedState   whole, if it has the map
  *  promotion of a backup           a commit without CarriedState   gained by loss: settled at once
  * </pre>
  *
- * The callbacks come on the partition's thread, while no operation of the partition runs.
+ * Hazelcast calls this class on the partition's thread, while no operation of the partition runs.
  */
 public final class SettlementService implements ManagedService, MigrationAwareService,
         MembershipAwareService {
     static final String NAME = "io.imapwal:settlement";
 
-    /** Maps that a migration has opened at the same time, each by a thread. */
+    /** How many maps a migration opens at the same time, each with a thread. */
     private static final int OPENED_AT_ONCE = 16;
 
-    /** A part of a split network claims its view in this time after it has noticed the loss. */
+    /** A part of a split network claims its view within this time after it has noticed the loss. */
     private static final long CLAIM_MS = 500;
 
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
-    /** A view of the cluster without them is needed. */
+    /** The members without which a view is needed. */
     private final Departures departures;
 
     SettlementService(NodeEngine nodeEngine) {
@@ -86,8 +86,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * This member leaves its cluster for another one: it owns nothing, and starts like a new
-     * member. A member that left the former cluster may be in the next one, with the same UUID: a
+     * This member leaves its cluster for another one. It owns nothing, and starts like a new
+     * member. A member that left the former cluster may be in the next one with the same UUID: a
      * half that is left out of a view counts the other half as lost.
      */
     @Override
@@ -102,7 +102,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void shutdown(boolean terminate) {
-        // the plug-in's own listener does it
+        // The plug-in's own listener does it.
     }
 
     /** The members that have left or were replaced as owners: they may not write any more. */
@@ -111,8 +111,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * Also before the commit of a promotion: Hazelcast accepts reads as soon as the partition table
-     * names this member.
+     * Also true before the commit of a promotion: Hazelcast accepts reads as soon as the partition
+     * table names this member.
      */
     boolean isOwner(int partition) {
         return partitions.getPartition(partition, false).isLocal();
@@ -137,11 +137,11 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     }
 
     /**
-     * A partition comes to this member when its agent is there, and the maps that have entries in
-     * the partition are open here. Until then its owner keeps it, and serves it.
+     * A partition migrates to this member when the agent answers, and the maps with entries in the
+     * partition are open here. Until then its owner keeps and serves it.
      *
-     * @throws RetryableHazelcastException they are being opened; Hazelcast migrates the partition
-     *                                     later
+     * @throws RetryableHazelcastException the maps are being opened; Hazelcast migrates the
+     *                                     partition later
      */
     void requireOpen(int partition, CarriedState carried) {
         if (carried.whole().isEmpty()) {
@@ -167,7 +167,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
 
     @Override
     public void memberAdded(MembershipServiceEvent event) {
-        // its partitions are migrated to it
+        // Its partitions are migrated to it.
     }
 
     @Override
@@ -175,8 +175,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         ClusterService cluster = ((NodeEngineImpl) nodeEngine).getClusterService();
         UUID removed = event.getMember().getUuid();
         if (!cluster.isJoined() || cluster.getMember(removed) != null) {
-            // It left the former cluster: Hazelcast reports this on another thread, perhaps after
-            // reset(). Within one cluster, a UUID is not used again.
+            // It left the former cluster. Hazelcast reports this on another thread, perhaps after
+            // reset(). In one cluster, a UUID is not used again.
             return;
         }
         departures.add(Set.of(removed));
@@ -311,8 +311,8 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         }
         plugin.states().forEach(state -> state.wholeness().forget(partition));
         for (String map : carried.whole()) {
-            // One that was destroyed meanwhile, or has nothing in the partition, is compared with
-            // the log at its next use here.
+            // A map that was destroyed meanwhile, or has no entries in the partition, is compared
+            // with the log at its next use here.
             if (plugin.state(map).isOpen()) {
                 plugin.state(map).wholeness().arrived(partition);
             }
@@ -329,7 +329,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         for (String map : carried.doubted()) {
             plugin.state(map).doubt(partition, carried.from());
         }
-        // Those that did not arrive whole.
+        // The maps that did not arrive whole.
         plugin.states().stream().filter(MapState::isOpen).forEach(state -> state.gained(partition));
         holdLater(partition);
         wake();

@@ -25,7 +25,7 @@ import java.util.concurrent.Future;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Commits what one transaction changes in maps with a log: all of it, or nothing.
+ * Commits the changes of one transaction in maps with a log: all of them, or none.
  *
  * <pre>
  *                                                              if it fails
@@ -37,7 +37,7 @@ import java.util.concurrent.TimeUnit;
  * </pre>
  */
 final class TransactionCommit {
-    /** At most, of the order that is sent with a change. */
+    /** The most bytes of the order that is sent with a change. */
     private static final int ORDER_BYTES = 40;
 
     private static final Field TTL = Reflection.field(TxnSetOperation.class, "ttl");
@@ -110,7 +110,7 @@ final class TransactionCommit {
     void log() {
         try {
             SessionInfo session = link.connect();
-            // An error of a key or a value is found before the owners block the keys.
+            // Errors of keys and values are found before the owners block the keys.
             List<byte[]> heads = heads(session);
             link.appendWhole(changes(heads, place(session), session));
         } catch (OutcomeUnknown e) {
@@ -149,7 +149,7 @@ final class TransactionCommit {
         Map<Integer, Long> places = new HashMap<>();
         RuntimeException failure = null;
         for (Map.Entry<Integer, Future<Long>> each : asked.entrySet()) {
-            // It waits for all of them: no owner may give a place after the keys were released.
+            // Waits for all of them: no owner may give a place after the keys were released.
             try {
                 places.put(each.getKey(), result(each.getValue()));
             } catch (ExecutionException | RuntimeException e) {
@@ -202,7 +202,7 @@ final class TransactionCommit {
             return data == null ? WalMapStore.NO_NAME
                     : WalMapStore.className(nodeEngine.toObject(data));
         } catch (RuntimeException | LinkageError e) {
-            // The class name is only a label, and perhaps only other members have the class.
+            // The class name is only a label. Perhaps only other members have the class.
             return WalMapStore.NO_NAME;
         }
     }
@@ -245,7 +245,7 @@ final class TransactionCommit {
                 + " them from the log: " + Outcomes.reason(cause), cause);
     }
 
-    /** An interrupt does not end the waiting. */
+    /** An interrupt does not end the wait. */
     private static <T> T result(Future<T> future) throws ExecutionException {
         boolean interrupted = false;
         try {
@@ -283,8 +283,8 @@ final class TransactionCommit {
     }
 
     /**
-     * Without this, all that waits for the keys, and the reconciler too, would wait until the locks
-     * expire.
+     * Otherwise the reconciler, and everything else that waits for the keys, would wait until the
+     * locks expire.
      */
     private void unlock(List<Part> some) {
         for (Part part : some) {

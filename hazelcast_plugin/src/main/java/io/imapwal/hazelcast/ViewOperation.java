@@ -5,7 +5,7 @@ import com.hazelcast.nio.ObjectDataOutput;
 
 import java.io.IOException;
 
-/** Asks a member which view the log of a map is in, as far as it knows. */
+/** Asks a member for the newest view of the log of a map that it knows. */
 public final class ViewOperation extends NamedMapOperation {
     private String asker;
     private long answer;

@@ -27,11 +27,11 @@ import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
 /**
- * One map's log on one member: a change returns when it is in the log, then Hazelcast changes
- * memory.
+ * Logs the changes of one map on one member. A call returns when the change is in the log. Then
+ * Hazelcast changes memory.
  *
- * <p>Keys and values are passed as Hazelcast {@link Data} in both directions: loading needs no
- * class of the user and keeps every byte.
+ * <p>Keys and values are Hazelcast {@link Data} in both directions, so loading needs no class of
+ * the user and keeps all bytes.
  */
 public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderLifecycleSupport {
     static final byte[] NO_NAME = {};
@@ -88,8 +88,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Forgets what is known about the map. Hazelcast calls this at a graceful shutdown too: only a
-     * user's {@code destroy} is logged.
+     * Forgets the state of the map. Hazelcast also calls this at a graceful shutdown. Only a user's
+     * {@code destroy} is logged.
      */
     @Override
     public void destroy() {
@@ -194,7 +194,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         plugin.settlements().wake();
     }
 
-    /** Memory has no key of the partition that could be cleared; the log may have some. */
+    /** Memory has no key of the partition that could be cleared. The log may have some. */
     void clearEvicted(int partition) {
         if (plugin.guard().onBackup(partition)) {
             return;
@@ -235,7 +235,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         link.append(changes);
     }
 
-    /** Whether a transaction has logged this very change. */
+    /** Whether a transaction has logged this change already. */
     private boolean isLogged(Object key, Object value) {
         Placements placements = plugin.placements();
         if (placements.none()) {
@@ -248,8 +248,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Null only for what is certainly absent: memory has all live keys of a partition that is
-     * whole, except where a change's outcome is unknown.
+     * Returns null only for keys that are certainly absent. Memory has all live keys of a whole
+     * partition, except keys in doubt.
      */
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
@@ -293,9 +293,10 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * Whether Hazelcast asks for what {@code getAll} did not find in memory, and not for what a
-     * user's {@code loadAll} wants back after evicting it. Hazelcast does not say which; {@code
-     * getAll} calls on the partition's thread, or with offload through {@code loadMultipleKeys}.
+     * Whether Hazelcast loads keys for {@code getAll}, which did not find them in memory, and not
+     * for a user's {@code loadAll} after an eviction. Hazelcast passes no such information. But
+     * {@code getAll} calls this on the partition's thread, or with offload through {@code
+     * loadMultipleKeys}.
      */
     private static boolean forGetAll() {
         return ThreadUtil.isRunningOnPartitionThread() || StackWalker.getInstance()
@@ -304,9 +305,9 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     }
 
     /**
-     * For a user's {@code loadAll}, after evicting. Maps are not restored in this way: Hazelcast
-     * ignores keys that did not reach their owner, and turns a failed load into one error and an
-     * empty partition.
+     * For a user's {@code loadAll} after an eviction. Maps are not restored in this way: Hazelcast
+     * ignores keys that did not reach their owner, and a failed load causes one error and an empty
+     * partition.
      */
     @Override
     public Iterable<Object> loadAllKeys() {
@@ -314,7 +315,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                 this::unavailable);
     }
 
-    /** What the log says now, on this member's agent. */
+    /** The newest entry of a key, read from this member's agent; null: none. */
     AgentReader.Entry newest(Data key) {
         try {
             List<AgentReader.Entry> entries = plugin.reader(settings)
@@ -356,11 +357,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         byte[] head = Change.head(mapUtf8, keyBytes, className(key), value, valueClass,
                 System.currentTimeMillis(),
                 expiresAtMs, partition);
-        // As late as possible: the stamp says who owns the partition when the change is queued.
+        // As late as possible: the stamp has the owner of the partition when the change is queued.
         return new Change(map, data, head, plugin.guard().take(partition));
     }
 
-    /** @throws NotAppended the agent would refuse them, and all that is in the same message */
+    /** @throws NotAppended the agent would refuse the message with this key and value */
     static void requireSize(String map, byte[] key, byte[] value, SessionInfo session,
             AgentLink link) {
         if (value != null && session != null && session.maxValueBytes() > 0 && key.length
@@ -382,7 +383,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
 
     private PartitioningStrategy<?> strategy() {
         if (!strategyKnown) {
-            // The map's container knows it, and does not exist yet when init runs.
+            // It is in the map's container, which does not exist yet when init runs.
             MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
             strategy = service.getMapServiceContext().getMapContainer(map)
                     .getPartitioningStrategy();
@@ -431,8 +432,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         if (config.getMaxIdleSeconds() > 0) {
             throw new InvalidConfigurationException("map \"" + map + "\": max-idle-seconds is "
                     + config.getMaxIdleSeconds()
-                    + "; imap-wal needs 0, because reads are not logged: the log cannot tell when"
-                    + " an entry was last used. Use time-to-live-seconds");
+                    + "; imap-wal needs 0, because reads are not logged, so the log does not"
+                    + " show when an entry was last used. Use time-to-live-seconds");
         }
     }
 }

@@ -8,8 +8,8 @@ import com.hazelcast.spi.impl.NodeEngine;
 import java.util.Properties;
 
 /**
- * What a member's configuration names as the {@code factory-class-name} of a {@code map-store}; map
- * names with wildcards work.
+ * The class that a member's configuration names as the {@code factory-class-name} of a {@code
+ * map-store}. Map names may have wildcards.
  *
  * <pre>{@code
  * map:
@@ -26,7 +26,8 @@ public final class WalMapStoreFactory implements MapStoreFactory<Object, Object>
     @Override
     @SuppressWarnings({"unchecked", "rawtypes"})
     public MapLoader<Object, Object> newMapStore(String mapName, Properties properties) {
-        // An EntryStore is a MapLoader of values with their expiry; Hazelcast asks with instanceof.
+        // An EntryStore is a MapLoader of values with their expiry. Hazelcast checks with
+        // instanceof.
         return (MapLoader) new WalMapStore();
     }
 

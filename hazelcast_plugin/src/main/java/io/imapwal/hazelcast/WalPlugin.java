@@ -29,8 +29,8 @@ import java.util.function.Supplier;
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * What all maps of one member share: links to agents, what is known about each map, the reconciler.
- * One per Hazelcast instance.
+ * The state that all maps of one member share: links to agents, the state of each map, the
+ * reconciler. There is one per Hazelcast instance.
  */
 final class WalPlugin {
     private static final String CONTEXT = "io.imapwal.hazelcast";
@@ -140,7 +140,7 @@ final class WalPlugin {
         return placements;
     }
 
-    /** What compares partitions with the log. */
+    /** Compares partitions with the log. */
     SettlementWorker settlements() {
         return settlements;
     }
@@ -175,7 +175,7 @@ final class WalPlugin {
         return localMaps;
     }
 
-    /** What is known about a map does not count any more: the next use reads the log again. */
+    /** Forgets the state of a map. The next use reads the log again. */
     void forget(String map) {
         state(map).close();
         reconciler.forget(map);
@@ -220,7 +220,7 @@ final class WalPlugin {
                 nodeEngine.getConfig().findMapConfig(map).getMapStoreConfig().getProperties());
     }
 
-    /** Sets a key in memory to what the log says of it, which has a change of that transaction. */
+    /** Sets a key in memory from the log, which has a change of that transaction. */
     void settle(String map, Data key, UUID transaction) {
         AgentLink link = linkOf(map);
         if (link != null) {
@@ -228,7 +228,10 @@ final class WalPlugin {
         }
     }
 
-    /** Sets the keys of transactions that the lost member was to log to what the log says. */
+    /**
+     * Sets keys in memory from the log, if the lost member coordinated a transaction that changes
+     * them.
+     */
     void settleTransactionsOf(UUID lost) {
         for (Placements.Left left : placements.of(lost)) {
             AgentLink link = linkOf(left.map());
@@ -243,14 +246,14 @@ final class WalPlugin {
      * failed.
      */
     void tellOthers(Supplier<Operation> what) throws InterruptedException {
-        List<Future<?>> told = new ArrayList<>();
+        List<Future<?>> sent = new ArrayList<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
-                told.add(nodeEngine.getOperationService()
+                sent.add(nodeEngine.getOperationService()
                         .invokeOnTarget(MapService.SERVICE_NAME, what.get(), member.getAddress()));
             }
         }
-        for (Future<?> each : told) {
+        for (Future<?> each : sent) {
             try {
                 each.get();
             } catch (ExecutionException e) {
@@ -275,11 +278,11 @@ final class WalPlugin {
     private void dropAll() {
         merging = true;
         placements.clear();
-        // Also maps that are not in memory here: what is known of them belongs to this cluster.
+        // Also maps that are not in memory here: their state belongs to this cluster.
         maps.keySet().forEach(localMaps::drop);
     }
 
-    /** Maps with the same agent share one link; the first one's timeouts hold for all. */
+    /** Maps with the same agent share one link, with the timeouts of the first one. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
                 agent -> new AgentLink(settings, identity(settings), guard, schemas, reconciler,
@@ -302,8 +305,8 @@ final class WalPlugin {
     }
 
     /**
-     * One for all connections to one endpoint: an agent gives a session to each, and two endpoints
-     * may be two names of one agent.
+     * One for all connections to one endpoint: an agent gives each identity a session, and two
+     * endpoints may be two addresses of one agent.
      */
     private AgentConnection.Identity identity(AgentSettings settings) {
         return identities.computeIfAbsent(settings.agent(), agent ->

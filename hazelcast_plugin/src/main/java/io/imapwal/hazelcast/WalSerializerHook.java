@@ -3,7 +3,7 @@ package io.imapwal.hazelcast;
 import com.hazelcast.internal.serialization.DataSerializerHook;
 import com.hazelcast.nio.serialization.DataSerializableFactory;
 
-/** Lets members send our operations to each other. */
+/** Makes the operations of the plug-in serializable between members. */
 public final class WalSerializerHook implements DataSerializerHook {
     static final int FACTORY_ID = -77_001;
     static final int STATUS = 2;

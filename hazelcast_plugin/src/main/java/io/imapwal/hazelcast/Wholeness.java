@@ -11,7 +11,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
- * What this member's memory holds of one map, for each partition that it owns.
+ * Whether this member's memory of one map agrees with the log, for each partition that it owns.
  *
  * <pre>
  * not whole ──▶ unsettled   first use of the map here; gained by loss; it arrived from a member
@@ -23,15 +23,15 @@ import java.util.concurrent.atomic.AtomicLongArray;
  * partial ──▶ unsettled     gained by loss
  * each ──▶ not whole        the partition leaves
  *
- * whole      what is not in memory is not in the log: load answers null without asking
- * partial    a key was evicted: load asks the log
+ * whole      keys that are not in memory are not in the log: load returns null at once
+ * partial    a key was evicted: load reads the log
  * unsettled  memory and log may differ: operations wait, and fail with LogUnavailable after
  *            settle-timeout-ms; while the map is loaded the first time, restore-timeout-ms after
  *            the last entries arrived
  * </pre>
  *
- * A partition is whole only after proof, and no longer after it has left: no event is needed for
- * safety.
+ * A partition is whole only after proof, and not after it has left. So safety does not depend on
+ * events.
  */
 final class Wholeness {
     private final String map;
@@ -47,21 +47,21 @@ final class Wholeness {
     }
 
     /**
-     * Why a partition has to be settled. Compared by identity: a settlement ends the reason that
-     * was there when it began, and no later one.
+     * Why a partition has to be settled. It is compared by identity: a settlement ends the reason
+     * that existed when it began, and no later one.
      */
     static final class Unsettled {
         private final long sinceNanos;
         /**
-         * The member that must have left before the partition is compared with the log; or null.
+         * The member that must leave before the partition is compared with the log; or null.
          */
         final UUID leaving;
         /** Nothing was lost: the map was not in memory here yet. */
         final boolean first;
         volatile String reason = "it is waiting for its turn";
         /**
-         * Operations wait, and every change that began before has ended: either the log has it, or
-         * it never will.
+         * Operations wait, and every change that began before has ended: the log has it, or never
+         * will.
          */
         volatile boolean quiet;
 
@@ -86,7 +86,7 @@ final class Wholeness {
         return unsettled.get(partition);
     }
 
-    /** All that has to be settled now. */
+    /** All partitions that have to be settled now. */
     Map<Integer, Unsettled> unsettled() {
         return Map.copyOf(unsettled);
     }
@@ -117,7 +117,7 @@ final class Wholeness {
     /**
      * Memory and log may differ from now on.
      *
-     * @param leaving the member that must have left before; or null
+     * @param leaving the member that must leave before it is settled; or null
      */
     void doubt(int partition, UUID leaving, boolean first) {
         unsettled.compute(partition, (id, former) -> {
@@ -131,9 +131,9 @@ final class Wholeness {
     }
 
     /**
-     * On the partition's thread: it is being compared with the log, and what was evicted before is
-     * loaded again. What is evicted from now on does not: Hazelcast evicts also where operations
-     * wait.
+     * Called on the partition's thread when a comparison with the log begins. The comparison loads
+     * what was evicted before. What is evicted from now on is not loaded: Hazelcast also evicts
+     * while operations wait.
      */
     void refill(int partition) {
         partial.remove(partition);
@@ -193,8 +193,8 @@ final class Wholeness {
     }
 
     /**
-     * Whether operations have waited so long that they now fail. Loading a large map may take any
-     * time, as long as entries arrive.
+     * Whether operations have waited so long that they now fail. While entries arrive, a large map
+     * may load for any time.
      */
     boolean overdue(int partition, AgentSettings settings) {
         Unsettled reason = unsettled.get(partition);

@@ -9,8 +9,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Supplier;
 
 /**
- * The connection of one member to its agent that changes use. It is opened when it is needed, and
- * greeted in the newest known view; the agent has the schemas of what is sent.
+ * The connection of one member to its agent for changes. It is opened when it is needed, and
+ * greeted in the newest known view. Schemas are logged before the changes that need them.
  */
 final class WriteConnection implements AgentWriter.Channel {
     private static final int BUFFER_BYTES = 64 * 1024;
@@ -40,7 +40,7 @@ final class WriteConnection implements AgentWriter.Channel {
 
     /**
      * @param agent   name of the agent, for messages
-     * @param refused is called when the agent says that this member may not write
+     * @param refused is called when the agent refuses this member because of a newer view
      */
     WriteConnection(AgentSettings settings, AgentConnection.Identity identity,
                     SchemaLog.Logged logged, Supplier<String> agent, Runnable refused,
@@ -63,7 +63,7 @@ final class WriteConnection implements AgentWriter.Channel {
         return welcomes;
     }
 
-    /** There is a newer view: what the agent said to an older one does not count. */
+    /** There is a newer view: answers of the agent in an older one do not count. */
     void learned() {
         learned = true;
     }
@@ -140,7 +140,7 @@ final class WriteConnection implements AgentWriter.Channel {
             refused.run();
         }
         pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
-        // A connect that hangs holds up callers for at most half of their time.
+        // A connect that hangs delays callers for at most half of their time.
         long pauseNanos = Math.max(TimeUnit.MILLISECONDS.toNanos(pauseMs), spentNanos);
         pausedUntilNanos = System.nanoTime() + pauseNanos;
         if (lastFailure == null
@@ -204,7 +204,8 @@ final class WriteConnection implements AgentWriter.Channel {
             if (!e.code().equals(AgentError.SCHEMA_REFUSED)) {
                 throw e;
             }
-            // The agent refuses all of them because of one. Sent one by one, the others are logged.
+            // The agent refuses all of them because of one. If they are sent one by one, the others
+            // are logged.
             for (Schema schema : missing) {
                 refusals += logSchema(schema, deadlineNanos) ? 0 : 1;
             }

@@ -15,12 +15,12 @@ import java.util.List;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A DEALER's end of one ZMTP 3.0 connection, enough to talk to one ROUTER, with every wait bounded.
- * With keys the mechanism is CURVE, else NULL.
+ * The DEALER's end of one ZMTP 3.0 connection to one ROUTER. Every wait has a limit. With keys the
+ * mechanism is CURVE, otherwise NULL.
  *
- * <p>It is not a library: the caller's thread writes and reads the socket itself, so that
- * a map operation needs no change of threads and no in-process socket pair. One
- * thread may receive while another sends.
+ * <p>It uses no ZeroMQ library. The caller's thread itself writes and reads the socket, so a map
+ * operation needs no change of threads and no in-process socket pair. One thread may receive while
+ * another sends.
  *
  * <pre>
  * greeting   FF 00 00 00 00 00 00 00 00 7F | 03 00 | mechanism, 20 bytes | as-server 00 | 31 zeros
@@ -60,7 +60,7 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    /** One thread's waiting for the socket. */
+    /** Lets one thread wait for the socket. */
     private static final class Waiter implements Closeable {
         private final Selector selector = Selector.open();
         private final SelectionKey key;
@@ -107,8 +107,8 @@ final class ZmtpConnection implements Closeable {
     }
 
     /**
-     * Bytes that the operating system took since the connection was opened: tells a message that
-     * never left from one that may have.
+     * Bytes that the operating system has accepted since the connection was opened. They show
+     * whether a part of a message may have been sent.
      */
     long written() {
         return written;
@@ -164,7 +164,7 @@ final class ZmtpConnection implements Closeable {
     }
 
     /**
-     * Asks for a PONG, which ZeroMQ at the other end sends without the agent; {@link #receive}
+     * Asks for a PONG, which ZeroMQ at the other end sends without the agent. {@link #receive}
      * counts it.
      */
     void ping(long deadlineNanos) throws IOException {
@@ -218,7 +218,7 @@ final class ZmtpConnection implements Closeable {
             try {
                 each.close();
             } catch (IOException e) {
-                // no thread waits for what is still in flight
+                // No thread waits for the bytes that are still in flight.
             }
         }
     }
@@ -293,12 +293,12 @@ final class ZmtpConnection implements Closeable {
                     + text(answer));
         }
         if (startsWith(answer, ascii("\5ERROR"))) {
-            // ZeroMQ says so what the agent's access rules decided.
+            // In this form ZeroMQ sends the decision of the agent's access rules.
             throw new AgentError(AgentError.NOT_ALLOWED, (curve == null
                     ? "the agent does not admit the user of this process: see allow_uids in"
                     + " agent.toml"
                     : "the agent does not admit the key of this member: see its file of clients")
-                    + "; the agent's log lines say whom it refused (" + text(answer) + ")");
+                    + "; the agent's log names the refused user or key (" + text(answer) + ")");
         }
         return answer;
     }
@@ -313,7 +313,7 @@ final class ZmtpConnection implements Closeable {
 
     private void command(byte[] body, long deadlineNanos) throws IOException {
         if (startsWith(body, ascii("\4PING"))) {
-            // PING: time to live (2), context (up to 16), which PONG repeats
+            // PING has a time to live (2 bytes) and a context (up to 16), which PONG repeats.
             byte[] name = ascii("\4PONG");
             int context = Math.max(0, body.length - 7);
             sendCommand(ByteBuffer.allocate(name.length + context).put(name)
@@ -353,7 +353,7 @@ final class ZmtpConnection implements Closeable {
                 need(1, deadlineNanos);
             }
             if (have == body.length) {
-                // grows with what arrives, so that a wrong size cannot take the heap
+                // It grows with what arrives, so that a wrong size cannot exhaust the heap.
                 body = Arrays.copyOf(body, (int) Math.min(size, body.length * 2L));
             }
             int part = Math.min(in.remaining(), body.length - have);

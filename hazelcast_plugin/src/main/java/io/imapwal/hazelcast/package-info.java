@@ -1,6 +1,6 @@
 /**
- * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads; the
- * log itself is the agent's.
+ * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads. The
+ * agent has the log itself.
  *
  * <pre>
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
@@ -22,6 +22,7 @@
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
  * </pre>
  *
- * One {@link io.imapwal.hazelcast.WalPlugin} per member holds what all its maps share.
+ * One {@link io.imapwal.hazelcast.WalPlugin} per member has the state that all its maps
+ * share.
  */
 package io.imapwal.hazelcast;

@@ -22,7 +22,7 @@ class AgentSettingsTest {
     }
 
     @Test
-    void aNameThatUtf8CannotHoldIsRefused() {
+    void mapNameWithoutUtf8FormIsRefused() {
         Properties properties = new Properties();
         properties.setProperty("agent", "ipc:///run/agent.sock");
         assertThrows(IllegalArgumentException.class, () ->
@@ -30,7 +30,7 @@ class AgentSettingsTest {
     }
 
     @Test
-    void anAgentIsEnough() {
+    void agentIsTheOnlyRequiredProperty() {
         AgentSettings settings =
                 AgentSettings.of("orders", properties("agent", " ipc:///run/a.sock "));
         assertEquals("/run/a.sock", settings.agent().path());
@@ -42,7 +42,7 @@ class AgentSettingsTest {
     }
 
     @Test
-    void everythingCanBeSaid() {
+    void allPropertiesAreRead() {
         AgentSettings settings = AgentSettings.of("orders",
                 properties("agent", "tcp://[::1]:7701", "timeout-ms", "1", "connect-timeout-ms",
                 "2", "restore-timeout-ms", "3", "read-through", "true", "restore-chunk", "4"));
@@ -58,7 +58,7 @@ class AgentSettingsTest {
         "timeout-ms,0", "timeout-ms,-1", "timeout-ms,5s", "timeout-ms,''", "connect-timeout-ms,x",
         "restore-timeout-ms,99999999999",
         "read-through,yes", "restore-chunk,0", "time-out-ms,5", "Agent,ipc:///x"})
-    void whatIsWrongIsNamedWithItsMap(String name, String value) {
+    void wrongPropertyIsNamedWithItsMap(String name, String value) {
         Properties properties = properties("agent", "ipc:///run/a.sock");
         properties.setProperty(name, value);
         String message = assertThrows(IllegalArgumentException.class, () ->
@@ -68,7 +68,7 @@ class AgentSettingsTest {
 
     @ParameterizedTest
     @CsvSource({"m, 1024", "., 1024", "é, 512", "🙂, 256"})
-    void aMapNameThatIsTooLongIsRefused(String part, int most) {
+    void tooLongMapNameIsRefused(String part, int most) {
         AgentSettings.of(part.repeat(most), properties("agent", "ipc:///run/a.sock"));
         String message = assertThrows(IllegalArgumentException.class,
                 () -> AgentSettings.of(part.repeat(most + 1),
@@ -77,7 +77,7 @@ class AgentSettingsTest {
     }
 
     @Test
-    void aMissingAgentIsNamed() {
+    void missingAgentIsNamed() {
         String message = assertThrows(IllegalArgumentException.class, () ->
                 AgentSettings.of("orders", properties())).getMessage();
         assertTrue(message.contains("\"agent\"") && message.contains("\"orders\""), message);

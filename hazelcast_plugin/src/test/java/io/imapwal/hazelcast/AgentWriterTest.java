@@ -2,6 +2,8 @@ package io.imapwal.hazelcast;
 
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
 
 import java.io.IOException;
 import java.net.SocketTimeoutException;
@@ -16,7 +18,7 @@ import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** The table of {@link AgentWriter}, against an agent that is a list of answers. */
+/** The table of events of {@link AgentWriter}, with an agent that is a list of answers. */
 class AgentWriterTest {
     private final Channel agent = new Channel();
     private final Appends.Doubts doubts = new Appends.Doubts();
@@ -30,7 +32,7 @@ class AgentWriterTest {
         final List<Long> log = new ArrayList<>();
         /** What happens to the next appends; null: they are acknowledged. */
         final Deque<Exception> answers = new ArrayDeque<>();
-        /** What happens while the next appends are sent; null: they leave. */
+        /** What happens while the next appends are sent; null: they are sent. */
         final Deque<Exception> sends = new ArrayDeque<>();
         IOException unreachable;
         IOException schemas;
@@ -121,8 +123,7 @@ class AgentWriterTest {
 
     private PendingAppend send(int partition) {
         PendingAppend pending = Appends.pending(Appends.change(partition));
-        InFlightAppend append = new InFlightAppend();
-        append.changes.addAll(pending.changes);
+        InFlightAppend append = Appends.unsent(pending.changes);
         writer.send(append, open.isEmpty());
         open.add(append);
         return pending;
@@ -142,7 +143,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void anAcknowledgedAppendSucceeds() {
+    void acknowledgedAppendSucceeds() {
         PendingAppend pending = send(0);
         settle();
         assertTrue(pending.done());
@@ -151,7 +152,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void brokenBeforeAByteLeftIsSentAgain() {
+    void appendNotSentAtAllIsSentAgain() {
         agent.sends.add(new IOException("broken"));
         PendingAppend pending = send(0);
         settle();
@@ -159,8 +160,11 @@ class AgentWriterTest {
         assertEquals(List.of(1L), agent.log);
     }
 
-    @Test
-    void brokenAfterItWasAppendedIsNotSentAgain() {
+    /** What was appended before the break is not sent again. The rest keeps its numbers. */
+    @ParameterizedTest
+    @ValueSource(booleans = {true, false})
+    void eachChangeIsAppendedOnceAfterBreak(boolean appended) {
+        agent.appends = appended;
         agent.answers.add(new IOException("broken"));
         PendingAppend first = send(0);
         PendingAppend second = send(1);
@@ -171,19 +175,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void brokenBeforeItWasAppendedIsSentAgainWithItsNumbers() {
-        agent.appends = false;
-        agent.answers.add(new IOException("broken"));
-        PendingAppend first = send(0);
-        PendingAppend second = send(1);
-        settle();
-        assertNull(first.failure());
-        assertNull(second.failure());
-        assertEquals(List.of(1L, 2L), agent.log);
-    }
-
-    @Test
-    void withoutANewConnectionOnlyWhatLeftIsInDoubt() {
+    void onlySentChangesAreInDoubtWithoutReconnect() {
         agent.answers.add(new IOException("broken"));
         agent.unreachable = new IOException("no agent");
         PendingAppend first = send(0);
@@ -196,7 +188,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void noAnswerInTimeIsAnUnknownOutcomeWithoutANewConnection() {
+    void missingAnswerIsUnknownOutcomeWithoutReconnect() {
         agent.answers.add(new SocketTimeoutException("no answer"));
         PendingAppend pending = send(0);
         settle();
@@ -217,7 +209,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void anAppendRefusedForANewerViewIsSentInThatView() {
+    void appendRefusedForNewerViewIsSentInIt() {
         agent.appends = false;
         agent.answers.add(new AgentError(AgentError.VOID, "view 2"));
         PendingAppend pending = send(0);
@@ -228,7 +220,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void anOutcomeThatTheAgentDoesNotKnowIsUnknown() {
+    void outcomeUnknownToAgentIsUnknown() {
         agent.answers.add(new AgentError("outcome-unknown", "the disk failed"));
         PendingAppend pending = send(0);
         settle();
@@ -236,7 +228,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void afterASupersededNodeNoWelcomeIsAsked() {
+    void supersededNodeDoesNotReconnect() {
         agent.answers.add(new AgentError("superseded", "by another"));
         send(0);
         PendingAppend second = send(1);
@@ -246,7 +238,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void withoutItsSchemasAnAppendIsNotSent() {
+    void appendWithoutItsSchemasIsNotSent() {
         agent.schemas = new AgentError("storage-full", "no space");
         PendingAppend pending = send(0);
         settle();
@@ -255,7 +247,7 @@ class AgentWriterTest {
     }
 
     @Test
-    void withoutAnAgentCallersWithoutChangesHearThatThereIsNone() {
+    void callersWithoutChangesFailWithoutAgent() {
         agent.connected = false;
         agent.unreachable = new IOException("no agent");
         PendingAppend greeting = Appends.pending();
@@ -267,19 +259,18 @@ class AgentWriterTest {
     }
 
     @Test
-    void anAppendWhoseSendingThreadFailedIsInDoubtIfAPartOfItLeft() {
-        for (boolean left : new boolean[] {true, false}) {
+    void appendIsInDoubtIfSendingThreadFailedAfterSend() {
+        for (boolean sent : new boolean[] {true, false}) {
             agent.connected = true;
             PendingAppend pending = Appends.pending(Appends.change(0));
-            InFlightAppend append = new InFlightAppend();
-            append.changes.addAll(pending.changes);
-            if (left) {
+            InFlightAppend append = Appends.unsent(pending.changes);
+            if (sent) {
                 writer.send(append, true);
             }
             append.spoil();
             open.add(append);
             settle();
-            assertEquals(left, pending.failure() instanceof OutcomeUnknown);
+            assertEquals(sent, pending.failure() instanceof OutcomeUnknown);
         }
     }
 }

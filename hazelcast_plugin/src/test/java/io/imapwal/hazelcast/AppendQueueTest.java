@@ -24,7 +24,7 @@ class AppendQueueTest {
     }
 
     @Test
-    void oneAppendTakesAllCallersInTheirOrder() {
+    void appendTakesCallersInTheirOrder() {
         Change[] changes = changes(3);
         queue.add(Appends.pending(changes[0]));
         queue.add(Appends.pending());
@@ -40,7 +40,7 @@ class AppendQueueTest {
     }
 
     @Test
-    void aBatchWithMoreChangesThanFitIsSplit() {
+    void tooLargeBatchIsSplit() {
         PendingAppend batch = Appends.pending(changes(MANY + 5));
         queue.add(batch);
         assertEquals(MANY, take().changes.size());
@@ -50,7 +50,7 @@ class AppendQueueTest {
     }
 
     @Test
-    void aTransactionIsNeverSplit() {
+    void transactionIsNeverSplit() {
         queue.add(Appends.pending(changes(1)));
         queue.add(Appends.transaction(changes(MANY + 5)));
         assertEquals(1, take().changes.size());
@@ -58,7 +58,7 @@ class AppendQueueTest {
     }
 
     @Test
-    void aChangeAboveTheLimitOfBytesHasAnAppendOfItsOwn() {
+    void largeChangeHasItsOwnAppend() {
         queue.add(Appends.pending(Appends.change(0)));
         queue.add(Appends.pending(Appends.change(1, AppendQueue.MAX_APPEND_BYTES + 1)));
         queue.add(Appends.pending(Appends.change(2)));
@@ -68,7 +68,7 @@ class AppendQueueTest {
     }
 
     @Test
-    void aCallerThatGivesUpTakesItsRestAlong() {
+    void removedCallerLeavesNoChangeInQueue() {
         PendingAppend batch = Appends.pending(changes(MANY + 5));
         queue.add(batch);
         take();

@@ -46,10 +46,16 @@ final class Appends {
         return new SessionInfo(CLUSTER, MEMBER, "node", number, number, lastRequest, former, 0, 0);
     }
 
+    /** An append of the changes, which have no request numbers yet. */
+    static InFlightAppend unsent(List<Change> changes) {
+        InFlightAppend append = new InFlightAppend();
+        append.changes.addAll(changes);
+        return append;
+    }
+
     /** An append of the changes, which have the request numbers from 1 on. */
     static InFlightAppend numbered(SessionInfo session, Change... changes) {
-        InFlightAppend append = new InFlightAppend();
-        append.changes.addAll(List.of(changes));
+        InFlightAppend append = unsent(List.of(changes));
         for (int i = 0; i < changes.length; i++) {
             changes[i].request = i + 1;
         }
@@ -57,7 +63,7 @@ final class Appends {
         return append;
     }
 
-    /** Remembers what came into doubt. */
+    /** Records the changes in doubt. */
     static final class Doubts implements Outcomes.Doubts {
         final List<Change> added = new ArrayList<>();
         boolean ahead;

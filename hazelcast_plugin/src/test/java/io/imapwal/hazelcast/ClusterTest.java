@@ -5,6 +5,7 @@ import com.hazelcast.client.config.ClientConfig;
 import com.hazelcast.config.Config;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.impl.HeapData;
 import com.hazelcast.map.IMap;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.params.ParameterizedTest;
@@ -12,6 +13,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 import org.junit.jupiter.api.Test;
 
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -24,47 +26,38 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Several members, each with its agent, all agents reading one log. */
+/** Several members, each with an agent of its own. All agents have the same log. */
 class ClusterTest {
-    private final List<HazelcastInstance> started = new ArrayList<>();
-    private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
-    private final int port = Members.port();
+    private final TestCluster cluster = new TestCluster("cluster");
+    private final List<FakeAgent> agents = cluster.agents;
+    private final FakeLog log = cluster.log;
     private boolean offload;
 
     private HazelcastInstance start(int number) throws Exception {
-        FakeAgent agent = new FakeAgent(log).start();
-        agents.add(agent);
-        Config config = Members.config("cluster", port + number, agent.endpoint());
-        config.setProperty("hazelcast.invocation.max.retry.count", "250");
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(number, agent);
         MapConfig map = Members.map("orders", agent.endpoint());
         map.getMapStoreConfig().setOffload(offload);
         config.addMapConfig(map);
-        HazelcastInstance member = Members.start(config);
-        started.add(member);
-        return member;
+        return cluster.start(config);
     }
 
     @AfterEach
     void stop() throws Exception {
-        started.forEach(member -> member.getLifecycleService().terminate());
-        for (FakeAgent agent : agents) {
-            assertEquals(List.of(), agent.violations);
-            agent.close();
-        }
+        cluster.stop();
+        agents.forEach(agent -> assertEquals(List.of(), agent.violations));
     }
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void membersComeAndGoUnderWritesAndTheNewestInTheLogIsWhatMemorySays(boolean offloaded)
-            throws Exception {
+    void memoryEqualsLogWhileMembersJoinAndLeave(boolean offloaded) throws Exception {
         offload = offloaded;
         HazelcastInstance a = start(0);
         IMap<Integer, Long> map = a.getMap("orders");
         AtomicBoolean stop = new AtomicBoolean();
         Map<Integer, Long> acknowledged = new ConcurrentHashMap<>();
         List<Thread> writers = new ArrayList<>();
-        List<Throwable> failures = java.util.Collections.synchronizedList(new ArrayList<>());
+        List<Throwable> failures = Collections.synchronizedList(new ArrayList<>());
         for (int t = 0; t < 4; t++) {
             int first = t * 50;
             writers.add(new Thread(() -> {
@@ -82,6 +75,7 @@ class ClusterTest {
             }));
         }
         writers.forEach(Thread::start);
+        // The writers run meanwhile. The pauses let migrations begin and end at random points.
         Thread.sleep(500);
         HazelcastInstance b = start(1);
         Thread.sleep(1500);
@@ -99,10 +93,10 @@ class ClusterTest {
         Map<Integer, Long> memory = new HashMap<>();
         map.forEach(memory::put);
         assertEquals(new HashMap<>(acknowledged), memory);
-        // No two members gave one partition version of one key; the newest by order is what memory
-        // says.
+        // One version of a partition has changes of one session only, and memory has the newest
+        // entries by order.
         Map<List<Object>, Long> sessions = new HashMap<>();
-        for (FakeAgent.Record record : log.appended()) {
+        for (FakeLog.Record record : log.appended()) {
             Long other = sessions.putIfAbsent(
                     List.of(record.partition(), record.order().get(0), record.order().get(1)),
                     record.order().get(2));
@@ -110,16 +104,15 @@ class ClusterTest {
                     "two owners of one version: " + record);
         }
         for (Map.Entry<Integer, Long> entry : memory.entrySet()) {
-            FakeAgent.Record newest = log.newest("orders",
+            FakeLog.Record newest = log.newest("orders",
                     WalPlugin.of(a).nodeEngine().toData(entry.getKey()).toByteArray());
             assertEquals(entry.getValue(), WalPlugin.of(a).nodeEngine()
-                    .toObject(new com.hazelcast.internal.serialization.impl.HeapData(
-                        newest.value())));
+                    .toObject(new HeapData(newest.value())));
         }
     }
 
     @Test
-    void aWholeClusterRestartsAndHasItAll() throws Exception {
+    void restartedClusterHasAllEntries() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
@@ -140,7 +133,7 @@ class ClusterTest {
 
     /** For its statistics, Hazelcast creates the map on the client's member after the change. */
     @Test
-    void aChangeMadeByItsOwnerIsNotRefusedByTheMemberThatForwardedIt() throws Exception {
+    void forwardingMemberDoesNotRefuseCompletedChange() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
@@ -151,7 +144,8 @@ class ClusterTest {
                 .filter(each -> a.getPartitionService().getPartition(each).getOwner().localMember())
                 .findFirst().orElseThrow();
         ClientConfig config = new ClientConfig().setClusterName("cluster");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (port + 1));
+        config.getNetworkConfig().setSmartRouting(false)
+                .addAddress("127.0.0.1:" + (cluster.port + 1));
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
         try {
             IMap<Integer, Integer> remote = client.getMap("orders");
@@ -168,7 +162,7 @@ class ClusterTest {
     }
 
     @Test
-    void theLoadingMemberDiesInTheMiddleOfARestore() throws Exception {
+    void restoreSurvivesDeathOfLoadingMember() throws Exception {
         HazelcastInstance filler = start(0);
         IMap<Integer, Integer> map = filler.getMap("orders");
         for (int i = 0; i < 2000; i++) {
@@ -181,16 +175,16 @@ class ClusterTest {
                 .equals(a.getCluster().getLocalMember()) ? 0 : 1;
         HazelcastInstance dies = loader == 0 ? a : b;
         HazelcastInstance lives = loader == 0 ? b : a;
-        agents.get(1 + loader).readDelayMs = 500;
+        agents.get(1 + loader).faults.readDelayMs = 500;
         Thread touch = new Thread(() -> {
             try {
                 lives.getMap("orders").size();
             } catch (RuntimeException e) {
-                // the member it waited for died
+                // The member that it waited for died.
             }
         });
         touch.start();
-        Thread.sleep(1200);
+        eventually(() -> agents.get(1 + loader).loads > 0);
         dies.getLifecycleService().terminate();
         eventually(() -> lives.getMap("orders").size() == 2000);
         for (int i = 0; i < 2000; i += 100) {
@@ -200,14 +194,14 @@ class ClusterTest {
     }
 
     @Test
-    void aKeyInDoubtIsSettledAlsoOnItsBackup() throws Exception {
+    void keyInDoubtIsSettledOnItsBackupToo() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = a.getMap("orders");
         for (int i = 0; i < 40; i++) {
             map.set(i, i);
         }
-        agents.forEach(agent -> agent.mood = FakeAgent.Mood.SILENT_AFTER);
+        agents.forEach(agent -> agent.faults.onAppend = OnAppend.SILENT_AFTER);
         int mine = 0;
         while (!a.getPartitionService().getPartition(mine).getOwner()
                 .equals(a.getCluster().getLocalMember())) {
@@ -217,7 +211,7 @@ class ClusterTest {
         OutcomeUnknown unknown =
                 assertThrows(OutcomeUnknown.class, () -> b.getMap("orders").set(key, 1000));
         assertTrue(unknown.getMessage().contains(agents.get(0).endpoint()), unknown.getMessage());
-        agents.forEach(agent -> agent.mood = FakeAgent.Mood.ACK);
+        agents.forEach(agent -> agent.faults.onAppend = OnAppend.ACK);
         eventually(() -> map.get(key) == 1000);
         a.getLifecycleService().terminate();
         eventually(() -> b.<Integer, Integer>getMap("orders").get(key) == 1000);

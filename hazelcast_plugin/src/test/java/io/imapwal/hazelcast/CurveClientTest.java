@@ -41,7 +41,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /**
- * CURVE against a server written out by hand, which can be wrong on purpose. Against libzmq:
+ * CURVE with a server written by hand, which can break the rules. With libzmq:
  * tests/hostile/test_member_over_tcp.py.
  */
 class CurveClientTest {
@@ -118,7 +118,7 @@ class CurveClientTest {
         return ByteBuffer.allocate(24).put(ascii(prefix)).put(rest).array();
     }
 
-    /** What an agent's libzmq does. */
+    /** Does what libzmq does in an agent. */
     private final class Server {
         final DataInputStream in;
         final DataOutputStream out;
@@ -226,7 +226,7 @@ class CurveClientTest {
     }
 
     @Test
-    void messagesOfAllSizesGoBothWaysAndNoneInTheClear() throws Exception {
+    void messagesOfAllSizesAreEncryptedBothWays() throws Exception {
         int[] sizes = {0, 1, 222, 223, 255, 256, 65_536, 3_000_000};
         try (ZmtpConnection connection = connect(server -> {
             server.handshake();
@@ -276,7 +276,7 @@ class CurveClientTest {
                 }
             });
             while (connection.written() == before && !received.isDone()) {
-                Thread.sleep(1); // until the PONG has left
+                Thread.sleep(1); // Until the PONG was sent.
             }
             connection.ping(in(5000));
             assertArrayEquals(ascii("x"), received.get().get(0));
@@ -286,7 +286,7 @@ class CurveClientTest {
     }
 
     @Test
-    void aMessageThatWasChangedOrRepeatedOrIsInTheClearEndsTheConnection() throws Exception {
+    void changedRepeatedOrPlainMessageEndsConnection() throws Exception {
         for (String attack : List.of("changed", "repeated", "older", "clear", "short", "tag",
                 "empty")) {
             try (ZmtpConnection connection = connect(server -> {
@@ -316,7 +316,7 @@ class CurveClientTest {
     }
 
     @Test
-    void anAgentWithAnotherKeyIsNotTrustedAndLearnsNothing() {
+    void agentWithOtherKeyGetsNoData() {
         assertThrows(IOException.class, () -> connect(server -> {
             server.identity = CryptoBox.keyPair();
             return server.handshake();
@@ -324,7 +324,7 @@ class CurveClientTest {
     }
 
     @Test
-    void aWelcomeThatTheAgentDidNotSealIsRefused() {
+    void welcomeSealedByAnotherIsRefused() {
         for (int size : new int[] {0, 7, 8, 167, 168, 169, 250}) {
             assertThrows(ProtocolException.class, () -> connect(server -> {
                 byte[] greeting = new byte[64];
@@ -344,7 +344,7 @@ class CurveClientTest {
     }
 
     @Test
-    void aRefusalIsAnErrorThatSaysWhereToLook() {
+    void refusalNamesFileOfClients() {
         AgentError refused = assertThrows(AgentError.class, () -> connect(server -> {
             server.error = ascii("\5ERROR\003400");
             return server.handshake();
@@ -356,7 +356,7 @@ class CurveClientTest {
     }
 
     @Test
-    void anAgentWithoutKeysIsNotSpokenToInTheClear() {
+    void agentWithoutKeysGetsNoPlainMessage() {
         ProtocolException refused = assertThrows(ProtocolException.class, () -> connect(server -> {
             server.mechanism = "NULL";
             return server.handshake();
@@ -365,14 +365,14 @@ class CurveClientTest {
     }
 
     @Test
-    void anAgentsKeyThatIsNoPointIsRefused() throws IOException {
+    void invalidKeyOfAgentIsRefused() throws IOException {
         AgentSecrets zero = new AgentSecrets(secrets.keyFile(), new byte[32], "");
         CurveClient curve = new CurveClient(zero.own(), zero.agentKey());
         assertThrows(ProtocolException.class, curve::hello);
     }
 
     @Test
-    void noNumberOfAMessageIsUsedTwice() throws Exception {
+    void nonceOfMessageIsNotUsedTwice() throws Exception {
         List<byte[]> seen = new ArrayList<>();
         try (ZmtpConnection connection = connect(server -> {
             server.handshake();
@@ -406,7 +406,7 @@ class CurveClientTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"rw-r--r--", "rw----r--", "rw-----w-"})
-    void aKeyThatOthersMayOpenIsRefused(String permissions) throws IOException {
+    void keyReadableByOthersIsRefused(String permissions) throws IOException {
         Files.setPosixFilePermissions(Path.of(secrets.keyFile()),
             PosixFilePermissions.fromString(permissions));
         assertTrue(assertThrows(IOException.class, secrets::own).getMessage()
@@ -414,7 +414,7 @@ class CurveClientTest {
     }
 
     @Test
-    void settingsNameWhatIsWrongAndShowNoSecret() throws IOException {
+    void settingsErrorsShowNoSecret() throws IOException {
         String key = secrets.keyFile();
         String agentKey = HexFormat.of().formatHex(secrets.agentKey());
         String token = file("c.token", "t".repeat(64) + "\n");

@@ -16,12 +16,12 @@ class DeparturesTest {
     private final Departures departures = new Departures(GRACE, () -> present, () -> now);
 
     @Test
-    void withoutDeparturesNobodyWaits() {
+    void withoutDeparturesThereIsNoWait() {
         assertTrue(departures.turnNanos() <= 0);
     }
 
     @Test
-    void theLargerPartWaitsOnlyForMoreDepartures() {
+    void largerPartWaitsOnlyForMoreDepartures() {
         present = 5;
         lose(1);
         assertEquals(QUIET, departures.turnNanos());
@@ -33,24 +33,24 @@ class DeparturesTest {
     }
 
     @Test
-    void theSmallerPartLetsTheOthersClaimFirst() {
+    void smallerPartLetsOthersClaimFirst() {
         lose(1);
         now += 1_000;
         lose(1);
         assertEquals(GRACE, departures.turnNanos());
         now += GRACE;
-        assertEquals(0, departures.turnNanos(), "nobody claimed");
+        assertEquals(0, departures.turnNanos(), "no part claimed");
     }
 
     @Test
-    void halvesOfEqualSizeDoNotWaitForEachOther() {
+    void equalHalvesDoNotWaitForEachOther() {
         present = 4;
         lose(2);
         assertEquals(QUIET, departures.turnNanos());
     }
 
     @Test
-    void membersThatLeftLongAgoAreNotCounted() {
+    void earlierDeparturesAreNotCounted() {
         lose(1);
         now += 2 * GRACE;
         present = 2;
@@ -60,7 +60,7 @@ class DeparturesTest {
     }
 
     @Test
-    void aMemberIsCountedFromItsFirstReport() {
+    void memberIsCountedFromItsFirstReport() {
         UUID member = UUID.randomUUID();
         departures.add(Set.of(member));
         now += QUIET;

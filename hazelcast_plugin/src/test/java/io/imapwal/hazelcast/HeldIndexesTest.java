@@ -18,7 +18,7 @@ import org.junit.jupiter.api.Test;
 import static org.junit.jupiter.api.Assertions.assertFalse;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Which indexes Hazelcast may use again after a partition waited. */
+/** Which indexes Hazelcast may use again after the wait of a partition. */
 class HeldIndexesTest {
     private static final int PARTITION = 7;
     private HazelcastInstance member;
@@ -49,7 +49,7 @@ class HeldIndexesTest {
     }
 
     @Test
-    void anIndexIsNotUsedWhileAPartitionWaitsAndIsUsedAgainAfterwards() {
+    void indexIsNotUsedWhilePartitionWaits() {
         held.hold(container, PARTITION);
         held.hold(container, PARTITION);
         assertFalse(index.hasPartitionIndexed(PARTITION));
@@ -59,9 +59,9 @@ class HeldIndexesTest {
         assertFalse(held.any(PARTITION));
     }
 
-    /** Hazelcast would not fill it any more, so queries would miss the partition's entries. */
+    /** Hazelcast would not fill it any more, so queries would lack the partition's entries. */
     @Test
-    void anIndexThatWasAddedWhileAPartitionWaitedIsNotTakenForComplete() {
+    void indexAddedWhilePartitionWaitsIsNotComplete() {
         held.hold(container, PARTITION);
         IndexRegistry registry = container.getGlobalIndexRegistry();
         InternalIndex added = registry.addOrGetIndex(
@@ -74,7 +74,7 @@ class HeldIndexesTest {
     }
 
     @Test
-    void anIndexIsNotUsedForAPartitionThatHasLeft() {
+    void indexIsNotUsedForMigratedPartition() {
         held.hold(container, PARTITION);
         held.forget(PARTITION);
         held.release(PARTITION);

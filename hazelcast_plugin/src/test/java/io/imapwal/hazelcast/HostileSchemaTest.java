@@ -38,11 +38,11 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Attack: other bytes in the log in place of a Compact schema. */
+/** Attack: the log has other bytes in place of a Compact schema. */
 class HostileSchemaTest {
     private static final AtomicInteger RUN = new AtomicInteger();
 
-    private FakeAgent.Log log;
+    private FakeLog log;
     private FakeAgent agent;
 
     /** Code of the attacker. */
@@ -56,7 +56,7 @@ class HostileSchemaTest {
 
     @BeforeEach
     void start() throws Exception {
-        log = new FakeAgent.Log();
+        log = new FakeLog();
         agent = new FakeAgent(log).start();
         RUN.set(0);
     }
@@ -82,7 +82,7 @@ class HostileSchemaTest {
     @Timeout(value = 90, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
     @ParameterizedTest
     @ValueSource(strings = {"plain", "objects", "indexed"})
-    void codeInASchemaDoesNotRunAndOnlyValuesThatNeedItFail(String map) throws Exception {
+    void codeInSchemaDoesNotRun(String map) throws Exception {
         Config config = config("hostile-" + map);
         GenericRecord order = GenericRecordBuilder.compact("order").setString("state", "paid")
                 .build();
@@ -128,8 +128,9 @@ class HostileSchemaTest {
         }
     }
 
+    /** Without this, the other test would show nothing. */
     @Test
-    void theGadgetRunsWhereverItIsRead() throws Exception {
+    void attackCodeRunsInOrdinaryReader() throws Exception {
         HazelcastInstance member = Members.start(config("gadget"));
         try {
             byte[] gadget = WalPlugin.of(member).nodeEngine().toData(new Gadget()).toByteArray();
@@ -141,10 +142,10 @@ class HostileSchemaTest {
     }
 
     @Test
-    void aSchemaThatTheAgentRefusesKeepsNoOtherChangeFromTheLog() throws Exception {
+    void refusedSchemaBlocksNoOtherChange() throws Exception {
         HazelcastInstance member = Members.start(config("refused"));
         try {
-            agent.refusedType = "order";
+            agent.faults.refusedType = "order";
             IMap<Object, Object> map = member.getMap("plain");
             map.set("order", GenericRecordBuilder.compact("order").setString("state", "paid")
                     .build());
@@ -158,7 +159,7 @@ class HostileSchemaTest {
     }
 
     @Test
-    void whatIsWrittenIsWhatHazelcastWrites() throws Exception {
+    void schemaIsWrittenAsHazelcastWritesIt() throws Exception {
         HazelcastInstance member = Members.start(config("form"));
         try {
             List<FieldDescriptor> fields = new ArrayList<>();
@@ -178,7 +179,7 @@ class HostileSchemaTest {
     }
 
     @Test
-    void bytesThatAreNotThisSchemaAreRefusedWithTheirPlace() throws Exception {
+    void wrongBytesAreRefusedWithPosition() throws Exception {
         List<FieldDescriptor> fields = new ArrayList<>();
         fields.add(new FieldDescriptor("a", FieldKind.INT64));
         fields.add(new FieldDescriptor("b", FieldKind.STRING));
@@ -217,7 +218,7 @@ class HostileSchemaTest {
     }
 
     @Test
-    void littleEndianBytesOfAnOlderPlugInAreRead() throws Exception {
+    void littleEndianSchemaOfOlderPlugInIsRead() throws Exception {
         Schema schema = new Schema("t",
                 new ArrayList<>(List.of(new FieldDescriptor("a", FieldKind.INT64))));
         ByteBuffer bytes = ByteBuffer.wrap(SchemaForm.write(schema));

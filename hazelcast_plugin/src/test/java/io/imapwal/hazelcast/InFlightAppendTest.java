@@ -43,7 +43,7 @@ class InFlightAppendTest {
                     Event.ENDED, State.OVER)));
 
     @Test
-    void everyStateFollowsTheTableAndRefusesOtherEvents() {
+    void statesFollowTableAndRefuseOtherEvents() {
         for (State state : State.values()) {
             for (Event event : Event.values()) {
                 State next = TABLE.get(state).get(event);
@@ -58,7 +58,7 @@ class InFlightAppendTest {
     }
 
     @Test
-    void onlyAnAppendWithBytesOnAClosedConnectionIsInDoubt() {
+    void onlyAppendWithSentBytesIsInDoubt() {
         SessionInfo session = Appends.session(1, 0);
         InFlightAppend first = Appends.numbered(session, pendingChange(0));
         InFlightAppend second = Appends.numbered(session, pendingChange(1));
@@ -74,7 +74,7 @@ class InFlightAppendTest {
     }
 
     @Test
-    void theRestOfAnAppendHasContiguousNumbers() {
+    void restOfAppendHasContiguousNumbers() {
         SessionInfo session = Appends.session(1, 0);
         Change[] changes = {pendingChange(0), pendingChange(1), pendingChange(2)};
         InFlightAppend append = Appends.numbered(session, changes);
@@ -87,9 +87,8 @@ class InFlightAppendTest {
     }
 
     @Test
-    void anErrorInTheSendingThreadLeavesNoChangeOut() {
-        InFlightAppend append = new InFlightAppend();
-        append.changes.addAll(List.of(pendingChange(0), pendingChange(1)));
+    void errorInSendingThreadLeavesOutNoChange() {
+        InFlightAppend append = Appends.unsent(List.of(pendingChange(0), pendingChange(1)));
         append.spoil();
         assertEquals(append.changes, append.numbered());
         assertTrue(append.posted && append.broken());

@@ -24,14 +24,14 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Who sends and who leads, with an agent that answers when the test says so. */
+/** Which caller sends, and which one leads. The test decides when the agent answers. */
 @Timeout(30)
 class InFlightWindowTest {
     private static final long MILLISECOND = 1_000_000;
     private final AtomicLong clock = new AtomicLong();
     private final ReentrantLock wire = new ReentrantLock();
     private final Agent agent = new Agent();
-    /** One for each time that the window asks for the time. */
+    /** The times that the window has read. */
     private final BlockingQueue<Long> reads = new LinkedBlockingQueue<>();
     private final InFlightWindow window = new InFlightWindow(agent, wire, this::readClock,
             Logger.getLogger(InFlightWindowTest.class));
@@ -39,7 +39,7 @@ class InFlightWindowTest {
 
     private final class Agent implements InFlightWindow.Sender {
         final BlockingQueue<InFlightAppend> sent = new LinkedBlockingQueue<>();
-        /** Those whose leader waits for the answer, so no thread holds the wire. */
+        /** Appends whose leader waits for the answer, so that no thread holds the wire. */
         final BlockingQueue<InFlightAppend> awaited = new LinkedBlockingQueue<>();
         final BlockingQueue<Runnable> answers = new LinkedBlockingQueue<>();
         final List<String> end = new ArrayList<>();
@@ -128,7 +128,7 @@ class InFlightWindowTest {
         agent.answers.add(() -> { });
     }
 
-    /** One append that took that long. The usual time, which was 0, becomes an eighth of it. */
+    /** One append of this duration. The usual time, which was 0, becomes an eighth of it. */
     private void oneAppend(long milliseconds) throws Exception {
         CompletableFuture<PendingAppend> only = call(0);
         ledAppend();
@@ -138,7 +138,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void aCallerAloneLeadsAndSendsOneAppend() throws Exception {
+    void singleCallerLeadsAndSendsOneAppend() throws Exception {
         CompletableFuture<PendingAppend> only = call(1, 2);
         assertEquals(2, agent.sent.take().changes.size());
         answer();
@@ -147,7 +147,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void aSecondAppendIsSentWhileTheFirstHasNoAnswerAndThenNoThird() throws Exception {
+    void atMostTwoAppendsAreInFlight() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
         InFlightAppend oldest = ledAppend();
         CompletableFuture<PendingAppend> second = call(1);
@@ -166,7 +166,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void aSecondAppendIsNotSentInTheFirstHalfOfTheUsualTime() throws Exception {
+    void secondAppendWaitsHalfOfUsualTime() throws Exception {
         oneAppend(80);
         CompletableFuture<PendingAppend> first = call(0);
         ledAppend();
@@ -186,7 +186,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void aSecondAppendHasAsManyChangesAsTheFirst() throws Exception {
+    void secondAppendHasAsManyChangesAsFirst() throws Exception {
         CompletableFuture<PendingAppend> first = call(0, 1, 2);
         ledAppend();
         CompletableFuture<PendingAppend> second = call(3);
@@ -200,7 +200,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void withoutAReadyConnectionNoSecondAppendIsSent() throws Exception {
+    void secondAppendNeedsReadyConnection() throws Exception {
         agent.ready = false;
         CompletableFuture<PendingAppend> first = call(0);
         InFlightAppend oldest = ledAppend();
@@ -215,7 +215,7 @@ class InFlightWindowTest {
     }
 
     @Test
-    void anErrorWhileALeaderWaitsEndsEveryAppend() throws Exception {
+    void errorWhileLeaderWaitsEndsAllAppends() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
         ledAppend();
         CompletableFuture<PendingAppend> second = call(1);
@@ -226,7 +226,7 @@ class InFlightWindowTest {
         assertInstanceOf(OutOfMemoryError.class, failure(first));
         assertInstanceOf(OutcomeUnknown.class, second.get().failure());
         assertTrue(!wire.isLocked());
-        // The window works on.
+        // The window continues to work.
         CompletableFuture<PendingAppend> third = call(2);
         agent.sent.take();
         answer();
@@ -234,20 +234,20 @@ class InFlightWindowTest {
     }
 
     @Test
-    void whoWaitsOnlyForAConnectionIsInNoAppend() throws Exception {
+    void callerWithoutChangesIsInNoAppend() throws Exception {
         assertTrue(call().get().done());
         assertEquals(0, agent.sent.take().changes.size());
     }
 
     @Test
-    void aCloseWithoutALeaderSaysGoodbye() {
+    void closeWithoutLeaderSendsBye() {
         window.close();
         assertEquals("goodbye", agent.end.get(0));
         assertEquals("disconnect", agent.end.get(1));
     }
 
     @Test
-    void aCloseWithALeaderDisconnectsWhenItIsDone() throws Exception {
+    void closeWithLeaderDisconnectsWhenItIsDone() throws Exception {
         CompletableFuture<PendingAppend> first = call(0);
         ledAppend();
         window.close();

@@ -13,7 +13,7 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.stream.IntStream;
 
-/** Real members on the loopback interface, that find only each other. */
+/** Real members on the loopback interface, which find only each other. */
 final class Members {
     private Members() {
     }
@@ -24,9 +24,9 @@ final class Members {
         config.getJetConfig().setEnabled(false);
         config.setProperty("hazelcast.phone.home.enabled", "false");
         config.setProperty("hazelcast.partition.count", "31");
-        // As "imap-wal plugin config" prints: a store that waits holds one of them.
+        // As "imap-wal plugin config" prints. A store that waits blocks one of them.
         config.setProperty("hazelcast.operation.thread.count", "16");
-        // Retryable failures reach a test's patience sooner than the default two minutes.
+        // Otherwise a test gets retryable failures only after two minutes.
         config.setProperty("hazelcast.invocation.max.retry.count", "20");
         config.setProperty("hazelcast.invocation.retry.pause.millis", "100");
         config.getNetworkConfig().setPort(port).setPortAutoIncrement(false);
@@ -46,14 +46,14 @@ final class Members {
                 .setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER)
                 .setFactoryClassName(WalMapStoreFactory.class.getName());
         store.setProperty("agent", agent);
-        // Longer than a machine with other work stops a process for.
+        // Longer than a busy machine stops a process.
         store.setProperty("timeout-ms", "10000");
         store.setProperty("connect-timeout-ms", "10000");
         store.setProperty("restore-timeout-ms", "30000");
         return new MapConfig(name).setMapStoreConfig(store);
     }
 
-    /** The first of ten ports that are free. Other tests may run beside this one. */
+    /** The first of ten free ports. Other tests may run at the same time. */
     static int port() {
         while (true) {
             int first = ThreadLocalRandom.current().nextInt(2000, 3000) * 10;
@@ -75,6 +75,7 @@ final class Members {
         return Hazelcast.newHazelcastInstance(config);
     }
 
+    /** Returns when the condition is true. Fails after a minute. */
     static void eventually(Callable<Boolean> condition) throws Exception {
         long until = System.nanoTime() + 60_000_000_000L;
         Throwable last = null;
@@ -89,6 +90,6 @@ final class Members {
             }
             Thread.sleep(20);
         }
-        throw new AssertionError("did not come true in time", last);
+        throw new AssertionError("the condition was not true in time", last);
     }
 }

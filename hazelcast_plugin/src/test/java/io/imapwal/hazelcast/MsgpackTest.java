@@ -25,7 +25,7 @@ import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** The bytes on the wire, held against files that another implementation of msgpack wrote. */
+/** The bytes on the wire, compared with files that another implementation of msgpack wrote. */
 class MsgpackTest {
     private static final Path GOLDEN = Path.of("..", "tests", "golden");
 
@@ -52,7 +52,7 @@ class MsgpackTest {
 
     @ParameterizedTest
     @MethodSource("messages")
-    void writesWhatTheGoldenFilesHold(String name) throws IOException {
+    void goldenFilesAreWritten(String name) throws IOException {
         MsgpackWriter header = new MsgpackWriter(1);
         write(header, content(name).get("header"));
         assertArrayEquals(bytes(name)[0], header.toByteArray());
@@ -63,7 +63,7 @@ class MsgpackTest {
 
     @ParameterizedTest
     @MethodSource("messages")
-    void readsWhatTheGoldenFilesHold(String name) throws IOException {
+    void goldenFilesAreRead(String name) throws IOException {
         MsgpackReader header = new MsgpackReader(bytes(name)[0]);
         same(content(name).get("header"), header.value());
         assertFalse(header.hasMore());
@@ -75,7 +75,7 @@ class MsgpackTest {
     }
 
     @Test
-    void changesAreEncodedAsTheGoldenAppend() throws IOException {
+    void changesAreEncodedAsGoldenAppend() throws IOException {
         JsonObject append = content("wire-append");
         MsgpackWriter to = new MsgpackWriter();
         for (JsonValue value : append.get("payload").asArray()) {
@@ -95,7 +95,7 @@ class MsgpackTest {
     }
 
     @Test
-    void aMessageCutAnywhereIsAnErrorNotAValue() throws IOException {
+    void truncatedMessageIsAnError() throws IOException {
         byte[] header = bytes("wire-welcome")[0];
         for (int size = 0; size < header.length; size++) {
             MsgpackReader reader = new MsgpackReader(header, 0, size);
@@ -104,7 +104,7 @@ class MsgpackTest {
     }
 
     @Test
-    void anotherTypeIsAnError() {
+    void wrongTypeIsAnError() {
         byte[] text = new MsgpackWriter().string("x").toByteArray();
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).integer());
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).binary());
@@ -112,13 +112,13 @@ class MsgpackTest {
         assertThrows(ProtocolException.class, () -> new MsgpackReader(text).bool());
         assertThrows(ProtocolException.class, () ->
                 new MsgpackReader(new byte[] {(byte) 0xc1}).value());
-        // a length that no message can have must not take the heap
+        // A length that no message can have must not exhaust the heap.
         assertThrows(ProtocolException.class, () ->
                 new MsgpackReader(new byte[] {(byte) 0xc6, -1, -1, -1, -1}).binary());
     }
 
     @Test
-    void aCursorGoesBackAsItCame() throws IOException {
+    void cursorIsSentUnchanged() throws IOException {
         byte[] cursor = new MsgpackWriter().array(2).string("page").binary(new byte[] {1})
                 .toByteArray();
         byte[] message = new MsgpackWriter().raw(cursor, 0, cursor.length).integer(5).toByteArray();

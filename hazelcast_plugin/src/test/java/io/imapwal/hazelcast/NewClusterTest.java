@@ -33,7 +33,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class NewClusterTest {
     private static final int KEYS = 200;
 
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private final List<FakeAgent> agents = new ArrayList<>();
     private final int port = Members.port();
     private final List<HazelcastInstance> members = new ArrayList<>();
@@ -59,9 +59,9 @@ class NewClusterTest {
         agents.add(agent);
         Config config = Members.config("anew", port + number, agent.endpoint());
         config.setProperty("hazelcast.invocation.max.retry.count", "250");
-        // A member that starts asks those of its list for the oldest. Hazelcast sends the question
-        // again for 1.5 s to one that is not there yet. If the sender has another UUID by then, it
-        // is taken for two members.
+        // A member that starts asks the members of its list for the oldest. For 1.5 s, Hazelcast
+        // repeats the question to members that have not started. If the sender then has another
+        // UUID, it is taken for two members.
         config.getNetworkConfig().getJoin().getTcpIpConfig()
                 .setMembers(List.of("127.0.0.1:" + port));
         return Members.start(config);
@@ -80,7 +80,7 @@ class NewClusterTest {
         return WalPlugin.of(member).nodeEngine().getNode().getClusterService();
     }
 
-    /** As members do that are left out of a view. No partition is assigned before all are there. */
+    /** As members that are left out of a view. Partitions are assigned when all have joined. */
     private void formNewCluster() throws Exception {
         UUID former = cluster(a).getClusterId();
         Address target = cluster(a).getThisAddress();
@@ -97,7 +97,7 @@ class NewClusterTest {
         assertNotEquals(former, cluster(a).getClusterId());
     }
 
-    /** Each entry is at its owner and at one backup. */
+    /** Counts entries on their owners and on one backup each. */
     private int inMemory() {
         int size = 0;
         for (HazelcastInstance member : members) {
@@ -152,7 +152,7 @@ class NewClusterTest {
      * next.
      */
     @Test
-    void whatWasSentInTheFormerClusterDoesNotCount() throws Exception {
+    void changesSentInFormerClusterDoNotCount() throws Exception {
         Membership former = WalPlugin.of(a).guard().membership();
         assertTrue(WalPlugin.of(members.get(1)).state("orders").isLoaded());
         formNewCluster();
@@ -167,9 +167,9 @@ class NewClusterTest {
         assertEquals(KEYS, map.entrySet().size());
     }
 
-    /** Otherwise every settlement would wait for a view without a member that is there. */
+    /** Otherwise every settlement would wait for a view without a member of the cluster. */
     @Test
-    void aMemberThatLeftTheFormerClusterIsNotCountedAsLost() throws Exception {
+    void memberOfFormerClusterIsNotCountedAsLost() throws Exception {
         formNewCluster();
         SettlementService service = SettlementService.of(WalPlugin.of(a).nodeEngine());
         Member present = members.get(1).getCluster().getLocalMember();
@@ -181,7 +181,7 @@ class NewClusterTest {
 
     /** A member that was left out drops its maps, perhaps only after it has joined again. */
     @Test
-    void aMapThatIsDroppedWhereOthersHaveItIsReadFromTheLogAgain() {
+    void mapDroppedOnOneMemberIsReadAgain() {
         // If it owned the partition of the map's name, Hazelcast would load the map again.
         HazelcastInstance b = members.stream().filter(each -> !each.getCluster().getLocalMember()
                 .equals(each.getPartitionService().getPartition("orders").getOwner())).findFirst()

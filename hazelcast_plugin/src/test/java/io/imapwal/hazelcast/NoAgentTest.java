@@ -3,9 +3,11 @@ package io.imapwal.hazelcast;
 import com.hazelcast.client.HazelcastClient;
 import com.hazelcast.client.config.ClientConfig;
 import com.hazelcast.config.Config;
+import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.IndexType;
 import com.hazelcast.config.MapConfig;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
 import com.hazelcast.query.Predicates;
 import org.junit.jupiter.api.AfterEach;
@@ -34,13 +36,13 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import static org.junit.jupiter.api.Assertions.fail;
 
 /**
- * A map whose log cannot be read never looks like an empty map, and is available again as soon as
- * its log is.
+ * A map whose log cannot be read never looks empty, and is available again as soon as its log can
+ * be read.
  */
 class NoAgentTest {
     private final List<HazelcastInstance> started = new ArrayList<>();
     private final List<FakeAgent> agents = new ArrayList<>();
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
 
     @AfterEach
     void stop() throws Exception {
@@ -92,8 +94,7 @@ class NoAgentTest {
         return operations;
     }
 
-    static final class Nothing implements com.hazelcast.map.EntryProcessor<Integer, Integer,
-            Object> {
+    static final class Nothing implements EntryProcessor<Integer, Integer, Object> {
         @Override
         public Object process(Map.Entry<Integer, Integer> entry) {
             return null;
@@ -113,7 +114,7 @@ class NoAgentTest {
 
     @ParameterizedTest
     @ValueSource(booleans = {false, true})
-    void everyOperationFailsUntilTheAgentIsThere(boolean viaClient) throws Exception {
+    void allOperationsFailUntilAgentStarts(boolean viaClient) throws Exception {
         fill("orders", 50);
         FakeAgent agent = agent();
         int port = Members.port();
@@ -143,10 +144,10 @@ class NoAgentTest {
     }
 
     @Test
-    void aLogThatCannotBeMergedFailsWithTheAgentsText() throws Exception {
+    void failedMergeGivesTextOfAgent() throws Exception {
         fill("orders", 50);
         FakeAgent agent = agent().start();
-        agent.readError = "the log of node n7 is missing";
+        agent.faults.readError = "the log of node n7 is missing";
         HazelcastInstance member =
                 start(Members.config("unmerged", Members.port(), agent.endpoint()));
         operations().forEach((operation, run) -> {
@@ -155,38 +156,38 @@ class NoAgentTest {
             assertTrue(String.valueOf(failure.getMessage())
                     .contains("the log of node n7 is missing"), operation + ": " + failure);
         });
-        agent.readError = null;
+        agent.faults.readError = null;
         eventually(() -> member.getMap("orders").size() == 50);
     }
 
     @Test
-    void anAgentThatDiesInTheMiddleOfARestoreLosesNothing() throws Exception {
+    void deathOfAgentDuringRestoreLosesNothing() throws Exception {
         fill("orders", 3000);
         FakeAgent agent = agent().start();
         Config config = Members.config("middle", Members.port(), agent.endpoint());
         config.getMapConfig("*").getMapStoreConfig().setProperty("restore-chunk", "50");
         HazelcastInstance member = start(config);
         List<String> warnings = warnings(member);
-        agent.breakAfterLoads = 5;
+        agent.faults.breakAfterLoads = 5;
         Future<Integer> size = later(() -> member.getMap("orders").size());
         eventually(() -> warnings.stream().anyMatch(text -> text.contains("\"orders\"")));
         assertFalse(size.isDone());
-        agent.breakAfterLoads = -1;
+        agent.faults.breakAfterLoads = -1;
         agent.start();
         assertEquals(3000, size.get(15, TimeUnit.SECONDS));
     }
 
     @Test
-    void aListingThatTheAgentRefusesToGoOnWithIsBegunAgainAndLosesNothing() throws Exception {
-        restoredAlthough(agent -> agent.goneAfterPages = 5, "listing-gone");
+    void refusedListingIsRestartedAndLosesNothing() throws Exception {
+        restoredAlthough(agent -> agent.faults.goneAfterPages = 5, "listing-gone");
     }
 
     @Test
-    void aListingThatLacksAPageIsBegunAgainAndLosesNothing() throws Exception {
-        restoredAlthough(agent -> agent.skipAfterPages = 5, "have arrived");
+    void listingWithoutOnePageIsRestarted() throws Exception {
+        restoredAlthough(agent -> agent.faults.skipAfterPages = 5, "have arrived");
     }
 
-    private void restoredAlthough(java.util.function.Consumer<FakeAgent> trouble, String why)
+    private void restoredAlthough(Consumer<FakeAgent> fault, String why)
             throws Exception {
         fill("orders", 3000);
         FakeAgent agent = agent().start();
@@ -194,7 +195,7 @@ class NoAgentTest {
         config.getMapConfig("*").getMapStoreConfig().setProperty("restore-chunk", "50");
         HazelcastInstance member = start(config);
         List<String> warnings = warnings(member);
-        trouble.accept(agent);
+        fault.accept(agent);
         eventually(() -> member.getMap("orders").size() == 3000);
         assertTrue(warnings.stream().anyMatch(text -> text.contains("\"orders\"")
                 && text.contains(why)), "warnings: " + warnings);
@@ -214,7 +215,7 @@ class NoAgentTest {
     }
 
     @Test
-    void oneMembersMissingAgentKeepsTheWholeMapAway() throws Exception {
+    void mapNeedsAgentsOfAllMembers() throws Exception {
         fill("orders", 200);
         FakeAgent present = agent().start();
         FakeAgent absent = agent();
@@ -240,7 +241,7 @@ class NoAgentTest {
     }
 
     @Test
-    void aMemberWithoutAgentThatJoinsTakesNothingFromTheMap() throws Exception {
+    void joiningMemberWithoutAgentLosesNothing() throws Exception {
         fill("orders", 200);
         FakeAgent present = agent().start();
         FakeAgent absent = agent();
@@ -248,6 +249,7 @@ class NoAgentTest {
         HazelcastInstance a = start(Members.config("joiner", port, present.endpoint()));
         assertEquals(200, a.getMap("orders").size());
         HazelcastInstance b = start(Members.config("joiner", port + 1, absent.endpoint()));
+        // Nothing shows that no partition will migrate to the member without an agent.
         Thread.sleep(1000);
         IMap<Integer, Integer> map = a.getMap("orders");
         for (int i = 0; i < 200; i++) {
@@ -274,12 +276,12 @@ class NoAgentTest {
     }
 
     @Test
-    void anIndexedMapIsRestoredToo() throws Exception {
+    void indexedMapIsRestoredToo() throws Exception {
         fill("orders", 200);
         FakeAgent agent = agent().start();
         Config config = Members.config("index", Members.port(), agent.endpoint());
         MapConfig orders = Members.map("orders", agent.endpoint());
-        orders.addIndexConfig(new com.hazelcast.config.IndexConfig(IndexType.SORTED, "this"));
+        orders.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
         config.addMapConfig(orders);
         HazelcastInstance member = start(config);
         assertEquals(100, member.getMap("orders").values(Predicates.greaterEqual("this", 100))

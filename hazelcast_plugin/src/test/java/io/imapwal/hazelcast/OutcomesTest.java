@@ -8,6 +8,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 
 import static org.junit.jupiter.api.Assertions.assertDoesNotThrow;
 import static org.junit.jupiter.api.Assertions.assertEquals;
@@ -27,7 +28,7 @@ class OutcomesTest {
     private final Change first = Appends.change(0);
     private final Change second = Appends.change(1);
 
-    /** An append of both changes, which left on a connection that is closed. */
+    /** An append of both changes, which was sent on a connection that is closed. */
     private InFlightAppend inDoubt() {
         InFlightAppend append = Appends.numbered(session, first, second);
         append.give(session, 0);
@@ -36,7 +37,7 @@ class OutcomesTest {
     }
 
     @Test
-    void anAppendThatIsNotInTheLogFailsWithNotAppended() {
+    void appendNotInLogFailsWithNotAppended() {
         PendingAppend pending = Appends.pending(first, second);
         outcomes.fail(Appends.numbered(session, first, second), false, 1, BROKEN);
         assertInstanceOf(NotAppended.class, pending.failure());
@@ -46,7 +47,7 @@ class OutcomesTest {
     }
 
     @Test
-    void anAppendThatMayBeInTheLogFailsWithOutcomeUnknownAndItsKeysAreSettled() {
+    void appendThatMayBeInLogIsInDoubt() {
         PendingAppend pending = Appends.pending(first, second);
         outcomes.fail(inDoubt(), true, 1, BROKEN);
         assertInstanceOf(OutcomeUnknown.class, pending.failure());
@@ -54,7 +55,7 @@ class OutcomesTest {
     }
 
     @Test
-    void aWelcomeAcknowledgesWhatIsInTheLogAndLeavesTheRest() {
+    void welcomeAcknowledgesChangesInLog() {
         PendingAppend one = Appends.pending(first);
         PendingAppend two = Appends.pending(second);
         InFlightAppend append = inDoubt();
@@ -67,7 +68,7 @@ class OutcomesTest {
     }
 
     @Test
-    void theWelcomeOfANewerViewSaysWhatCountsOfTheOlder() {
+    void welcomeOfNewerViewDecidesOlderSession() {
         PendingAppend one = Appends.pending(first);
         PendingAppend two = Appends.pending(second);
         moved.add(1);
@@ -77,14 +78,14 @@ class OutcomesTest {
     }
 
     @Test
-    void aWelcomeOfAnAgentThatDoesNotKnowTheSessionDecidesNothing() {
+    void welcomeWithoutTheSessionDecidesNothing() {
         PendingAppend pending = Appends.pending(first, second);
         outcomes.decide(inDoubt(), Appends.session(2, 7), 1, BROKEN);
         assertInstanceOf(OutcomeUnknown.class, pending.failure());
     }
 
     @Test
-    void anOutcomeThatTheAgentDoesNotKnowStaysUnknownInTheSameSession() {
+    void unknownOutcomeStaysUnknownInSameSession() {
         for (long number : new long[] {1, 2}) {
             Change change = Appends.change(0);
             PendingAppend pending = Appends.pending(change);
@@ -99,9 +100,9 @@ class OutcomesTest {
     }
 
     @Test
-    void aChangeOfAnotherClusterIsNotSentAgain() {
+    void changeOfOtherClusterIsNotSentAgain() {
         PendingAppend pending = Appends.pending(first, second);
-        SessionInfo other = new SessionInfo(new java.util.UUID(9, 9), Appends.MEMBER, "node", 1, 1,
+        SessionInfo other = new SessionInfo(new UUID(9, 9), Appends.MEMBER, "node", 1, 1,
                 0, Map.of(), 0, 0);
         InFlightAppend append = Appends.numbered(session, first, second);
         outcomes.decide(append, other, 1, BROKEN);
@@ -111,14 +112,14 @@ class OutcomesTest {
     }
 
     @Test
-    void aCallerReturnsWhenAllOfItsChangesAreInTheLog() {
+    void callerReturnsWhenAllChangesAreInLog() {
         PendingAppend pending = acknowledged();
         assertDoesNotThrow(() -> outcomes.conclude(pending, stamp -> false));
         assertEquals(List.of(), doubts.added);
     }
 
     @Test
-    void aChangeWhosePartitionMovedIsRepeatedByHazelcastAndSettled() {
+    void changeOfMigratedPartitionIsRepeated() {
         PendingAppend pending = acknowledged();
         moved.add(1);
         assertThrows(RetryableHazelcastException.class,
@@ -127,14 +128,14 @@ class OutcomesTest {
     }
 
     @Test
-    void aMemberThatLeavesDoesNotRepeatAChange() {
+    void leavingMemberRepeatsNoChange() {
         PendingAppend pending = acknowledged();
         moved.add(1);
         assertThrows(OutcomeUnknown.class, () -> outcomes.conclude(pending, stamp -> true));
     }
 
     @Test
-    void aBatchOfWhichAPartIsInTheLogHasAnUnknownOutcome() {
+    void batchPartlyInLogHasUnknownOutcome() {
         PendingAppend pending = Appends.pending(first, second);
         pending.succeed(first);
         pending.fail(second, outcomes.notAppended(second, BROKEN));
@@ -145,7 +146,7 @@ class OutcomesTest {
     }
 
     @Test
-    void aRefusalAfterAnAttemptThatIsInTheLogIsAnUnknownOutcome() {
+    void refusalAfterLoggedAttemptIsUnknownOutcome() {
         PendingAppend pending = Appends.pending(first);
         NotAppended refusal = outcomes.notAppended(first, BROKEN);
         pending.fail(first, refusal);

@@ -26,7 +26,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class PulseTest {
     private static final int HUNG_MS = 800;
 
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private FakeAgent agent;
     private HazelcastInstance member;
     private IMap<String, Integer> map;
@@ -47,7 +47,7 @@ class PulseTest {
 
     @AfterEach
     void stop() throws Exception {
-        agent.frozen = false;
+        agent.faults.frozen = false;
         member.shutdown();
         agent.close();
         assertEquals(List.of(), agent.violations);
@@ -59,17 +59,17 @@ class PulseTest {
     }
 
     @Test
-    void aStoppedAgentFailsItsCallersAndThoseAfterThemUntilItContinues() throws Exception {
-        agent.frozen = true;
+    void stoppedAgentFailsCallersUntilItContinues() throws Exception {
+        agent.faults.frozen = true;
         saysThatItHangs(assertThrows(OutcomeUnknown.class, () -> map.set("sent", 2)));
         saysThatItHangs(assertThrows(NotAppended.class, () -> map.set("not sent", 3)));
         assertEquals(1, map.get("before"));
-        agent.frozen = false;
+        agent.faults.frozen = false;
         eventually(() -> {
             map.set("after", 4);
             return true;
         });
-        // The agent may have read what was sent, or not: the log decides.
+        // The agent may have read the request or not, so the log decides.
         eventually(() -> WalPlugin.of(member).reconciler().idle());
         boolean logged = log.newest("orders",
                 WalPlugin.of(member).nodeEngine().toData("sent").toByteArray()) != null;
@@ -78,7 +78,7 @@ class PulseTest {
     }
 
     @Test
-    void readsThatWaitForAStoppedAgentFailToo() throws Exception {
+    void readsOfStoppedAgentFailToo() throws Exception {
         WalPlugin plugin = WalPlugin.of(member);
         AgentReader reader = plugin.reader(AgentSettings.of("orders",
                 member.getConfig().findMapConfig("orders").getMapStoreConfig().getProperties()));
@@ -93,19 +93,19 @@ class PulseTest {
             }
         });
         eventually(() -> agent.loads > 2);
-        agent.frozen = true;
+        agent.faults.frozen = true;
         assertInstanceOf(HungAgent.class, reading.join());
     }
 
     @Test
-    void aSlowStorageIsNotAStoppedAgent() {
-        agent.delayMs = 3 * HUNG_MS;
+    void slowStorageIsNotAStoppedAgent() {
+        agent.faults.delayMs = 3 * HUNG_MS;
         map.set("slow", 2);
         assertEquals(2, map.get("slow"));
     }
 
     @Test
-    void aMemberThatStopsSaysGoodbye() {
+    void stoppingMemberSendsBye() {
         member.shutdown();
         assertEquals(1, agent.byes);
     }

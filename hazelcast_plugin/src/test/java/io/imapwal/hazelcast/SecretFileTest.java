@@ -16,7 +16,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /**
- * Attack: as another user of the machine, own or replace a file of secrets. As
+ * Attack: another user of the machine owns or replaces a file of secrets. The same as
  * tests/hostile/test_own_a_secret.py.
  */
 class SecretFileTest {
@@ -42,7 +42,7 @@ class SecretFileTest {
     }
 
     @Test
-    void whoOwnsTheFileOrAFolderAboveIsNotTrusted() throws IOException {
+    void fileOfAnotherUserIsRefused() throws IOException {
         assumeTrue(SecretFile.user() == 0, "only root can give a file to another user");
         for (Path part : new Path[] {secret, secret.getParent(), folder.resolve("a"), folder}) {
             Files.setAttribute(part, "unix:uid", OTHER);
@@ -55,7 +55,7 @@ class SecretFileTest {
 
     @ParameterizedTest
     @ValueSource(strings = {"rwxrwx---", "rwx----w-"})
-    void aFolderThatOthersMayWriteToIsRefused(String permissions) throws IOException {
+    void folderWritableByOthersIsRefused(String permissions) throws IOException {
         Path above = folder.resolve("a");
         mode(above, permissions);
         assertTrue(refusal(secret).endsWith("other users may write to the folder " + above
@@ -65,7 +65,7 @@ class SecretFileTest {
     }
 
     @Test
-    void theGroupMayReadASecretOnlyIfRootOwnsIt() throws IOException {
+    void groupMayReadOnlySecretsOfRoot() throws IOException {
         assumeTrue(SecretFile.user() == 0, "only root can give a file to another user");
         mode(secret, "r--r-----");
         assertEquals("text", new SecretFile(secret.toString(), 1000).read(true));
@@ -76,7 +76,7 @@ class SecretFileTest {
     }
 
     @Test
-    void aSecretOfKubernetesIsReadThroughItsLinks() throws IOException {
+    void secretOfKubernetesIsReadThroughLinks() throws IOException {
         Path data = Files.createSymbolicLink(folder.resolve("..data"), Path.of("a/b"));
         Path link = Files.createSymbolicLink(folder.resolve("token"),
                 data.getFileName().resolve("secret"));
@@ -85,7 +85,7 @@ class SecretFileTest {
     }
 
     @Test
-    void linksInACircleAndFoldersAreErrors() throws IOException {
+    void circularLinksAndFoldersAreErrors() throws IOException {
         Files.createSymbolicLink(folder.resolve("c"), Path.of("d"));
         Files.createSymbolicLink(folder.resolve("d"), Path.of("c"));
         assertThrows(IOException.class, () -> SecretFile.read(folder.resolve("c").toString()));

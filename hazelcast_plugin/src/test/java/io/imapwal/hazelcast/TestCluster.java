@@ -11,9 +11,9 @@ import java.util.List;
 
 import static io.imapwal.hazelcast.Members.eventually;
 
-/** Members of one cluster. Each has an agent of its own; all agents have the same log. */
+/** Members of one cluster. Each has an agent of its own. All agents have the same log. */
 final class TestCluster {
-    final FakeAgent.Log log = new FakeAgent.Log();
+    final FakeLog log = new FakeLog();
     final List<FakeAgent> agents = new ArrayList<>();
     final List<HazelcastInstance> members = new ArrayList<>();
     final int port = Members.port();
@@ -56,8 +56,7 @@ final class TestCluster {
     }
 
     /**
-     * Puts a change of map "orders" into the log only, as if its owner had died before it answered,
-     * or its backup had been lost.
+     * Puts a change of map "orders" into the log only, as if its owner had died before it answered.
      *
      * @param value null: the key is deleted
      */
@@ -66,7 +65,7 @@ final class TestCluster {
         byte[] bytes = value == null ? null
                 : WalPlugin.of(member).nodeEngine().toData(value).toByteArray();
         int partition = member.getPartitionService().getPartition(key).getPartitionId();
-        log.put("orders", new FakeAgent.Record(data.toByteArray(), "", bytes, "", value == null,
+        log.put("orders", new FakeLog.Record(data.toByteArray(), "", bytes, "", value == null,
                 expiresAtMs, partition, List.of(1L, 1_000_000L << 32, 1L, 1L)));
     }
 

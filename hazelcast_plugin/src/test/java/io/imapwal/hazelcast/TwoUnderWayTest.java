@@ -12,6 +12,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Random;
 import java.util.concurrent.CompletableFuture;
@@ -33,7 +34,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
  * when the first fails.
  */
 class TwoUnderWayTest {
-    private static FakeAgent.Log log;
+    private static FakeLog log;
     private static FakeAgent agent;
     private static HazelcastInstance member;
     private static ExecutorService callers;
@@ -41,7 +42,7 @@ class TwoUnderWayTest {
 
     @BeforeAll
     static void start() throws Exception {
-        log = new FakeAgent.Log();
+        log = new FakeLog();
         agent = new FakeAgent(log).start();
         Config config = Members.config("two", Members.port(), agent.endpoint());
         config.addMapConfig(Members.map("elsewhere",
@@ -60,8 +61,8 @@ class TwoUnderWayTest {
     @BeforeEach
     void map(TestInfo info) throws Exception {
         agent.start();
-        agent.mood = FakeAgent.Mood.ACK;
-        agent.delayMs = 0;
+        agent.faults.onAppend = OnAppend.ACK;
+        agent.faults.delayMs = 0;
         map = member.getMap(info.getTestMethod().orElseThrow().getName());
         eventually(() -> {
             map.set("probe", 0);
@@ -71,20 +72,20 @@ class TwoUnderWayTest {
     }
 
     /**
-     * Sets "first", and "second" while the agent is at work on the first; both in different
+     * Sets "first", and sets "second" while the agent processes the first. They are in different
      * partitions.
      */
-    private List<CompletableFuture<Void>> twoUnderWay(FakeAgent.Mood mood) throws Exception {
-        agent.holdsForNext = true;
-        agent.mood = mood;
+    private List<CompletableFuture<Void>> twoUnderWay(OnAppend fault) throws Exception {
+        agent.faults.holdsForNext = true;
+        agent.faults.onAppend = fault;
         int before = agent.appends;
         int ahead = agent.sentAhead;
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         calls.add(CompletableFuture.runAsync(() -> map.set("first", 1), callers));
         eventually(() -> agent.appends == before + 1);
-        agent.mood = FakeAgent.Mood.ACK;
-        // The second is not sent in the first half of what a message usually takes, some
-        // milliseconds.
+        agent.faults.onAppend = OnAppend.ACK;
+        // The plug-in sends the second message after half of the usual duration of a message, which
+        // is some milliseconds. Nothing shows when that time has passed.
         Thread.sleep(110);
         calls.add(CompletableFuture.runAsync(() -> map.set("second", 2), callers));
         eventually(() -> agent.sentAhead > ahead || calls.get(1).isDone());
@@ -99,62 +100,62 @@ class TwoUnderWayTest {
 
     private long appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
-        return log.appended().stream().filter(record -> java.util.Arrays.equals(record.key(), bytes)
+        return log.appended().stream().filter(record -> Arrays.equals(record.key(), bytes)
                 && !record.deleted()).count();
     }
 
     @Test
-    void bothAreAcknowledged() throws Exception {
+    void bothChangesAreAcknowledged() throws Exception {
         long first = appended("first");
         long second = appended("second");
-        twoUnderWay(FakeAgent.Mood.ACK).forEach(CompletableFuture::join);
+        twoUnderWay(OnAppend.ACK).forEach(CompletableFuture::join);
         assertEquals(first + 1, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertEquals(List.of(), agent.violations);
     }
 
     @Test
-    void whenTheFirstIsRefusedOnlyItsCallerGetsTheError() throws Exception {
-        int behind = agent.refusedBehind;
+    void refusalOfFirstFailsOnlyItsCaller() throws Exception {
+        int behind = agent.refusedAfterAnother;
         long first = appended("first");
         long second = appended("second");
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.FULL_ONCE);
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.FULL_ONCE);
         assertInstanceOf(NotAppended.class, failure(calls.get(0)));
         calls.get(1).join();
-        // Its thread in the agent may be slower than the next connection.
-        eventually(() -> agent.refusedBehind == behind + 1);
+        // The agent may count it after the next connection has appended it.
+        eventually(() -> agent.refusedAfterAnother == behind + 1);
         assertEquals(first, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertFalse(map.containsKey("first"));
         assertEquals(2, map.get("second"));
     }
 
-    /** Before the first was appended: both are sent again. After: the second alone. */
+    /** Both are sent again if the first was not appended, otherwise only the second. */
     @ParameterizedTest
     @ValueSource(strings = {"BREAK_BEFORE", "BREAK_AFTER"})
-    void whenTheConnectionBreaksEachIsAppendedOnce(FakeAgent.Mood mood) throws Exception {
+    void eachIsAppendedOnceWhenConnectionBreaks(OnAppend fault) throws Exception {
         long first = appended("first");
         long second = appended("second");
-        twoUnderWay(mood).forEach(CompletableFuture::join);
+        twoUnderWay(fault).forEach(CompletableFuture::join);
         assertEquals(first + 1, appended("first"));
         assertEquals(second + 1, appended("second"));
     }
 
     @Test
-    void whenTheAgentDiesBothAreInDoubtAndSettled() throws Exception {
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.DIE_AFTER);
+    void bothAreInDoubtWhenAgentDies() throws Exception {
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.DIE_AFTER);
         for (CompletableFuture<Void> call : calls) {
             assertInstanceOf(OutcomeUnknown.class, failure(call));
         }
-        agent.delayMs = 0;
+        agent.faults.delayMs = 0;
         agent.start();
         eventually(() -> Integer.valueOf(1).equals(map.get("first")));
         assertFalse(map.containsKey("second"));
     }
 
     @Test
-    void whenTheOutcomeOfTheFirstIsUnknownTheSecondIsSentAgain() throws Exception {
-        List<CompletableFuture<Void>> calls = twoUnderWay(FakeAgent.Mood.UNKNOWN_AFTER);
+    void secondIsSentAgainAfterUnknownOutcomeOfFirst() throws Exception {
+        List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.UNKNOWN_AFTER);
         assertInstanceOf(OutcomeUnknown.class, failure(calls.get(0)));
         calls.get(1).join();
         eventually(() -> Integer.valueOf(1).equals(map.get("first")));
@@ -162,7 +163,7 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void twoNamesOfOneAgentAreTwoSessions() throws Exception {
+    void twoAddressesOfOneAgentAreTwoSessions() throws Exception {
         IMap<String, Integer> elsewhere = member.getMap("elsewhere");
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         for (int thread = 0; thread < 16; thread++) {
@@ -181,9 +182,9 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void callersThatWaitOnlyForAConnectionStopNoOtherUnderLoad() throws Exception {
-        // The thread that sends next takes callers without changes from the queue: a caller that
-        // has left by then must not become the leader.
+    void callersWithoutChangesBlockNoOtherUnderLoad() throws Exception {
+        // The thread that sends next takes callers without changes from the queue. A caller that
+        // has ended must not become the leader.
         List<CompletableFuture<Void>> calls = new ArrayList<>();
         long until = System.nanoTime() + 3_000_000_000L;
         AgentLink link = WalPlugin.of(member).link(AgentSettings.of(map.getName(),
@@ -208,10 +209,10 @@ class TwoUnderWayTest {
     }
 
     @Test
-    void underLoadWithFaultsEveryAcknowledgedChangeIsInTheLogOnce() throws Exception {
+    void acknowledgedChangesAreInLogOnceUnderFaults() throws Exception {
         long seed = System.nanoTime();
         Random chance = new Random(seed);
-        agent.delayMs = 1;
+        agent.faults.delayMs = 1;
         int ahead = agent.sentAhead;
         int threads = 32;
         int each = 120;
@@ -237,11 +238,12 @@ class TwoUnderWayTest {
         }
         CompletableFuture<Void> all =
                 CompletableFuture.allOf(calls.toArray(CompletableFuture[]::new));
-        FakeAgent.Mood[] moods =
-                {FakeAgent.Mood.FULL_ONCE, FakeAgent.Mood.BREAK_AFTER, FakeAgent.Mood.BREAK_BEFORE};
+        OnAppend[] faults =
+                {OnAppend.FULL_ONCE, OnAppend.BREAK_AFTER, OnAppend.BREAK_BEFORE};
         while (!all.isDone()) {
+            // Random times: faults must meet each step of a message.
             Thread.sleep(chance.nextInt(20));
-            agent.mood = moods[chance.nextInt(moods.length)];
+            agent.faults.onAppend = faults[chance.nextInt(faults.length)];
         }
         all.get(60, TimeUnit.SECONDS);
         assertTrue(acknowledged.get() > each && refused.get() > 0, acknowledged + " acknowledged, "

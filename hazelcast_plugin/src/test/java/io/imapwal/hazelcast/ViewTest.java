@@ -11,6 +11,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
 import java.nio.charset.StandardCharsets;
+import java.util.Arrays;
 import java.util.List;
 import java.util.Set;
 import java.util.UUID;
@@ -23,11 +24,11 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /**
- * The log's views: a member of the newest view continues without errors; any other member
- * acknowledges nothing.
+ * The log's views: a member of the newest view continues without errors. Other members acknowledge
+ * nothing.
  */
 class ViewTest {
-    private final FakeAgent.Log log = new FakeAgent.Log();
+    private final FakeLog log = new FakeLog();
     private FakeAgent agent;
     private HazelcastInstance member;
     private IMap<String, Integer> map;
@@ -54,14 +55,14 @@ class ViewTest {
         return member.getCluster().getLocalMember().getUuid().toString();
     }
 
-    private List<FakeAgent.Record> appended(String key) {
+    private List<FakeLog.Record> appended(String key) {
         byte[] bytes = WalPlugin.of(member).nodeEngine().toData(key).toByteArray();
         return log.appended().stream()
-                .filter(record -> java.util.Arrays.equals(record.key(), bytes)).toList();
+                .filter(record -> Arrays.equals(record.key(), bytes)).toList();
     }
 
     @Test
-    void aViewWithoutLostMembersIsClaimedOnce() {
+    void viewWithoutLostMembersIsClaimedOnce() {
         UUID lost = UUID.randomUUID();
         assertEquals(2, link.view(Set.of(lost)).incarnation());
         assertEquals(Set.of(uuid()), log.viewMembers);
@@ -72,7 +73,7 @@ class ViewTest {
     }
 
     @Test
-    void changesOfASurvivorAreAcknowledgedInTheNextView() {
+    void survivorsChangesAreAcknowledgedInNextView() {
         log.claimView(Set.of(uuid()));
         map.set("after", 2);
         assertEquals(2, appended("after").get(0).order().get(0));
@@ -80,22 +81,21 @@ class ViewTest {
     }
 
     @ParameterizedTest
-    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
-    void whatWasUnderWayWhenAViewWasClaimedIsAppendedOnceAndAcknowledged(FakeAgent.Mood mood) {
-        agent.mood = mood;
+    @EnumSource(value = OnAppend.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void inFlightChangeIsAppendedOnceAcrossViews(OnAppend fault) {
+        agent.faults.onAppend = fault;
         map.set("meanwhile", 2);
         assertEquals(2, map.get("meanwhile"));
-        assertEquals(List.of(mood == FakeAgent.Mood.VIEW_BEFORE ? 2L : 1L),
+        assertEquals(List.of(fault == OnAppend.VIEW_BEFORE ? 2L : 1L),
                 appended("meanwhile").stream().map(record -> record.order().get(0)).toList());
-        assertTrue(WalPlugin.of(member).reconciler().idle(), "a view change is no doubt");
+        assertTrue(WalPlugin.of(member).reconciler().idle(), "a new view causes no doubt");
     }
 
     @ParameterizedTest
-    @EnumSource(value = FakeAgent.Mood.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
-    void twoMessagesUnderWayWhenAViewWasClaimedAreAppendedOnce(FakeAgent.Mood mood)
-            throws Exception {
-        agent.delayMs = 200;
-        agent.mood = mood;
+    @EnumSource(value = OnAppend.class, names = {"VIEW_BEFORE", "VIEW_AFTER"})
+    void twoInFlightMessagesAreAppendedOnceAcrossViews(OnAppend fault) throws Exception {
+        agent.faults.delayMs = 200;
+        agent.faults.onAppend = fault;
         int before = agent.appends;
         CompletableFuture<Void> first = CompletableFuture.runAsync(() -> map.set("first", 1));
         eventually(() -> agent.appends == before + 1);
@@ -107,18 +107,18 @@ class ViewTest {
         assertEquals(2, appended("second").get(0).order().get(0));
     }
 
-    /** The places of a transaction count in one view only. What is sent with it has no gap then. */
+    /** The places of a transaction count in one view only. The rest is sent without a gap. */
     @Test
-    void whatIsSentWithATransactionIsAppendedInTheNextViewWithoutIt() {
+    void nextViewHasChangesWithoutTheTransaction() {
         SessionInfo session = link.connect();
         Change first = change("first", null);
         Change placed = change("placed", session);
         Change second = change("second", null);
-        agent.mood = FakeAgent.Mood.VIEW_BEFORE;
+        agent.faults.onAppend = OnAppend.VIEW_BEFORE;
         assertThrows(OutcomeUnknown.class, () -> link.append(List.of(first, placed, second)),
                 "a part is in the log");
-        // The reconciler sets memory to what the log has, which appends it once more: perhaps it
-        // was quicker than this thread.
+        // The reconciler sets memory from the log, which appends the value once more, perhaps
+        // before this thread continues.
         assertEquals(2, appended("first").get(0).order().get(0));
         assertEquals(2, appended("second").get(0).order().get(0));
         assertEquals(1, appended("second").get(0).order().get(3) - appended("first").get(0).order()
@@ -146,7 +146,7 @@ class ViewTest {
     }
 
     @Test
-    void aMemberThatWasLeftOutAcknowledgesNothing() {
+    void leftOutMemberAcknowledgesNothing() {
         log.claimView(Set.of(UUID.randomUUID().toString()));
         NotAppended refused = assertThrows(NotAppended.class, () -> map.set("after", 2));
         assertTrue(refused.getMessage().contains("left out of view 2"), refused.getMessage());
@@ -158,7 +158,7 @@ class ViewTest {
     }
 
     @Test
-    void theMapsOfAMemberThatWasLeftOutAnswerLogUnavailableAlsoReads() throws Exception {
+    void readsOnLeftOutMemberFail() throws Exception {
         log.claimView(Set.of(UUID.randomUUID().toString()));
         assertThrows(NotAppended.class, () -> map.set("after", 2));
         eventually(() -> {
@@ -169,7 +169,7 @@ class ViewTest {
                         && e.getMessage().contains("left out of view 2");
             }
         });
-        // Its maps are dropped. It comes back as a new member, with what the log has.
+        // Its maps are dropped. It joins again as a new member, and restores them from the log.
         log.viewMembers = Set.of(uuid());
         assertThrows(LogUnavailable.class, () -> map.get("before"));
         String former = uuid();
@@ -183,8 +183,7 @@ class ViewTest {
     }
 
     @Test
-    void aClusterThatAnotherOneFollowedKeepsItsMemoryAndIsNotStartedAnewByItself()
-            throws Exception {
+    void followedClusterKeepsItsMemory() throws Exception {
         UUID before = member.getCluster().getLocalMember().getUuid();
         log.followed = true;
         log.claimCluster(UUID.randomUUID().toString());
@@ -196,7 +195,7 @@ class ViewTest {
     }
 
     @Test
-    void aMemberThatJoinsAsksTheOthersForTheView() throws Exception {
+    void joiningMemberAsksOthersForView() throws Exception {
         log.claimView(Set.of(uuid()));
         map.set("after", 2);
         FakeAgent second = new FakeAgent(log).start();
@@ -209,7 +208,7 @@ class ViewTest {
                 for (int number = 0; number < 50; number++) {
                     joining.<String, Integer>getMap("orders").set("k" + number, number);
                 }
-                return second.appends > 0;  // as soon as it owns a partition
+                return second.appends > 0;  // It owns a partition now.
             });
         } finally {
             joining.shutdown();
@@ -218,7 +217,7 @@ class ViewTest {
     }
 
     @Test
-    void aMemberThatKnowsTheViewWritesWithoutBeingInItsList() throws Exception {
+    void memberThatKnowsViewMayWrite() throws Exception {
         link.view(Set.of(UUID.randomUUID()));
         log.viewMembers = Set.of(UUID.randomUUID().toString());
         agent.stop();

@@ -24,7 +24,7 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTimeoutPreemptively;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
-/** Our end of ZMTP over TCP, against the other end written out by hand. */
+/** The plug-in's end of ZMTP over TCP. The other end is written by hand. */
 class ZmtpConnectionTest {
     private ServerSocket server;
     private CompletableFuture<Object> outcome;
@@ -70,9 +70,9 @@ class ZmtpConnectionTest {
     void messagesOfAllSizesGoBothWays() throws Exception {
         int[] sizes = {0, 1, 255, 256, 65_530, 65_536, 3_000_000, 9_000_000};
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             for (int i = 0; i < sizes.length; i++) {
-                FakeAgent.send(out, FakeAgent.receive(in));
+                FakeWire.send(out, FakeWire.receive(in));
             }
             return "done";
         })) {
@@ -90,13 +90,13 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void aPingIsAnsweredInTheMiddle() throws Exception {
+    void pingIsAnsweredBetweenMessages() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             byte[] ping = "\4PING\0\0ctx".getBytes(StandardCharsets.ISO_8859_1);
             out.write(new byte[] {4, (byte) ping.length});
             out.write(ping);
-            FakeAgent.send(out, List.of(new byte[] {1}));
+            FakeWire.send(out, List.of(new byte[] {1}));
             int flags = in.read();
             byte[] pong = new byte[in.read()];
             in.readFully(pong);
@@ -108,9 +108,9 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void silenceEndsInTime() throws Exception {
+    void missingAnswerEndsInTime() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             return in.read() + in.read();
         })) {
             assertTimeoutPreemptively(Duration.ofSeconds(60),
@@ -120,9 +120,9 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void anEndThatClosesIsAnError() throws Exception {
+    void closedConnectionIsAnError() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeAgent.handshake(in, out);
+            FakeWire.handshake(in, out);
             out.write(new byte[] {0, 10, 1, 2});
             return null;
         })) {
@@ -131,7 +131,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void whatIsNoRouterIsRefused() {
+    void otherEndWithoutRouterIsRefused() {
         assertThrows(ProtocolException.class, () -> connect((in, out) -> {
             String answer = "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n"
                     + "Connection: close\r\n\r\n and so on";
@@ -141,7 +141,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void curveIsRefused() {
+    void otherEndWithCurveIsRefused() {
         assertTrue(assertThrows(ProtocolException.class, () -> connect((in, out) -> {
             byte[] greeting = new byte[64];
             greeting[0] = (byte) 0xff;
@@ -154,7 +154,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void aListenerThatSaysNothingIsGivenUp() {
+    void silentListenerIsGivenUp() {
         CountDownLatch givenUp = new CountDownLatch(1);
         assertThrows(SocketTimeoutException.class, () ->
                 connect((in, out) -> givenUp.await(60, TimeUnit.SECONDS)));
@@ -162,7 +162,7 @@ class ZmtpConnectionTest {
     }
 
     @Test
-    void noListenerIsAnError() {
+    void missingListenerIsAnError() {
         assertThrows(IOException.class, () -> ZmtpConnection.open(
                 AgentEndpoint.parse("tcp://127.0.0.1:1"), AgentSecrets.NONE, in(1000)));
         assertThrows(IOException.class, () -> ZmtpConnection.open(

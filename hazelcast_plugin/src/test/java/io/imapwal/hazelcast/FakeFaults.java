@@ -1,0 +1,58 @@
+package io.imapwal.hazelcast;
+
+import java.util.concurrent.CountDownLatch;
+
+/** The faults and delays of a {@link FakeAgent}. Tests set them while it runs. */
+final class FakeFaults {
+    volatile OnAppend onAppend = OnAppend.ACK;
+    /** Before each append. */
+    volatile long delayMs;
+    /**
+     * The next append does nothing and is not answered until another request arrives on its
+     * connection.
+     */
+    volatile boolean holdsForNext;
+    /** Appends wait until it is zero. */
+    volatile CountDownLatch hold = new CountDownLatch(0);
+    /** Schemas of this type are refused. */
+    volatile String refusedType;
+    /** Before the answer to each hello. */
+    volatile long helloDelayMs;
+    /** Before each load and each page of a listing with entries. */
+    volatile long readDelayMs;
+    /** All reads fail with this text; null: none. */
+    volatile String readError;
+    /** Loads and listings that read this key fail. */
+    volatile byte[] unreadable;
+    /** Most keys that one answer covers. */
+    volatile int loadLimit = Integer.MAX_VALUE;
+    /** After this many loads the agent stops; negative: never. */
+    volatile int breakAfterLoads = -1;
+    /** After this many pages of keys, one is answered "listing-gone"; negative: none. */
+    volatile int goneAfterPages = -1;
+    /**
+     * After this many pages of keys, one is left out, as if its answer was lost; negative: none.
+     */
+    volatile int skipAfterPages = -1;
+    /** As if its process was stopped: nothing is read, connections stay open. */
+    volatile boolean frozen;
+
+    /** Returns when the agent is not frozen. */
+    void awaitThaw() throws InterruptedException {
+        while (frozen) {
+            Thread.sleep(5);
+        }
+    }
+
+    boolean isListingGone() {
+        return goneAfterPages >= 0 && --goneAfterPages < 0;
+    }
+
+    boolean isPageSkipped() {
+        return skipAfterPages >= 0 && --skipAfterPages < 0;
+    }
+
+    boolean stopsAtLoad() {
+        return breakAfterLoads >= 0 && --breakAfterLoads < 0;
+    }
+}

@@ -1,0 +1,89 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.IndexConfig;
+import com.hazelcast.config.IndexType;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.map.IMap;
+import org.junit.jupiter.api.AfterEach;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+
+/** Members of one cluster with a map "orders", for tests of what is compared with the log. */
+abstract class SettlementFixture {
+    /** Why reads fail, if a test says so. */
+    static final String NO_DISK = "the disk is away";
+
+    final TestCluster cluster = new TestCluster("settlement");
+    final FakeLog log = cluster.log;
+    final List<FakeAgent> agents = cluster.agents;
+    final int port = cluster.port;
+    boolean offload;
+    boolean readBackups;
+    int settleTimeoutMs = 10_000;
+    int timeoutMs = 10_000;
+    int restoreChunk = 10_000;
+
+    HazelcastInstance start(int number) throws Exception {
+        FakeAgent agent = cluster.startAgent();
+        Config config = cluster.config(number, agent);
+        MapConfig map = Members.map("orders", agent.endpoint());
+        map.getMapStoreConfig().setOffload(offload);
+        map.setReadBackupData(readBackups);
+        map.getMapStoreConfig().setProperty("settle-timeout-ms", String.valueOf(settleTimeoutMs));
+        map.getMapStoreConfig().setProperty("timeout-ms", String.valueOf(timeoutMs));
+        map.getMapStoreConfig().setProperty("restore-chunk", String.valueOf(restoreChunk));
+        map.addIndexConfig(new IndexConfig(IndexType.SORTED, "this"));
+        config.addMapConfig(map);
+        return cluster.start(config);
+    }
+
+    @AfterEach
+    void stop() throws Exception {
+        cluster.stop();
+        agents.forEach(agent -> assertEquals(List.of(), agent.violations));
+    }
+
+    /** Sets keys of one partition to themselves. */
+    static Map<Integer, Integer> fillPartition(HazelcastInstance member, int partition,
+            int count) {
+        Map<Integer, Integer> entries = new HashMap<>();
+        for (int key = 0; entries.size() < count; key++) {
+            if (member.getPartitionService().getPartition(key).getPartitionId() == partition) {
+                entries.put(key, key);
+            }
+        }
+        member.<Integer, Integer>getMap("orders").putAll(entries);
+        return entries;
+    }
+
+    /** Returns when reads of the key fail because the log cannot be read. */
+    static void awaitUnavailable(IMap<Integer, Integer> map, int key) throws Exception {
+        eventually(() -> assertThrows(LogUnavailable.class, () -> map.get(key)).getMessage()
+                .contains(NO_DISK));
+    }
+
+    static long ownedPartitions(HazelcastInstance member) {
+        return member.getPartitionService().getPartitions().stream()
+                .filter(partition -> member.getCluster().getLocalMember()
+                    .equals(partition.getOwner())).count();
+    }
+
+    /** One key of each partition. */
+    static List<Integer> oneOfEachPartition(HazelcastInstance member) {
+        Map<Integer, Integer> keys = new HashMap<>();
+        int partitions = member.getPartitionService().getPartitions().size();
+        for (int key = 0; keys.size() < partitions; key++) {
+            keys.putIfAbsent(member.getPartitionService().getPartition(key).getPartitionId(), key);
+        }
+        return new ArrayList<>(keys.values());
+    }
+}
