@@ -50,7 +50,7 @@ from storage_backends import StorageError
 
 LOOK_S = 1.0
 """A hello that claims the log waits for a look at the signs of other agents, at most for this time,
-which is shorter than a plug-in's connect-timeout-ms."""
+which is shorter than the wait of a plug-in."""
 
 READS = ("keys", "list", "load", "maps", "schemas")
 
