@@ -92,11 +92,18 @@ class Snapshot:
     """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
     last_expiry_ms: int = 0
     """When the last row expires; 0: never for some row, or unknown."""
+    borders: tuple[str, ...] = ()
+    """For each file, in hexadecimal digits: no key of it is lower, and each key of the files before
+    it is. Empty: unknown."""
+    expiries: tuple[int, ...] = ()
+    """When the first row of each file expires; 0: no row does. Empty: unknown."""
 
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
         """`shared`: the number of its marks, if several snapshots have the same."""
         document = {**fields_of(self), "marks": shared or _marks_json(self.marks)}
-        return without_defaults(document, ("sizes", "rows", "versions", "last_expiry_ms"))
+        return without_defaults(
+            document, ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries")
+        )
 
     @classmethod
     def from_json(

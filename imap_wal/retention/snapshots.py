@@ -35,9 +35,9 @@ ORPHAN_MS = 24 * 3_600_000
 """A rewrite is treated as dead if the newest of its unpublished files is older than this, by the
 storage's clock. If that is wrong, the rewrite loses its work, but no data is lost."""
 
-_whole: WeakKeyDictionary[ClusterLog, dict[str, tuple[int, tuple[str, ...]]]] = WeakKeyDictionary()
-"""Map → generation and files of its snapshot that were read through this ClusterLog and found to be
-complete. They never change, so only their existence and size are checked again."""
+_whole: WeakKeyDictionary[ClusterLog, dict[str, frozenset[str]]] = WeakKeyDictionary()
+"""Map → files of its snapshot that were read through this ClusterLog and found to be complete. They
+never change, so only their existence and size are checked again."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
@@ -48,13 +48,15 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
     for name in sorted(set(maps)):
         snapshot = manifest.snapshots.get(name)
         while snapshot is not None:
-            value = (snapshot.generation, snapshot.files)
-            missing = _missing(log, snapshot, seen.get(name) == value)
+            missing = _missing(log, snapshot, seen.get(name, frozenset()))
             if not missing:
-                seen[name] = value
+                seen[name] = frozenset(snapshot.files)
                 break
             newer = log.manifest().snapshots.get(name)
-            if newer is None or (newer.generation, newer.files) == value:
+            if newer is None or (newer.generation, newer.files) == (
+                snapshot.generation,
+                snapshot.files,
+            ):
                 raise CorruptLog(
                     missing,
                     0,
@@ -65,12 +67,12 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
             snapshot = newer
 
 
-def _missing(log: ClusterLog, snapshot: Snapshot, known: bool) -> str:
-    """The first missing file; "" if there is none. `known`: the content of the files was checked
+def _missing(log: ClusterLog, snapshot: Snapshot, known: frozenset[str]) -> str:
+    """The first missing file; "" if there is none. `known`: files whose content was checked
     before."""
     for path, size, checksum in files_of(snapshot):
         try:
-            check_contents(log.store, path, 0 if known else checksum, size)
+            check_contents(log.store, path, 0 if path in known else checksum, size)
         except NotFound:
             return path
     return ""

@@ -1,13 +1,16 @@
 """The local rewrite engine: one pass over the logs into a NewestIndex with bounded memory, then
 sorted part files.
 
-The logs are read before the snapshots: so the snapshot of an unchanged map need not be read.
+The logs are read before the snapshots: so the snapshot of an unchanged map need not be read, and
+of a changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`).
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from imap_wal.clock import Randomness, SystemRandomness
@@ -33,6 +36,7 @@ from imap_wal.rewrite.plan import (
     worth_reading,
 )
 from imap_wal.rewrite.publish import latest_expiry
+from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of, separator
 from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
@@ -90,13 +94,19 @@ class LocalEngine:
         merged: list[Merged] = []
         noted = Noted()
         touched = set(tally.maps)
+        kept: dict[str, tuple[KeptPart, ...]] = {}
         for name, snapshot in sorted(job.state.manifest.snapshots.items()):
             if not job.wants(name):
                 continue
             if name not in touched and not worth_reading(job, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
+            if not index.clears(name):
+                kept[name] = kept_parts(job, parts_of(snapshot), _keys(index, name), log.store)
+            paths = {each.part.path for each in kept.get(name, ())}
             for piece in snapshot_pieces(name, snapshot):
+                if piece.path in paths:
+                    continue
                 for changes in read_piece(log.store, piece):
                     tally.add(changes, count_bytes=False, settled=True)
                     index.add(
@@ -110,7 +120,14 @@ class LocalEngine:
             with tempfile.TemporaryDirectory(
                 prefix="imap-wal-rewrite-", dir=self._settings.scratch, ignore_cleanup_errors=True
             ) as folder:
-                writer = PartWriter(log.store, job, name, Path(folder), randomness=log.randomness)
+                writer = PartWriter(
+                    log.store,
+                    job,
+                    name,
+                    Path(folder),
+                    randomness=log.randomness,
+                    kept=kept.get(name, ()),
+                )
                 writer.add_clears(index.clears(name), tally.late)
                 for rows, nodes, conflicts in index.batches_with_rivals(name):
                     noted.note(conflicts.values())
@@ -123,10 +140,16 @@ class LocalEngine:
         return Result(tuple(merged), tuple(tally.pairs.items()))
 
 
+def _keys(index: NewestIndex, name: str) -> Iterator[list[bytes]]:
+    for states in index.keys(name):
+        yield [key for key, _, _ in states]
+
+
 class PartWriter:
     """Writes the rows of one map that are kept as part files, in key order. In a dry run it only
-    measures their size. `partition`: the number of the key range. Every file has a unique name, so
-    that another attempt at the same work cannot replace it. No file is replaced or deleted
+    measures their size. `partition`: the number of the key range. `kept`: former files that become
+    parts as they are, in key order; no added row is in their ranges. Every file has a unique name,
+    so that another attempt at the same work cannot replace it. No file is replaced or deleted
     here."""
 
     def __init__(
@@ -137,6 +160,7 @@ class PartWriter:
         folder: Path,
         partition: int = 0,
         randomness: Randomness | None = None,
+        kept: Sequence[KeptPart] = (),
     ) -> None:
         self._store, self._job, self._name, self._folder, self._partition = (
             store,
@@ -150,7 +174,13 @@ class PartWriter:
         self._rows = self._bytes = self._conflicts = 0
         self._clears = False
         self._expiry_ms: list[int] = []
+        self._first_expiry_ms = 0
         self._parts: list[Part] = []
+        self._kept = deque(kept)
+        self._lower: bytes | None = b""
+        """Of the file that is written now, or next."""
+        self._last = b""
+        """The last key that was written."""
 
     def add_clears(self, claims: Sequence[Claim], late: set[Subject]) -> None:
         """Add the newest clears. Must be called before `add`."""
@@ -193,11 +223,33 @@ class PartWriter:
             [len(row[KEY] or b"") + len(row[VALUE] or b"") for row, _ in claims],
             GROUP_BYTES_MAX,
         ):
-            self._write([row for row, _ in page], [node for _, node in page], losers)
+            rows, nodes = [row for row, _ in page], [node for _, node in page]
+            while rows and self._kept and (rows[-1][KEY] or b"") >= self._kept_lower:
+                count = bisect_left(rows, self._kept_lower, key=lambda row: row[KEY] or b"")
+                if count:
+                    self._write(rows[:count], nodes[:count], losers)
+                self._take_kept()
+                rows, nodes = rows[count:], nodes[count:]
+            if rows:
+                self._write(rows, nodes, losers)
+
+    @property
+    def _kept_lower(self) -> bytes:
+        return self._kept[0].part.lower or b""
+
+    def _take_kept(self) -> None:
+        """The next kept file is the next part."""
+        self._finish()
+        each = self._kept.popleft()
+        self._parts.append(each.part)
+        self._lower = each.upper
 
     def _write(self, rows: list[Row], nodes: list[str], losers: set[int]) -> None:
         if self._file is None:
             self._file = ParquetFile(self._folder, SNAPSHOT_SCHEMA, keys_of(self._store))
+            if self._parts and not self._parts[-1].is_kept:
+                self._lower = separator(self._last, rows[0][KEY] or b"")
+        self._last = rows[-1][KEY] or b""
         batch = to_batch(rows, nodes)
         self._file.write(
             batch,
@@ -217,12 +269,17 @@ class PartWriter:
                 )
             )
         ]
+        expiries = [row[EXPIRES_AT_MS] for row in rows if row[EXPIRES_AT_MS] and not is_clear(row)]
+        if expiries:
+            self._first_expiry_ms = min(*expiries, self._first_expiry_ms or expiries[0])
         if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
             self._finish()
 
     def close(self) -> tuple[Part, ...]:
         """Store the last part. Returns all parts."""
         self._finish()
+        while self._kept:
+            self._take_kept()
         return tuple(self._parts)
 
     def _finish(self) -> None:
@@ -246,8 +303,10 @@ class PartWriter:
                 expiry,
                 self._conflicts,
                 self._clears,
+                self._lower,
+                self._first_expiry_ms,
             )
         )
-        self._rows = self._bytes = self._conflicts = 0
+        self._rows = self._bytes = self._conflicts = self._first_expiry_ms = 0
         self._clears = False
         self._expiry_ms = []

@@ -51,6 +51,7 @@ ATTEMPTS = 3
 
 LIVE, KEEP, DROP = "live", "kept", "gone"
 
+Key: TypeAlias = bytes
 Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 """A key of a map, or one of its partitions (`imap_wal.entry.subject`)."""
 
@@ -128,6 +129,12 @@ class Part:
     tombstones."""
     clears: bool = False
     """It contains clears; they count as tombstones."""
+    lower: Key | None = None
+    """No key of it is lower, and each key of the parts before it is; None: unknown."""
+    first_expiry_ms: int = 0
+    """When its first row expires; 0: no row does."""
+    is_kept: bool = False
+    """It is a file of the former snapshot."""
 
     @property
     def rows(self) -> int:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from imap_wal.disposal import dispose
-from imap_wal.errors import LostRace, ShortLog
+from imap_wal.errors import CorruptLog, LostRace, ShortLog
 from imap_wal.manifest.cluster import (
     NO_VERSIONS,
     ClusterManifest,
@@ -19,7 +19,7 @@ from imap_wal.manifest.cluster import (
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan
+from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
 from storage_backends import NotFound, StorageError
 
@@ -31,6 +31,9 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
     for item in result.maps:
         for part in item.parts:
             try:
+                if part.is_kept:
+                    _confirm_kept(log, part)
+                    continue
                 for _ in batches(
                     log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows
                 ):
@@ -43,6 +46,18 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
                 raise ShortLog(
                     part.path, 0, what, "nothing was published; run the rewrite again"
                 ) from error
+
+
+def _confirm_kept(log: ClusterLog, part: Part) -> None:
+    """It was read when it was new. `NotFound`, `CorruptLog`."""
+    size = log.store.size(part.path)
+    if size != part.bytes:
+        raise CorruptLog(
+            part.path,
+            0,
+            f"this file of the former snapshot has {size} bytes, the manifest says {part.bytes}",
+            "nothing was published; restore it from a copy",
+        )
 
 
 def demand_floor(manifest: ClusterManifest, job: RewritePlan) -> None:
@@ -143,6 +158,8 @@ def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
     former = job.state.manifest.snapshots.get(item.map)
     if item.unchanged and former is not None:
         return replace(former, marks=marks(job, item.map))
+    borders = tuple(part.lower.hex() for part in item.parts if part.lower is not None)
+    known = len(borders) == len(item.parts)
     return Snapshot(
         generation=job.generation,
         files=tuple(part.path for part in item.parts),
@@ -158,6 +175,8 @@ def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
         rows=tuple(part.rows for part in item.parts),
         versions=former.versions if former is not None else 0,
         last_expiry_ms=latest_expiry(part.last_expiry_ms for part in item.parts),
+        borders=("", *borders[1:]) if known and borders else (),
+        expiries=tuple(part.first_expiry_ms for part in item.parts) if known else (),
     )
 
 
@@ -200,4 +219,6 @@ def report_of(job: RewritePlan, item: Merged) -> MapRewrite:
         sum(part.bytes for part in item.parts),
         job.generation,
         tuple(part.path for part in item.parts),
+        records_kept=sum(part.rows for part in item.parts if part.is_kept),
+        bytes_written=sum(part.bytes for part in item.parts if not part.is_kept),
     )

@@ -33,10 +33,14 @@ class MapRewrite:
     """Keys in conflict that were not decided: all claims are kept."""
     set_aside: str = ""
     """The file with the losing claims."""
+    records_kept: int = 0
+    """Records in files of the former snapshot that were kept, and not read."""
+    bytes_written: int = 0
+    """The size of the new files."""
 
     @property
     def dropped(self) -> int:
-        return max(self.records_read - self.live - self.tombstones, 0)
+        return max(self.records_read + self.records_kept - self.live - self.tombstones, 0)
 
     @property
     def saved_bytes(self) -> int:

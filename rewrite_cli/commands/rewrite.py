@@ -119,6 +119,13 @@ def command(
             f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
             f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
         )
+        kept = sum(each.records_kept for each in report.maps)
+        if kept:
+            written = sum(each.bytes_written for each in report.maps)
+            out.echo(
+                f"{kept:,} records are in files that nothing changed; they were kept. New files: "
+                f"{out.size(written)}"
+            )
         for each in report.maps:
             if each.conflicts:
                 where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""

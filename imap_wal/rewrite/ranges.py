@@ -1,0 +1,110 @@
+"""Which files of a map's former snapshot a rewrite keeps as they are.
+
+The files of a snapshot have the keys of disjoint ranges, in order. The manifest has the lower
+border of each range, so the ranges that have no new entry are known without reading a file. Such a
+file is kept, unless it has something to drop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from imap_wal.manifest.cluster import Snapshot
+from imap_wal.parquet.file import written_otherwise
+from imap_wal.rewrite.plan import Part, RewritePlan
+from storage_backends import SegmentStore
+
+BORDER_BYTES_MAX = 256
+"""Longer borders are not written into the manifest: its next rewrite reads the whole map."""
+SMALL_BYTES = 16 * 1024 * 1024
+"""A smaller file beside a range that is rewritten is rewritten with it, so that many small rewrites
+do not leave many small files."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPart:
+    """A file that is kept. `upper`: where the next range begins; None: it is the last."""
+
+    part: Part
+    upper: bytes | None
+
+
+def separator(last: bytes, first: bytes) -> bytes | None:
+    """The shortest border between a file that ends with key `last` and one that begins with
+    `first`. None if there is none, or none that is short enough."""
+    if last >= first:
+        return None
+    common = next(
+        (place for place, (a, b) in enumerate(zip(last, first, strict=False)) if a != b),
+        min(len(last), len(first)),
+    )
+    return first[: common + 1] if common < BORDER_BYTES_MAX else None
+
+
+def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
+    """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
+    have tombstones or claims to drop, or the manifest does not have the borders of its files."""
+    facts = (snapshot.borders, snapshot.expiries, snapshot.sizes, snapshot.rows, snapshot.checksums)
+    if snapshot.tombstones or any(len(each) != len(snapshot.files) for each in facts):
+        return ()
+    try:
+        lowers = [bytes.fromhex(border) for border in snapshot.borders]
+    except ValueError:
+        return ()
+    parts = tuple(
+        Part(
+            path,
+            live=rows,
+            tombstones=0,
+            bytes=size,
+            checksum=checksum,
+            last_expiry_ms=snapshot.last_expiry_ms,
+            lower=lower,
+            first_expiry_ms=expiry,
+            is_kept=True,
+        )
+        for path, lower, expiry, size, rows, checksum in zip(
+            snapshot.files, lowers, *facts[1:], strict=True
+        )
+    )
+    return parts if all(a < b for a, b in pairwise(lowers)) else ()
+
+
+def kept_parts(
+    job: RewritePlan,
+    parts: Sequence[Part],
+    pages: Iterable[Iterable[bytes]],
+    store: SegmentStore,
+) -> tuple[KeptPart, ...]:
+    """Those of `parts` (`parts_of`) that are kept. `pages`: the keys that have new entries.
+    `NotFound`, and the errors of `written_otherwise`."""
+    lowers = [part.lower or b"" for part in parts]
+    touched = [
+        bool(part.first_expiry_ms) and job.rule.expired(part.first_expiry_ms) for part in parts
+    ]
+    left = touched.count(False)
+    for page in pages:
+        if not left:
+            return ()
+        for key in page:
+            place = bisect_right(lowers, key) - 1
+            if not touched[place]:
+                touched[place] = True
+                left -= 1
+    for place, part in enumerate(parts):
+        touched[place] = touched[place] or written_otherwise(store, part.path)
+    order = range(len(parts))
+    for places, step in ((order, -1), (reversed(order), 1)):
+        for place in places:
+            beside = place + step
+            if 0 <= beside < len(parts) and touched[beside] and parts[place].bytes < SMALL_BYTES:
+                touched[place] = True
+    uppers = [*lowers[1:], None]
+    return tuple(
+        KeptPart(part, upper)
+        for part, upper, is_touched in zip(parts, uppers, touched, strict=True)
+        if not is_touched
+    )
