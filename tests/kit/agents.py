@@ -38,7 +38,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
-    """What a restore of the cluster gives."""
+    """What a restore of the cluster returns."""
     view = MaterializedView(
         ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings()
     )

@@ -1,6 +1,6 @@
 """Callers of the cluster that record every answer, and when it came.
 
-acknowledged   it took effect, and gave this result
+acknowledged   it took effect, with this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
 unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also
                later
@@ -59,8 +59,8 @@ def stored(value: str | None) -> str | None:
 
 
 def told_apart(found: Any) -> str | None:
-    """The value without its padding, from what a map answered. A damaged value is reported as
-    such."""
+    """The value without its padding, from the answer of a map. A damaged value is marked as
+    damaged."""
     value = None if found is None else str(found).partition("~")[0]
     return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
@@ -189,7 +189,7 @@ class Callers:
         try:
             return self._connect(number, _direct(number))
         except Exception:
-            self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
+            self._end.wait(0.2)  # nothing to connect to; the next try may name other members
             return None
 
     def _one(

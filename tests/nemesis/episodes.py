@@ -123,7 +123,7 @@ def freeze_agent_then_kill_machine(world: World, rng: Random) -> None:
     time.sleep(rng.uniform(0.5, 3))
 
 
-# ---- members come and go ----
+# ---- members join and leave ----
 
 
 @episode()

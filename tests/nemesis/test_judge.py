@@ -1,5 +1,5 @@
-"""The judge on known records: a lost change, one that came back, a stale answer of a frozen member,
-and the longest time without a success."""
+"""The judge on known records: a lost change, a removed key that returned, a stale answer of a
+frozen member, and the longest time without a success."""
 
 from __future__ import annotations
 

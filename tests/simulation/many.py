@@ -21,7 +21,7 @@ COLLECT = 20
 
 @dataclass
 class Tally:
-    """What a number of runs came to."""
+    """The sums of a number of runs."""
 
     schedules: int = 0
     steps: int = 0
@@ -41,7 +41,7 @@ def chunk(job: tuple[str, int, int]) -> Tally:
     """Seeds from `first` on, so many; inside of `installed()`."""
     scenario, first, count = job
     tally = Tally()
-    gc.disable()  # walking over all that is remembered takes a quarter of the time
+    gc.disable()  # scanning everything that is remembered takes a quarter of the time
     for seed in range(first, first + count):
         result = run_seed(scenario, seed)
         tally.schedules += 1
@@ -52,7 +52,7 @@ def chunk(job: tuple[str, int, int]) -> Tally:
             tally.failures.append(failure_of(scenario, seed, result))
         if tally.schedules % COLLECT == 0:
             gc.collect()
-            gc.freeze()  # what is left is remembered for later runs: it is not walked over again
+            gc.freeze()  # what is left is remembered for later runs: it is not scanned again
     return tally
 
 

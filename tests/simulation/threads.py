@@ -1,5 +1,5 @@
-"""What the code under test finds in place of `threading` and `time`: a task that would block
-lets others run, and only the world's time passes."""
+"""What the code under test gets in place of `threading` and `time`: while a task would block,
+others run, and only the world's time passes."""
 
 from __future__ import annotations
 
