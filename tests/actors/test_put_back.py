@@ -127,7 +127,7 @@ def test_a_copy_of_an_archiving_log_is_whole_or_refused(tmp_path: Path, order: s
 
 
 def test_a_nodes_folder_from_an_earlier_open_is_refused(tmp_path: Path) -> None:
-    """Older manifests beside older segments: only the cluster's manifest knows of later opens."""
+    """Manifests and segments are both older: only the cluster's manifest knows of later opens."""
     root = tmp_path / "log"
     folder = root / "default/embedded/nodes/embedded"
     with imap_wal.open(root) as store:

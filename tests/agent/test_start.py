@@ -309,7 +309,7 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
 
 
 def test_a_look_takes_less_than_the_connect_timeout() -> None:
-    """The agent answers before the plug-in gives up the connection."""
+    """The agent answers before the plug-in closes the connection."""
     assert handler.LOOK_S < 2.0
 
 

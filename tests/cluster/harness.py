@@ -1,4 +1,4 @@
-"""Real members and real agents, each a process of its own that dies with the test.
+"""Real members and real agents, each in its own process, which ends with the test.
 
 Agent     `imap-wal agent` beside a member: start, kill, freeze, statistics
 Member    a JVM with TestMember.java: start, kill, leave, questions on its standard input
@@ -84,7 +84,7 @@ def until(what: str, condition: Callable[[], T], seconds: float = 60, pause: flo
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range that the kernel gives to outgoing connections."""
+    """Below the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000)
@@ -267,7 +267,7 @@ class Agent(Child):
 
 
 class Member(Child):
-    """A member in a JVM of its own."""
+    """A member in its own JVM."""
 
     def __init__(
         self,
@@ -458,7 +458,8 @@ class Cluster:
         return [member for member in self.members if member.running]
 
     def wait_safe(self, count: int) -> None:
-        """So many members, and every partition where it shall be, with its backup."""
+        """Wait until there are `count` members, and every partition has its owner and its
+        backup."""
 
         def safe() -> bool:
             return all(

@@ -1,7 +1,7 @@
 """What happened to the cluster before it was killed: writers that tests register, and what each of
 them expects afterwards.
 
-@written                    runs once, on the first lifetime of the cluster, beside the other
+@written                    runs once, in the first lifetime of the cluster, together with the other
                             writers; returns what its test needs
 @written(last=True)         runs alone, after those
 now.written("name")         what that writer returned; raises what it raised

@@ -127,7 +127,7 @@ BAD = {
         ['"agent"', "http://localhost:7701"],
     ),
     "empty-endpoint": (lambda agent: logged_map(""), ['"agent"', "missing"]),
-    "write-behind": (
+    "behind": (
         lambda agent: logged_map(agent, store={"write-delay-seconds": 5}),
         ["write-delay-seconds is 5", "needs 0"],
     ),

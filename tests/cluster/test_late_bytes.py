@@ -52,7 +52,7 @@ def send(children: Iterable[Child], number: signal.Signals) -> None:
 def put_without_waiting(
     client: hazelcast.HazelcastClient, word: str, count: int
 ) -> dict[str, Future[Any]]:
-    """One change of a key of its own each."""
+    """One change for each key."""
     entries = client.get_map(NAME)
     return {
         f"{word}-{number}": entries.set(f"{word}-{number}", f"said by {word} {number}")

@@ -292,7 +292,7 @@ def test_time_to_live_continues_where_it_was(now: Now) -> None:
     before = now.written("time_to_live")
     after = {key: now.expiry("ttl", key) for key in now.map("ttl").key_set()}
     assert sorted(after) == sorted(before)
-    # A member keeps expiry in whole seconds since a start of its own.
+    # A member keeps expiry in whole seconds since its own start.
     assert after == {key: pytest.approx(expiry, abs=1000) for key, expiry in before.items()}
     assert 0 < now.expiry("short-lived-by-configuration", "a") - time.time() * 1000 < 3_600_000
 

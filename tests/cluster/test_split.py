@@ -76,7 +76,7 @@ class Writer:
 def members_that_can_split(
     folder: Path, classpath: str, count: int
 ) -> Iterator[tuple[Network, Cluster]]:
-    """So many members with their agents, in a network that can be cut."""
+    """Members with their agents, in a network that can be cut."""
     with (
         Network() as network,
         Cluster(

@@ -24,8 +24,8 @@ from tests.kit.operations import ACK, operation
 def write_and_shrink_until_killed(
     url: str, durability: str, seed: int, starts: list[int], journal: Any
 ) -> None:
-    """One thread for each of `starts`, from that operation on; beside them archives, rewrites and
-    prunes, all the time."""
+    """One thread for each of `starts`, from that operation on; archives, rewrites and prunes at the
+    same time."""
     store = imap_wal.open(url, node="n", durability=durability, segment_bytes=8 * 1024)
     m = store.map("m")
     pipe = journal.fileno()

@@ -129,8 +129,8 @@ def kill_at_random(
     url: str, durability: str, seed: int, starts: list[int], chance: Random
 ) -> list[int]:
     """Let a child write, archive, rewrite and prune, and kill it some time after some
-    acknowledgements; returns how far each thread's acknowledgements came, read to the last byte
-    that the child had sent."""
+    acknowledgements; returns, for each thread, the number of its first operation that was not
+    acknowledged. Reads to the last byte that the child had sent."""
     ours, theirs = _context.Pipe(duplex=False)
     child = _context.Process(
         target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs)

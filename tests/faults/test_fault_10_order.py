@@ -1,4 +1,4 @@
-"""Faults 10, 11: clocks that go backwards, several changes in one millisecond, duplicates and
+"""Faults 10, 11: clocks that are set back, several changes in one millisecond, duplicates and
 reorderings."""
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: i
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_repeated_or_reordered_changes_agree_in_many_histories(cases: Cases, seed: int) -> None:
-    """They give the same state.
+    """The result is the same state.
     Fault 11, long."""
     for more in range(2000):
         shuffle(seed + more)

@@ -100,7 +100,7 @@ def test_failed_opens_and_lives_leak_nothing(tmp_path: Path, cases: Cases) -> No
 
 def test_refused_opens_leak_nothing(url: str, cases: Cases) -> None:
     """No file descriptor and no thread is left.
-    Fault 14: the log is held by another, or damaged."""
+    Fault 14: another writer has the log, or it is damaged."""
     with imap_wal.open(url, node="n") as store:
         store.map("m")["a"] = 1
         with no_leaks():

@@ -32,7 +32,7 @@ UNIT = Path(__file__).parents[2] / "docs/reference/imap-wal-agent.service"
 
 
 class RunAsAgent:
-    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or what went wrong."""
+    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or the error."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -233,7 +233,7 @@ def test_the_units_user_can_read_its_files(run_as_agent: RunAsAgent) -> None:
     keys.write_clients(etc / "clients.toml", {pair.public: Peer("member-1", frozenset(Right))})
     keys.write_new(
         credentials / "owned.key", pair.text(), 0o400
-    )  # without access lists, systemd gives the copy to the user
+    )  # without access lists, the user owns systemd's copy
     os.chown(credentials / "owned.key", AGENT, AGENT)
     keys.write_new(
         credentials / "listed.key", pair.text(), 0o440

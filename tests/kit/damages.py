@@ -19,7 +19,7 @@ FOLDER = IDENTITY.node_folder
 
 
 def history(memory: MemoryStore, *, segments_: int = 3, frames: int = 4, sync: bool = True) -> None:
-    """Segments of so many frames with one entry each (key = number of the frame, from 0), then a
+    """Segments of `frames` frames with one entry each (key = number of the frame, from 0), then a
     kill: nothing is closed."""
     log = node_log(memory)
     number = 0

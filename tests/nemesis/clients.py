@@ -1,4 +1,4 @@
-"""Callers of the cluster that record every answer, and when it came.
+"""Callers of the cluster that record every answer and its time.
 
 acknowledged   it took effect, with this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
@@ -46,7 +46,7 @@ class Key:
 
 
 class NoAnswer(Exception):
-    """`answered` is set when the answer comes after all."""
+    """`answered` is set if a late answer arrives."""
 
     def __init__(self, answered: threading.Event) -> None:
         super().__init__(f"no answer for {ANSWER_S} s")
@@ -148,8 +148,8 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """When this returns, no operation of a caller is in flight. Those that a caller gave up
-        waiting for were answered, or their time is over."""
+        """When this returns, no operation of a caller is in flight. Those that a caller stopped
+        waiting for were answered, or their time-out has passed."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"

@@ -1,7 +1,7 @@
 """Is every answer right, is every acknowledged change present, and does a restart restore the same
 contents?
 
-live map      a read of everything, after the cluster is whole: part of the history of each key
+live map      a read of everything, after the cluster works again: part of the history of each key
 history       each key's history is linearizable
 query         a query (`entry_set`) and reads of single keys say the same
 restart       what was live before everything was killed is live after the restart, and nothing else

@@ -33,7 +33,7 @@ def attempt(
 
 
 def read(start: float, result: Any) -> Attempt:
-    """The judge's own, when the cluster is whole."""
+    """A read of the judge, when the cluster works again."""
     operation = dataclasses.replace(attempt("get", start, result=result).operation, client=READER)
     return Attempt(KEY, operation, "acknowledged", operation.end)
 

@@ -48,7 +48,7 @@ WHOLE_S = 90.0
 
 
 class NoAgent(Agent):
-    """The place of an agent, beside members without the plug-in."""
+    """In place of an agent, for members without the plug-in."""
 
     def launch(self, module: str = "") -> None: ...
 

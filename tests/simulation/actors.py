@@ -335,7 +335,7 @@ class Actor:
         self.past.check(found, start, self.world.tick(), f"the listing of {self.spec.name}")
 
     def copy(self, order: str, seed: int = 0) -> None:
-        """A copy of the whole root, file by file, as a general copy tool makes it."""
+        """A copy of the whole root, file by file, as a copy tool makes it."""
         start = self.world.tick()
         name = f"copy of {self.spec.name}"
         source = self.storage()

@@ -258,7 +258,7 @@ def installed() -> Iterator[None]:
     put(writer, "holder_text", lambda what: what)
     put(
         sys.modules["imap_wal.segment.reader"], "READERS", 1
-    )  # a thread of its own would not wait for its turn
+    )  # a separate thread would not wait for its turn
     logger = logging.getLogger("imap_wal")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -16,7 +16,7 @@ from tests.simulation.install import installed
 
 CHUNK = 100
 COLLECT = 20
-"""So many runs leave little enough garbage that its memory is still in the processor's caches."""
+"""The garbage of this number of runs still fits into the processor's caches."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Tally:
 
 
 def chunk(job: tuple[str, int, int]) -> Tally:
-    """Seeds from `first` on, so many; inside of `installed()`."""
+    """Plays a number of seeds from `first` on; called inside of `installed()`."""
     scenario, first, count = job
     tally = Tally()
     gc.disable()  # scanning everything that is remembered takes a quarter of the time

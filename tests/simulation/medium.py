@@ -47,7 +47,7 @@ _numbers = itertools.count(1)
 
 
 class File:
-    """`synced`: so many bytes survive a power loss. What an unsynced truncation would leave is not
+    """`synced`: how many bytes survive a power loss. What an unsynced truncation would leave is not
     modelled: all calls but appends are durable on return."""
 
     __slots__ = ("data", "listed", "modified_ms", "synced")
@@ -246,7 +246,7 @@ class SimLock:
 
 
 class SimStore:
-    """One process's way to a medium. Every method is a step of the world."""
+    """The access of one process to a medium. Every method is a step of the world."""
 
     def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
         self.world, self.process, self.medium, self.kind = world, process, medium, kind
@@ -401,9 +401,9 @@ class SimStore:
 
 
 class Cache:
-    """What one machine caches of a file system that others change too (NFS): listings of
-    folders, with sizes and times, and names that it looked up in vain. Each is used until it is
-    STALE_STEPS old, or until this machine changes something there."""
+    """What one machine caches of a file system that others change too (NFS): listings of folders,
+    with sizes and times, and names that it did not find. Each is used until it is STALE_STEPS old,
+    or until this machine changes something there."""
 
     def __init__(self, world: World) -> None:
         self._world = world

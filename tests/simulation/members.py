@@ -301,7 +301,7 @@ class MemberActor(Actor):
         super().__init__(*arguments)
         self._connection: Connection | None = None
         self._reading: dict[Any, Connection | None] = {}
-        """Each thread that reads has a connection of its own."""
+        """Each thread that reads has its own connection."""
         self._former: dict[int, int] = {}
         """Session of an earlier view → the last request that counts."""
         self._lost: tuple[str, ...] = ()
@@ -310,7 +310,7 @@ class MemberActor(Actor):
         self._opened.set()
 
     def _hello(self, purpose: str) -> tuple[Connection, dict[str, Any]] | None:
-        """None: no agent answers; `Stop`: this cluster's time is over."""
+        """None: no agent answers; `Stop`: this cluster has been replaced."""
         world = self.world
         for attempt in range(TRIES):
             if attempt:
@@ -357,8 +357,8 @@ class MemberActor(Actor):
         self._append(number, None)
 
     def put_and_leave(self, number: int) -> None:
-        """The member no longer waits for the answer: its time is over, and the change may still be
-        logged. (Its partition may migrate now.)"""
+        """The member no longer waits for the answer: its time-out has passed, and the change may
+        still be logged. (Its partition may migrate now.)"""
         place = self.spec.cluster_id, number
         owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
         if owner != self.spec.name or (self._connection is None and not self.hello()):

@@ -76,7 +76,7 @@ class Result:
 
 KEYS = Keys(ring=ring("a", "plain"))
 ENCRYPTED_EACH = 3
-"""Of so many runs, one is encrypted. Its prologue is not: what is there already is read too."""
+"""One of this number of runs is encrypted. Its prologue is not: unencrypted files are read too."""
 
 
 def play(plan: Plan, chooser: Chooser) -> Result:

@@ -175,7 +175,7 @@ class World:
         return [Step(*each, self.notes.get(each[0], "")) for each in self._trace]
 
     def tick(self) -> float:
-        """A moment of its own within this step, later than all before."""
+        """A new moment within this step, later than all before."""
         self._ticks += 1
         return self.step + self._ticks / 1_000_000
 
