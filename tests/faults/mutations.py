@@ -1,5 +1,5 @@
 """Deliberate defects, each with the test that must catch it. A defect is a change of the source;
-where its text is no longer found, mend it here.
+where its text is no longer found, correct it here.
 
 python -m tests.faults.mutations        tries all of them
 """
@@ -29,7 +29,7 @@ _REWRITES = "tests/rewrite"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`old` stands once in `file` and becomes `new`; then `test` fails."""
+    """`old` occurs once in `file`. When it is replaced by `new`, `test` fails."""
 
     name: str
     file: str

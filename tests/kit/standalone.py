@@ -32,7 +32,7 @@ def told(records: Any) -> list[str]:
 
 
 def everywhere(opened: Log, storage: SegmentStore, places: list[Position]) -> None:
-    """Reading from every position, and from between them, gives exactly what is there from it
+    """Reading from every position, and from between them, returns exactly the records from there
     on."""
     for source in (opened, reading(storage)):
         assert [record.position for record in source.read(START)] == places
