@@ -60,7 +60,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     assert compression == [("ZSTD",)]
 
 
-def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
+def test_rows_are_read_from_parquet_as_they_were_written(seed: int) -> None:
     random_ = random.Random(seed)
     rows: list[Row] = [
         (
@@ -90,7 +90,7 @@ def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
     assert to_rows(to_batch([], "n1")) == []
 
 
-def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
+def test_the_segment_being_written_is_not_archived(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.rotate()

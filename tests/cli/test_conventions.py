@@ -115,7 +115,7 @@ def test_nothing_destructive_without_yes_or_an_answer(run: Run, url: str) -> Non
     assert run("export", url).out == before
 
 
-def test_a_reader_that_goes_away_is_no_error(url: str) -> None:
+def test_a_closed_output_pipe_is_no_error(url: str) -> None:
     command = f"{sys.executable} -m rewrite_cli.cli dump {url} | head -1; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 0

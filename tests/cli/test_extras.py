@@ -192,16 +192,16 @@ except imap_wal.StorageUnavailable as error:
 
 @pytest.mark.cluster
 def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: Path) -> None:
-    told = run(str(core / "python"), "-c", EMBEDDED, str(tmp_path / "log"), cwd=tmp_path)
-    archive, s3 = told.strip().splitlines()
+    printed = run(str(core / "python"), "-c", EMBEDDED, str(tmp_path / "log"), cwd=tmp_path)
+    archive, s3 = printed.strip().splitlines()
     assert "pip install 'imap-wal[archive]'" in archive
     assert "pip install 'imap-wal[s3]'" in s3
 
 
 @pytest.mark.cluster
 def test_core_install_of_the_command_says_what_to_install(core: Path, tmp_path: Path) -> None:
-    told = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)
+    printed = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)
     assert (
-        told == "error: the library click is not installed; install it with: pip install "
+        printed == "error: the library click is not installed; install it with: pip install "
         "'imap-wal[cli]'\n"
     )

@@ -131,12 +131,12 @@ def test_repair_without_newest_manifests_keeps_acknowledged_entries(
         why = f"{len(lost)} of {len(everything)} {how.__name__} in {folder}"
         verified = run("verify", url, "-o", "json")
         found = verified.json["files"]
-        told = [
+        corrupt = [
             file for file in found if file["kind"] == "manifest" and file["status"] == "corrupt"
         ]
         if how is damage:
             assert verified.code == 3, why
-            assert told, why
+            assert corrupt, why
             with pytest.raises(LogError, match="imap-wal repair"):
                 contents(url)
         elif verified.code == 0:

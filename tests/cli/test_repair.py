@@ -48,9 +48,7 @@ def test_a_flipped_bit_costs_one_frame(run: Run, log: Path, tmp_path: Path, plac
     assert values(f"{tmp_path}/copy") == {f"k{key}": [2, key] for key in range(10)}
 
 
-def test_point_in_time_keeps_what_stands_before_the_damage(
-    run: Run, log: Path, tmp_path: Path
-) -> None:
+def test_point_in_time_keeps_entries_before_the_damage(run: Run, log: Path, tmp_path: Path) -> None:
     _, middle, newest = sorted(log.glob("*.wal"))
     frame = frames(middle)[4]
     flip(middle, frame.offset + 30)
@@ -134,7 +132,7 @@ def test_a_missing_newest_segment_is_given_up(run: Run, log: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
-def test_a_cut_end_of_an_older_segment_is_told(
+def test_a_cut_end_of_an_older_segment_is_reported(
     run: Run, log: Path, tmp_path: Path, mode: str
 ) -> None:
     _, middle, _ = sorted(log.glob("*.wal"))
@@ -206,7 +204,7 @@ def test_the_first_unarchived_segment_is_not_taken_as_empty(
     assert values(f"{tmp_path}/copy") == ({"k0": 0, "k2": 2} if mode == SALVAGE else {"k0": 0})
 
 
-def test_a_cut_end_of_a_closed_log_is_told(run: Run, log: Path, tmp_path: Path) -> None:
+def test_a_cut_end_of_a_closed_log_is_reported(run: Run, log: Path, tmp_path: Path) -> None:
     newest = max(log.glob("*.wal"))
     newest.write_bytes(newest.read_bytes()[: frames(newest)[6].offset])
     assert run("verify", tmp_path / "log").code == 3

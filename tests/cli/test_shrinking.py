@@ -27,9 +27,7 @@ def test_archive_moves_sealed_segments_to_parquet(run: Run, url: str, root: Path
     assert live(run, url) == LIVE
 
 
-def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(
-    run: Run, url: str, root: Path
-) -> None:
+def test_rewrite_keeps_the_newest_and_prune_frees_the_space(run: Run, url: str, root: Path) -> None:
     tried = run("rewrite", url, "--dry-run", "-o", "json").json["clusters"][0]
     assert tried["dry_run"]
     assert not (root / "prod/eu/snapshot").exists()

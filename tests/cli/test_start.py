@@ -42,7 +42,7 @@ def test_claim_force_ends_the_wait_once(run: Run, tmp_path: Path) -> None:
             )
 
 
-def test_doctor_shows_for_whom_an_agent_waits(run: Run, tmp_path: Path) -> None:
+def test_doctor_shows_which_node_an_agent_waits_for(run: Run, tmp_path: Path) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (early,) = settings_of(tmp_path, "n1")
     with serving(early), plugin(early, greet=False, cluster_id="cluster-2", uuid="new") as member:

@@ -122,8 +122,8 @@ def damage(chance: Random, store: MemoryStore) -> str:
 
 def verified(store: MemoryStore) -> list[Finding]:
     (view,) = survey(store)
-    told, units = plan(store, view, lambda _: True)
-    return told + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
+    planned, units = plan(store, view, lambda _: True)
+    return planned + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:

@@ -136,7 +136,7 @@ def test_example_runs_twice(name: str, tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
 
 
-def test_inner_links_lead_somewhere() -> None:
+def test_inner_links_have_targets() -> None:
     for page in ALL_PAGES:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:

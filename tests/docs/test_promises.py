@@ -51,7 +51,7 @@ def headings(page: Path) -> set[str]:
 PROMISES = list(promises())
 
 
-def test_there_are_promises_and_none_stands_twice() -> None:
+def test_no_promise_is_listed_twice() -> None:
     assert len(PROMISES) > 25
     assert len({promise for promise, *_ in PROMISES}) == len(PROMISES)
 
@@ -59,7 +59,7 @@ def test_there_are_promises_and_none_stands_twice() -> None:
 @pytest.mark.parametrize(
     ("promise", "described", "held"), PROMISES, ids=[promise[:50] for promise, *_ in PROMISES]
 )
-def test_a_promise_is_described_and_held_by_tests_that_exist(
+def test_a_promise_is_described_and_its_tests_exist(
     promise: str, described: str, held: str
 ) -> None:
     links = re.findall(r"\]\(([\w.-]+)(?:#([\w-]+))?\)", described)

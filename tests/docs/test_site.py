@@ -144,9 +144,7 @@ def test_no_element_of_any_page_is_wider_than_its_place(
 
 
 @pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
-def test_pages_are_photographed_for_people_to_look_at(
-    address: str, browser: str, width: int
-) -> None:
+def test_screenshots_of_pages_are_made(address: str, browser: str, width: int) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for page in LOOKED_AT:
         picture = PICTURES / f"{page.replace('/', '-') or 'start'}-{width}.png"

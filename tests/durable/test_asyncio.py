@@ -41,7 +41,7 @@ def test_two_thousand_concurrent_operations_are_all_kept(url: str) -> None:
     run(work)
 
 
-def test_an_asyncio_map_reads_like_the_other_one(memory: MemoryStore) -> None:
+def test_an_asyncio_map_reads_like_the_synchronous_one(memory: MemoryStore) -> None:
     async def work() -> None:
         async with await aopen(memory) as store:
             m = store.map("m")

@@ -183,7 +183,7 @@ def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, for
 
 
 @pytest.mark.parametrize("wrong", ["none", "missing"])
-def test_what_takeovers_and_give_ups_leave_is_encrypted_too(
+def test_segments_that_takeovers_leave_are_encrypted_too(
     place: str, tmp_path: Path, wrong: str
 ) -> None:
     """Headers of segments without frames: a log without `plain` opens again after each."""

@@ -109,21 +109,21 @@ def play(
     interrupted = Interrupted(at)
     if not interrupted.run(lambda: work(store)):
         acked.update(doubtful)
-    goes_on = check_after(store, acked, doubtful, interrupted.where)
+    is_usable = check_after(store, acked, doubtful, interrupted.where)
     shown = dict(m)
     try:
         store.close()
     except ImapWalError:
-        assert not goes_on
+        assert not is_usable
     left = contents(store._log.store)
-    if goes_on:
+    if is_usable:
         assert left == shown, (interrupted.where, "memory differs from the log")
     for key, value in acked.items():
         assert left.get(key) == value or (key in doubtful and left.get(key) == doubtful[key]), (
             interrupted.where,
             key,
         )
-    return interrupted.lines, goes_on
+    return interrupted.lines, is_usable
 
 
 WORKS: dict[str, Callable[[Any], Any]] = {
@@ -142,14 +142,14 @@ def test_interrupted_change_leaves_a_working_or_failed_store(
     work = WORKS[name]
     before = {} if name == "the very first put" else {"old": 1}
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
-    at, lines, gave_up = 0, 1, 0
+    at, lines, failed = 0, 1, 0
     while at <= lines:
         at += 1
         store = embedded(MemoryStore(f"{memory.url}-{name}-{at}"), segment_bytes=400)
-        lines, goes_on = play(store, at, before, work, **doubtful)
-        gave_up += not goes_on
+        lines, is_usable = play(store, at, before, work, **doubtful)
+        failed += not is_usable
     assert at > 60, "so many lines has a put"
-    assert not gave_up, "a store on an appendable storage can be used after every interrupt"
+    assert not failed, "a store on an appendable storage can be used after every interrupt"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -231,7 +231,7 @@ def test_interrupted_object_write_commits_or_fails_clearly(
         lines, _ = play(embedded(inner), at, {"old": 1}, WORKS["a later put"], k="new")
 
 
-def test_close_after_an_interrupted_close_lets_go_of_the_lock(memory: MemoryStore) -> None:
+def test_close_after_an_interrupted_close_frees_the_lock(memory: MemoryStore) -> None:
     at, lines = 0, 1
     while at <= lines:
         at += 1

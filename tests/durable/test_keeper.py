@@ -195,7 +195,7 @@ class LongArchives(FaultyStore):
         return left
 
 
-def test_interval_goes_on_to_sync_while_a_long_archive_runs(memory: MemoryStore) -> None:
+def test_interval_syncs_while_a_long_archive_runs(memory: MemoryStore) -> None:
     storage = LongArchives(memory)
     store = embedded(storage, durability="interval", sync_interval_ms=40, archive_interval_s=0.001)
     m = store.map("m")

@@ -37,7 +37,7 @@ def file(name: str, age_s: float, size: int = 100) -> StoredFile:
     return StoredFile(name, size, NOW - round(age_s * 1000))
 
 
-def test_by_age_only_what_is_older_goes() -> None:
+def test_the_age_limit_removes_only_older_files() -> None:
     files = [file("a", 10), file("b", 60), file("c", 61)]
     assert expired(files, NOW, 60, 0) == {"c"}
     assert expired(files, NOW, 0, 0) == set()
@@ -95,7 +95,7 @@ def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> Non
 
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
-def test_covered_archives_go_by_size_oldest_first(tmp_path: Path, by: str) -> None:
+def test_covered_archives_are_removed_by_size_oldest_first(tmp_path: Path, by: str) -> None:
     expected = archived(tmp_path, 12)  # some 200 kB each
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     before = archives(tmp_path, "m")
@@ -114,7 +114,7 @@ def test_covered_archives_go_by_size_oldest_first(tmp_path: Path, by: str) -> No
         assert dict(store.map("m", raw=True)) == expected
 
 
-def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
+def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
     archived(tmp_path, 3)
     run("rewrite", tmp_path.as_uri())
     for path in archives(tmp_path, "m"):
@@ -163,8 +163,8 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
         agent._maintenance.retention_error = "Unavailable: the storage is away"
-        told = {check.name: check for check in doctor.agent(agent.config.endpoint)}
-        assert "the storage is away" in told["agent's retention"].what
+        checks = {check.name: check for check in doctor.agent(agent.config.endpoint)}
+        assert "the storage is away" in checks["agent's retention"].what
 
 
 def test_covered_files_are_checked_at_start_and_every_half_time(

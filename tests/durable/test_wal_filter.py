@@ -50,7 +50,7 @@ def test_wal_filter_sees_entries_in_log_order(
     assert len(segments(memory)) > 1
 
 
-def test_what_it_skips_never_was_so_an_older_value_shows(memory: MemoryStore) -> None:
+def test_an_older_value_counts_when_the_newer_is_skipped(memory: MemoryStore) -> None:
     store = embedded(memory)
     items = store.map("m")
     items["a"], items["b"], items["a"] = 1, 2, 3

@@ -214,7 +214,7 @@ def test_an_impossible_number_is_refused_at_the_open_and_named(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 1e300, "1"])
-def test_a_tail_that_would_look_at_impossible_times_is_refused(tmp_path: Path, value: Any) -> None:
+def test_a_tail_with_an_impossible_poll_time_is_refused(tmp_path: Path, value: Any) -> None:
     with imap_wal.log.create(tmp_path) as log, pytest.raises(InvalidSetting, match="poll_s is"):
         next(log.tail(poll_s=value))
 

@@ -133,7 +133,7 @@ def act_tail_begins(bench: Bench) -> Act:
     return act
 
 
-def act_tail_goes_on(bench: Bench) -> Act:
+def act_tail_continues(bench: Bench) -> Act:
     tail = bench.reader().tail(poll_s=0.001)
     seen = [next(tail).position for _ in range(4)]
 
@@ -165,7 +165,7 @@ ACTS: dict[str, Callable[[Bench], Act]] = {
     "read": act_read,
     "read from an archive": act_read_archive,
     "tail that begins": act_tail_begins,
-    "tail that goes on, over a rotation": act_tail_goes_on,
+    "tail that continues, over a rotation": act_tail_continues,
     "archive": lambda bench: lambda: [bench.log.archive()].clear(),
     "shrink": act_shrink,
     "close": lambda bench: bench.log.close,

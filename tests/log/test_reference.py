@@ -118,11 +118,11 @@ class Reference(RuleBasedStateMachine):
             try:
                 found = list(source.read(str(start) if text else start))
             except PositionGone as error:
-                told = error.oldest
+                oldest = error.oldest
             else:
-                told = ""
+                oldest = ""
                 assert found == self.expected(start)
-            assert told == (str(self.oldest) if start < self.oldest else "")
+            assert oldest == (str(self.oldest) if start < self.oldest else "")
 
     @rule()
     def catch_up(self) -> None:

@@ -300,7 +300,7 @@ def test_listing_misses_no_key_while_the_index_changes(
     index.close()
 
 
-def test_a_full_scratch_is_said_and_loses_nothing(
+def test_a_full_scratch_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = NewestIndex(20_000, tmp_path)

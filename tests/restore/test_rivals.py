@@ -161,7 +161,7 @@ def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
     )
 
 
-def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> None:
+def test_one_change_in_two_logs_is_no_conflict(memory: MemoryStore) -> None:
     for name in NODES:
         append(node(memory, name), put("a", "1", (1, 1, 1, 1)))
     assert list(conflicts.find(cluster(memory))) == []

@@ -101,7 +101,7 @@ def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
-def test_an_export_holds_few_large_values_at_a_time(tmp_path: Path, form: str) -> None:
+def test_an_export_keeps_few_large_values_in_memory(tmp_path: Path, form: str) -> None:
     def entries() -> Any:
         for number in range(VALUES):
             yield dict.fromkeys(export.COLUMNS, "") | {

@@ -89,7 +89,7 @@ def test_prune_removes_what_is_covered_and_nothing_else(memory: MemoryStore) -> 
     assert values(view(memory))["b"] == "4"
 
 
-def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> None:
+def test_a_segment_with_an_entry_of_another_map_is_kept(memory: MemoryStore) -> None:
     log = node(memory)
     for number in range(3):
         append(
@@ -104,7 +104,7 @@ def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> No
     assert values(view(memory)) == {"a": "3"} and values(view(memory), "other") == {"x": "1"}
 
 
-def goes_now(store: MemoryStore) -> set[str]:
+def removable(store: MemoryStore) -> set[str]:
     """What may be removed, judged from the bytes of the files and the marks alone: an archive at or
     below its map's mark; a sealed segment of which every map is covered, if none before it
     stays."""
@@ -168,7 +168,7 @@ def test_log_file_is_removed_once_snapshots_cover_every_map(
                     for file in memory.list("ns/c/nodes/n1")
                     if file.path.endswith((".wal", ".parquet"))
                 },
-                goes_now(memory),
+                removable(memory),
             )
             prune(cluster(memory))
             assert before - {file.path for file in memory.list("")} == due, f"step {step}"

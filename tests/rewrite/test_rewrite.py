@@ -78,7 +78,7 @@ def test_snapshot_has_newest_values_without_touching_the_service(
     }
 
 
-def test_a_dry_run_says_the_same_and_publishes_nothing(memory: MemoryStore) -> None:
+def test_a_dry_run_reports_the_same_and_publishes_nothing(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, *(put(f"k{number % 10}", number, (1, 1, 1, number + 1)) for number in range(100)))
     before = [(file.path, file.size) for file in memory.list("")]
@@ -127,7 +127,9 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("meanwhile", ["lifetime", "node", "drop"])
-def test_what_no_longer_fits_is_not_published(memory: MemoryStore, meanwhile: str) -> None:
+def test_a_rewrite_whose_plan_is_outdated_is_not_published(
+    memory: MemoryStore, meanwhile: str
+) -> None:
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Disturbed(LocalEngine):

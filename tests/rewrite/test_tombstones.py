@@ -187,7 +187,7 @@ def test_shared_log_keeps_later_writes_of_earlier_open(
     assert cluster(memory).manifest().versions == {}
 
 
-def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) -> None:
+def test_a_tombstone_is_dropped_when_all_other_logs_are_closed(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", "old", (1, 1, 1, 1)))
     append(first, put("a", None, (1, 2, 1, 1)))
@@ -198,7 +198,7 @@ def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) ->
     assert values(view(memory)) == {}
 
 
-def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> None:
+def test_a_tombstone_of_a_former_lifetime_is_dropped(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", None, (1, 2, 1, 1)))
     members(memory, 2)
@@ -207,7 +207,7 @@ def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> Non
     assert values(view(memory)) == {}
 
 
-def test_tombstones_stay_while_a_node_is_missing(
+def test_tombstones_are_kept_while_a_node_is_missing(
     memory: MemoryStore,
 ) -> None:
     """What a snapshot covers of that node stays covered."""

@@ -49,7 +49,7 @@ def test_the_data_source_reads_with_the_keys(
             read(**options)
 
 
-def test_the_keys_come_from_the_variable_of_the_worker_too(
+def test_the_keys_are_read_from_the_workers_variable_too(
     spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source that was named for the root wins over it."""

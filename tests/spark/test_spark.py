@@ -92,7 +92,7 @@ def parquet_rows(store: Any, path: str) -> list[Any]:
     ]
 
 
-def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
+def test_raw_reads_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = node(store)
     append(
@@ -233,7 +233,7 @@ def test_conflicting_keys_do_not_stop_spark_jobs(spark: Any, tmp_path: Path) -> 
     assert values(view(store)) == {"a": "2"}
 
 
-def test_damage_comes_back_as_our_own_error(spark: Any, tmp_path: Path) -> None:
+def test_damage_is_raised_as_our_own_error(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "damage"))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -291,7 +291,7 @@ def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Pa
     assert (lost[0][3], lost[1]) == (b"2", "n2") and report.maps[0].conflicts == 1
 
 
-def test_a_task_that_runs_twice_takes_nothing_away(
+def test_a_task_that_runs_twice_loses_nothing(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Speculation, or a stage that is tried again: two attempts at one range write at the same

@@ -21,7 +21,7 @@ def plan(*faults: Fault, seed: int = 0, **more: object) -> Plan:
     return Plan(faults, seed, **more)  # type: ignore[arg-type]
 
 
-def test_operations_are_counted_and_told(inner: SegmentStore) -> None:
+def test_operations_are_counted_and_recorded(inner: SegmentStore) -> None:
     store = FaultyStore(inner)
     store.create("a", b"1")
     appender = store.open_append("b")
@@ -102,7 +102,7 @@ def test_append_that_fails_after_it_was_done_leaves_its_bytes(inner: SegmentStor
     assert inner.read("1") == b"done"
 
 
-def test_killed_process_stays_dead_and_lets_go_of_its_lock(inner: SegmentStore) -> None:
+def test_killed_process_stays_dead_and_frees_its_lock(inner: SegmentStore) -> None:
     store = FaultyStore(inner, plan(Fault("kill", kind="sync")))
     lock = store.lock("writer.lock", "victim")
     appender = store.open_append("1")

@@ -100,7 +100,7 @@ def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
     assert appender.size == 3
 
 
-def test_user_without_rights_is_told(url: str) -> None:
+def test_missing_rights_of_a_user_are_reported(url: str) -> None:
     store = open_store(
         url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all")
     )
@@ -150,6 +150,6 @@ def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None
             assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 4}
 
 
-def test_name_node_that_is_away_is_unavailable() -> None:
+def test_a_name_node_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         open_store(f"webhdfs://localhost:{free_port()}/x").exists("1")

@@ -121,7 +121,7 @@ def test_lease_on_s3_runs_out_and_is_taken_over(s3: S3) -> None:
     second.release()
 
 
-def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
+def test_wrong_credentials_and_a_missing_bucket_are_reported(s3: S3) -> None:
     wrong = s3.open(secret="wrong-secret")
     calls: list[Callable[[SegmentStore], object]] = [
         lambda store: store.create("1", b""),
@@ -143,7 +143,7 @@ def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
         open_store("s3://bukcet/root", s3.options)
 
 
-def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> None:
+def test_unreachable_service_is_unavailable_and_never_looks_empty(s3: S3) -> None:
     away = s3.open(
         endpoint_url=f"http://127.0.0.1:{free_port()}",
         config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 1}},

@@ -57,7 +57,7 @@ def test_only_segments_are_in_wal_dir(tmp_path: Path) -> None:
         assert len(store.map("m")) == 101
 
 
-def test_a_log_has_one_wal_dir_for_ever(tmp_path: Path) -> None:
+def test_the_wal_dir_of_a_log_cannot_change(tmp_path: Path) -> None:
     root = (tmp_path / "root").as_uri()
     imap_wal.open(root, node="n", wal_dir=(tmp_path / "a").as_uri()).close()
     with pytest.raises(StorageUnavailable, match=r"are in file:.*/a"):
@@ -69,7 +69,7 @@ def test_a_log_has_one_wal_dir_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 2, "wal_dir": "x"}', b"\xff"])
-def test_a_damaged_record_is_said_and_not_passed_over(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_record_of_the_wal_dir_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / RECORD).write_bytes(content)
     with pytest.raises(StorageError, match=RECORD):
         open_store(tmp_path.as_uri())

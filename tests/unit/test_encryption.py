@@ -53,7 +53,7 @@ def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> No
     assert found.key_id == "a" and data[8:10] == b"\x02\0"
 
 
-def test_without_keys_a_segment_is_what_it_always_was(store: KeyedStore) -> None:
+def test_without_keys_the_bytes_of_a_segment_are_unchanged(store: KeyedStore) -> None:
     for name, of in (("plain", store.inner), ("plain-first", keyed(store.inner, "plain", "a"))):
         written(of, "value", path=name)  # type: ignore[arg-type]
     assert store.inner.read("plain") == store.inner.read("plain-first")
@@ -211,7 +211,7 @@ def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> 
     assert not is_header_torn(store, PATH)
 
 
-def test_keys_are_found_through_what_is_put_around_a_store(store: KeyedStore) -> None:
+def test_keys_are_found_through_wrappers_of_a_store(store: KeyedStore) -> None:
     written(store, "value")
     assert keys_of(FaultyStore(store)) is store.encryption_keys
     assert keys_of(Held(store, PATH)) is store.encryption_keys
@@ -241,6 +241,6 @@ def test_golden_encrypted_segment_round_trips() -> None:
     assert encrypted_segment() == golden
 
 
-def test_the_ring_of_tests_is_stable() -> None:
+def test_the_key_ring_of_tests_is_stable() -> None:
     """The golden segment depends on it."""
     assert ring("a").keys["a"].hex().startswith("ca978112")

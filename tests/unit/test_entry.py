@@ -67,7 +67,7 @@ def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: 
         (1, 1, 1),
     ],
 )
-def test_an_order_that_is_none_is_refused(order: tuple[int, ...]) -> None:
+def test_an_invalid_order_is_refused(order: tuple[int, ...]) -> None:
     with pytest.raises(
         ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"
     ):

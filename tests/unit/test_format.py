@@ -128,7 +128,7 @@ def test_frame_is_accepted_only_at_its_own_place(
         (format.FRAME_HEADER.pack(8, 1, 1) + bytes(8), "bad", 0),
     ],
 )
-def test_where_no_frame_stands_the_reason_is_told(data: bytes, reason: str, needed: int) -> None:
+def test_bytes_that_are_no_frame_have_a_reason(data: bytes, reason: str, needed: int) -> None:
     assert format.decode_frame(7, data, 0, 0) == NoFrame(reason, needed)
 
 
@@ -143,7 +143,7 @@ def test_frame_counts_entries_and_records_last_sync() -> None:
     )
 
 
-def test_a_header_comes_back_as_it_was_written() -> None:
+def test_a_header_is_decoded_as_it_was_encoded() -> None:
     head = header(namespace="ns/ä", node="a b", previous_checksum=2**32 - 1, epoch=2**31)
     assert format.decode_header(head.encode() + b"rest", "f") == (head, len(head.encode()))
 
@@ -159,7 +159,7 @@ def test_a_header_that_was_never_written_is_short() -> None:
         format.decode_header(bytes(4096), "f")
 
 
-def test_a_foreign_file_is_corrupt_and_says_so() -> None:
+def test_a_foreign_file_is_reported_as_corrupt() -> None:
     with pytest.raises(CorruptLog, match="not a segment of imap-wal"):
         format.decode_header(b"PAR1" + bytes(range(1, 200)), "f")
 
@@ -204,7 +204,7 @@ def test_positions_order_alike_as_tuples_and_text(first: Position, field: int, o
     )
 
 
-def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
+def test_positions_sort_as_text_after_a_hundred_million_segments() -> None:
     assert (
         str(Position(1, 99_999_999, 0, 0))
         < str(Position(1, 100_000_000, 0, 0))
@@ -214,7 +214,7 @@ def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
 
 
 @given(_position)
-def test_a_position_comes_back_from_its_text(position: Position) -> None:
+def test_a_position_is_parsed_from_its_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
     assert Position.parse(".".join(map(str, position))) == position, (
         "without zeros in front, and without letters"

@@ -155,7 +155,7 @@ def test_number_taken_by_another_writer_is_not_ours(memory: MemoryStore) -> None
     assert racer.update(count).incarnation == 2
 
 
-def test_a_create_that_failed_is_told_and_nothing_is_published(memory: MemoryStore) -> None:
+def test_a_failed_create_is_reported_and_publishes_nothing(memory: MemoryStore) -> None:
     with pytest.raises(Unavailable):
         log(FaultyStore(memory, Plan((Fault("error", kind="create"),)))).update(count)
     assert log(memory).read() == (0, ClusterManifest())
@@ -201,7 +201,7 @@ def test_stale_writer_loses_after_old_manifests_are_deleted(
         assert len(memory.list("")) == more + 2, "its file is deleted"
 
 
-def test_old_manifests_are_cleaned_but_those_of_slow_readers_stay(memory: MemoryStore) -> None:
+def test_old_manifests_are_cleaned_except_those_of_slow_readers(memory: MemoryStore) -> None:
     manifests = log(memory)
     for _ in range(KEEP + 20):
         manifests.update(count)

@@ -204,7 +204,7 @@ def test_exchanged_whole_segment_is_refused(
             contents(left, recovery_mode=mode)
 
 
-def test_salvage_is_not_for_an_open() -> None:
+def test_an_open_refuses_the_mode_salvage() -> None:
     with pytest.raises(InvalidSetting, match="imap-wal repair"):
         embedded(MemoryStore("salvage"), recovery_mode="salvage")
 

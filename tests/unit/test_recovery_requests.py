@@ -162,7 +162,7 @@ def test_a_replaced_writer_moves_no_checkpoint(objects: SegmentStore) -> None:
     taken.close()
 
 
-def test_a_checkpoint_that_comes_late_lowers_nothing(objects: SegmentStore) -> None:
+def test_a_late_checkpoint_lowers_nothing(objects: SegmentStore) -> None:
     log = node_log(objects)
     made = committer(log)
     put(made, range(1, 3))

@@ -176,7 +176,7 @@ def test_records_of_every_type_round_trip_in_order(
     }
 
 
-def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) -> None:
+def test_reading_can_begin_at_and_stop_before_any_frame(memory: MemoryStore) -> None:
     places = write(memory, 5)
     for start in places[:-1]:
         assert [frame.offset for frame in SegmentReader(memory, PATH).frames(start)] == [
@@ -217,7 +217,7 @@ def test_the_header_is_safe_before_the_first_frame_is_written(memory: MemoryStor
     assert writer.synced == writer.size == len(header().encode())
 
 
-def test_sealing_gives_preallocated_space_back(memory: MemoryStore) -> None:
+def test_sealing_frees_preallocated_space(memory: MemoryStore) -> None:
     writer = SegmentWriter(memory, PATH, header(), 4096)
     writer.append(format.ENTRIES, 1, [row("a", "1")])
     writer.seal()
@@ -347,7 +347,7 @@ hostile_parts = st.one_of(
         max_size=4,
     ),
 )
-def test_every_whole_frame_after_damage_is_found_whatever_values_hold(
+def test_every_whole_frame_after_damage_is_found_for_any_value(
     memory: MemoryStore,
     payloads: list[tuple[list[bytes], int, bool]],
     damaged: list[tuple[float, int, int, bool]],

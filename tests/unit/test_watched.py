@@ -20,7 +20,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fails, self.reads = path, False, 0
-        self.told: list[str] = []
+        self.errors: list[str] = []
         self.entered, self.leave = threading.Event(), threading.Event()
         self.leave.set()
 
@@ -33,7 +33,7 @@ class Source:
         return self.path.read_text()
 
     def watched(self) -> Watched[str]:
-        return Watched(self.path, self.read, lambda error: self.told.append(str(error)))
+        return Watched(self.path, self.read, lambda error: self.errors.append(str(error)))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_failed_read_is_reported_once_and_retried(
     source.path.write_text("another")
     source.fails = True
     assert [watched.look(), watched.look()] == ["one", "one"]
-    assert source.told == ["too many open files"]
+    assert source.errors == ["too many open files"]
     source.fails = False
     assert watched.look() == "another"
 
