@@ -76,7 +76,7 @@ def test_archives_are_the_same_from_another_process(tmp_path: Path) -> None:
 
 
 def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
-    """It runs elsewhere with a lower priority and ends after each run."""
+    """It has a lower priority, and ends after each run."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     processes = []
@@ -155,7 +155,7 @@ def test_a_killed_archiver_is_reported_and_the_next_run_succeeds(tmp_path: Path)
 
 
 def test_stop_ends_the_archiver_run_at_once(tmp_path: Path) -> None:
-    """A stop ends the run under way at once and allows no other."""
+    """A stop ends the current run at once, and allows no other."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     stopping = Threads(lambda: (eventually(lambda: other._process, "a process"), other.stop()))
@@ -214,7 +214,7 @@ def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
 
 
 def test_archiver_process_needs_a_storage_it_can_open() -> None:
-    """Only a storage that another process can open is archived elsewhere."""
+    """Only a storage that another process can open is archived by one."""
     assert writer_for("memory://x") is None
     assert writer_for("file:///x", "memory://y") is None
     assert writer_for("s3://bucket/root") is not None

@@ -1,4 +1,4 @@
-"""`imap-wal claim`: an operator gives a cluster up."""
+"""`imap-wal claim`: an operator takes the log from a cluster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support import eventually
 
 
 def test_a_cluster_given_up_is_shut_out_at_once(run: Run, tmp_path: Path) -> None:
-    """The cluster that comes next does not wait."""
+    """The next cluster does not wait."""
     one, two = (
         config(tmp_path, "n1", lifetime_timeout_s=600),
         config(tmp_path, "n2", lifetime_timeout_s=600),
@@ -72,8 +72,8 @@ def test_claim_leaves_a_log_without_members_unchanged(run: Run, tmp_path: Path) 
 
 
 def test_a_superseded_cluster_gives_no_sign_of_life(run: Run, tmp_path: Path) -> None:
-    """The cluster does not know that another one followed it.
-    It only beats: nothing that it asks for looks at the claim."""
+    """The cluster does not know that another one followed it. It only sends heartbeats: none of its
+    requests reads the claim."""
     one = config(tmp_path, "n1", lifetime_timeout_s=0.3)
     store = open_store(one.url)
     with serving(one), plugin(one) as old:

@@ -1,5 +1,5 @@
 """Claims, which say which Hazelcast cluster may write, have a manifest of their own: it is listed,
-verified, and carried into repaired copies."""
+verified, and copied by a repair."""
 
 from __future__ import annotations
 

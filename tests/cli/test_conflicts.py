@@ -21,7 +21,7 @@ from tests.kit.logs import append, node
 
 @pytest.fixture
 def split(tmp_path: Path) -> str:
-    """What both halves of a split network left: key a is in conflict, key c was; b never."""
+    """The logs of both halves of a split network: key a is in conflict, key c was, b never was."""
     url = f"file://{tmp_path}/split"
     store = open_store(url)
     first, second = node(store), node(store, "n2")

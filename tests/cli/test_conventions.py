@@ -1,4 +1,4 @@
-"""Exit codes, configuration and texts: what every command promises."""
+"""The conventions of every command: exit codes, configuration and texts."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _foreground() -> None:
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(
     tmp_path: Path, module: str, words: list[str]
 ) -> None:
-    """In the first half second. The module stands for any: it sends the signal while it is
+    """In the first half second. The module is an example: it sends the signal while it is
     imported."""
     (tmp_path / f"{module}.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"

@@ -1,5 +1,5 @@
-"""What a member wrote, read without a member: every type the Python client has, Compact too, and
-bytes nobody knows."""
+"""Values that a member wrote, decoded without a member: every type of the Python client, Compact
+too, and unknown bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core install is small; what more is needed is asked for by the name of its extra."""
+"""The core install is small; an error names the extra that a feature needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GUARDED = {
 }
 """Modules that are imported only after, or within, `needs(extra)`."""
 OWN_ERROR = {"imap_wal/security/encryption.py": "encryption"}
-"""Raises an error of its own that names the extra."""
+"""Modules that raise an error of their own, which names the extra."""
 
 
 def requirements(extra: str) -> set[str]:

@@ -223,7 +223,7 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
 def test_a_cluster_manifest_older_than_forgetting_is_refused(
     memory: MemoryStore,
 ) -> None:
-    """It registers a log that is gone; without entries, that log could be taken for an empty
+    """It registers a log that was forgotten; without entries, that log could be taken for an empty
     one."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
@@ -275,7 +275,7 @@ def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> N
         assert ended.code == 0, (words, ended.out, ended.err)
         assert "stat" in words or "n2" not in ended.out, (
             words
-        )  # it tells who wrote what the snapshot has
+        )  # it says which node wrote the entries of the snapshot
     copy = f"objects+file://{tmp_path}/copy"
     assert run("repair", url, "--to", copy, "--mode", "salvage").code == 0
     for place in (store, LocalObjects(str(tmp_path / "copy"))):

@@ -1,4 +1,5 @@
-"""Signals and children: the agent, `node start`, the demo, as a user's shell sees them."""
+"""Signals and child processes: the agent, `node start` and the demo, as a user's shell sees
+them."""
 
 from __future__ import annotations
 
@@ -150,7 +151,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
-    """The zero is a result: take an acknowledged change away, and it is one."""
+    """The zero is counted: if an acknowledged change is removed, it is one."""
     from imap_wal.clock import SystemClock
     from rewrite_cli.demo import flights
     from rewrite_cli.demo.playback import Playback

@@ -1,4 +1,4 @@
-"""ls, stat, dump, export, restore: what they show of a log that is known."""
+"""The output of ls, stat, dump, export and restore for a known log."""
 
 from __future__ import annotations
 

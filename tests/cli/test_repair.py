@@ -1,4 +1,5 @@
-"""repair of damaged segments: what stays, that the copy opens, and that losses are named."""
+"""repair of damaged segments: which entries are kept, that the copy opens, and that losses are
+named."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_point_in_time_keeps_entries_before_the_damage(run: Run, log: Path, tmp_
     wal = tmp_path / "copy" / log.relative_to(tmp_path / "log")
     assert [frame.offset for frame in frames(wal / middle.name)] == [
         frame.offset for frame in frames(middle)
-    ]  # positions stay
+    ]  # the positions are the same
     assert frames(wal / newest.name) == []
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
     assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [

@@ -1,4 +1,4 @@
-"""repair of damaged archives, snapshots and manifests: what can be read stays."""
+"""repair of damaged archives, snapshots and manifests: all readable entries are kept."""
 
 from __future__ import annotations
 

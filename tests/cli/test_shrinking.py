@@ -1,4 +1,4 @@
-"""archive, rewrite, prune, drop: the log gets smaller, the maps stay what they are."""
+"""archive, rewrite, prune, drop: the log becomes smaller, and the maps do not change."""
 
 from __future__ import annotations
 

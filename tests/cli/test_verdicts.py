@@ -250,7 +250,7 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(
 
 
 def killed(*, sync: bool) -> MemoryStore:
-    """Four commits in one segment, as a kill leaves them."""
+    """Four commits in one segment, of a killed writer."""
     log = node_log(MemoryStore(f"verdicts-{next(numbers)}"))
     for key in range(4):
         log.write(format.ENTRIES, 1, [row(str(key), "v", key + 1)])

@@ -239,7 +239,7 @@ def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None
 
 
 class Ticking:
-    """A clock that goes on a second whenever it is asked."""
+    """A clock that advances by a second at each call."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -286,8 +286,8 @@ def test_verify_stops_when_its_time_is_over(
 
 
 def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) -> None:
-    """A process that is killed before its first commit leaves a header; the next one goes on behind
-    it."""
+    """A process that is killed before its first commit leaves a header; the next one continues
+    after it."""
     import imap_wal
     from storage_backends import open_store
     from tests.support import copy_files
@@ -360,7 +360,7 @@ def many_segments(tmp_path: Path) -> Path:
 def test_a_folder_with_another_nodes_log_is_one_finding(
     run: Run, many_segments: Path, how: str
 ) -> None:
-    """It was one for each file, 17 of them, with the cause in none."""
+    """There was a finding for each of the 17 files, and none named the cause."""
     nodes = many_segments / "default/embedded/nodes"
     if how == "copied over another node":
         with imap_wal.open(str(many_segments), node="n2", shared=True) as store:

@@ -16,7 +16,7 @@ DECISION = re.compile(r"(?:docs/decisions/)?(\d{4})")
 
 
 def quoted() -> Iterator[list[str]]:
-    """What is quoted in each row of a table, item of a list, and paragraph."""
+    """The quoted names in each row of a table, item of a list, and paragraph."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for paragraph in re.split(r"\n\n|\n(?=\||\d+\. |- )", text):

@@ -1,4 +1,4 @@
-"""The site as a reader meets it: it builds without a warning, and fits a screen and a telephone."""
+"""The built site: it builds without a warning, and fits a screen and a telephone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def browser() -> str:
 
 
 class _Site(http.server.SimpleHTTPRequestHandler):
-    """Serves the site; what a page has measured goes to `found`."""
+    """Serves the site, and puts the measurements of each page into `found`."""
 
     found: queue.Queue[dict[str, list[str]]] = queue.Queue()
 

@@ -1,5 +1,5 @@
-"""Ctrl-C in the middle of a put: what comes after it works, or says why not; nothing hangs, nothing
-acknowledged is lost, no name is used up."""
+"""Ctrl-C in the middle of a put: later calls work, or raise an error that says why not; no call
+hangs, no acknowledged change is lost, and no name is used up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interrupted:
     it. `lines`: how many there were.
 
     Lines that begin with `with` are left out: Python shows them again at the block's end, before
-    the lock is let go, where no signal is looked at."""
+    the lock is released, where no signal is handled."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines, self.where = at, 0, ""
@@ -101,7 +101,7 @@ def play(
     **doubtful: Any,
 ) -> tuple[int, bool]:
     """One store, interrupted at one line of `work`. Returns the number of lines, and whether the
-    store went on."""
+    store can still be used."""
     m = store.map("m")
     acked = dict(before)
     for key, value in before.items():
@@ -138,7 +138,7 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 def test_interrupted_change_leaves_a_working_or_failed_store(
     memory: MemoryStore, name: str
 ) -> None:
-    """An interrupt at any line of a change leaves a store that works or says why not."""
+    """An interrupt at any line of a change leaves a store that works, or that says why not."""
     work = WORKS[name]
     before = {} if name == "the very first put" else {"old": 1}
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
@@ -154,9 +154,9 @@ def test_interrupted_change_leaves_a_working_or_failed_store(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> None:
-    """An interrupt in any call of the first put to a local disk uses up no name.
-    The segment's file may be there, with no header or with one; the next put makes another, and
-    every reader takes the log."""
+    """An interrupt in any call of the first put to a local disk uses up no name. The segment's file
+    may be there, with no header or with one; the next put makes another, and every reader accepts
+    the log."""
     at, struck = 0, True
     while struck:
         at += 1
@@ -223,7 +223,7 @@ class _Appender:
 def test_interrupted_object_write_commits_or_fails_clearly(
     tmp_path: Path,
 ) -> None:
-    """An interrupt while objects are written ends in a commit or in a clear error."""
+    """An interrupt while objects are written ends in a commit, or in a clear error."""
     at, lines = -4, 1
     while at <= lines:
         at += 5

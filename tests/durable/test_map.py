@@ -1,4 +1,4 @@
-"""The embedded map is a dict that is still there after a restart."""
+"""The embedded map is a dict that survives a restart."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_get_returns_what_a_reopen_would_return(memory: MemoryStore) -> None:
 
 
 def test_maps_of_one_store_are_separate(memory: MemoryStore) -> None:
-    """Whatever their names are."""
+    """With any names."""
     names = ["orders", "../a b", "a/b", ".", "ä", "ORDERS", "*"]
     with embedded(memory) as store:
         for name in names:

@@ -1,4 +1,4 @@
-"""A store that is closed, damaged or configured wrongly says so, and changes nothing."""
+"""A store that is closed, damaged or configured wrongly raises an error, and changes nothing."""
 
 from __future__ import annotations
 

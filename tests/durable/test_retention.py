@@ -1,5 +1,5 @@
-"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long what a snapshot covers stays, and that
-nothing else ever goes."""
+"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long covered files are kept, and that no other
+files are removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_age_limit_removes_only_older_files() -> None:
 
 
 def test_size_limit_removes_the_oldest_first() -> None:
-    """By size the oldest are removed until the rest takes no more."""
+    """The oldest files are removed until the rest is within the limit."""
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
     assert expired(files, NOW, 0, 2) == {"old", "oldest"}
     assert expired(files, NOW, 0, 3) == {"oldest"}
@@ -77,7 +77,7 @@ def archives(root: Path, name: str) -> list[Path]:
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
 def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> None:
-    """Covered archives go by age and what is not covered stays however old."""
+    """Covered archives are removed by age; uncovered ones are kept at any age."""
     expected = archived(tmp_path, 4)
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     for path in [*archives(tmp_path, "m")[:2], *archives(tmp_path, "other")]:
@@ -124,7 +124,7 @@ def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
     assert len(archives(tmp_path, "m")) == 3
 
 
-# ---- by itself -----------------------------------------------------------------------------------
+# ---- automatic -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
@@ -132,7 +132,7 @@ def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
 def test_limits_apply_without_automatic_archives(
     tmp_path: Path, scheme: str, settings: dict[str, int]
 ) -> None:
-    """What is covered is removed by age or size also where nothing is archived by itself."""
+    """Covered files are removed by age or size also without automatic archives."""
     url = f"{scheme}://{tmp_path}"
     for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
         with imap_wal.open(url, node="n") as store:
@@ -170,12 +170,12 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
 def test_covered_files_are_checked_at_start_and_every_half_time(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is covered is looked for at the start and every half of its time."""
+    """The owner looks for covered files at the start, and after each half of the time limit."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     clock = FakeClock()
 
     def fill(store: imap_wal.Store, key: str) -> None:
-        """An archive that is covered; this storage knows of no times, so it is old."""
+        """A covered archive; this storage has no modification times, so it counts as old."""
         store.map("m")[key] = 1
         store.archive()
         rewrite(ClusterLog(memory, "default", "embedded", clock), LocalEngine(Settings()))
@@ -207,7 +207,7 @@ def parquet(storage: MemoryStore) -> list[str]:
 def test_failed_removal_is_reported_and_retried(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removal that fails is kept to be reported and tried again."""
+    """The error of a failed removal is kept for reports, and the removal is tried again."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.archive()
@@ -231,7 +231,7 @@ def test_failed_removal_is_reported_and_retried(
 def test_removal_is_the_same_with_fewer_segments_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is removed is the same whether all segments are read for it or those that may go."""
+    """The same files are removed if all segments are read, or only those that may be removed."""
     monkeypatch.setattr(policy, "MB", 1000)
     chance = Random(7)
     with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:

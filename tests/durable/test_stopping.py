@@ -1,4 +1,5 @@
-"""A close does not wait for work that may be left unfinished; nothing of it is half done."""
+"""A close does not wait for work that can be left unfinished, and leaves no part of it half
+done."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_close_ends_an_archive_run_at_its_next_call(
     storage = Held(memory, "create_from", "imap-wal-archiver")
     store = embedded(
         storage, archive_interval_s=3600
-    )  # what an earlier run left is archived at once
+    )  # segments of an earlier run are archived at once
     assert storage.reached.wait(20)
     before = len(segments(memory))
     closing = Threads(store.close)

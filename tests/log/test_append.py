@@ -64,7 +64,7 @@ def test_positions_are_monotone_over_segments_reopens_and_takeovers(
     with log.create(url, **SMALL) as opened:
         places += fill(opened, *range(20))
     for life in range(3):
-        opened = log.open(url, takeover=bool(life), **SMALL)  # not closed: the next one takes over
+        opened = log.open(url, takeover=bool(life), **SMALL)  # not closed: the next open takes over
         places += fill(opened, *range(7))
         opened.rotate()
     assert places == sorted(places) and len(set(places)) == len(places)
@@ -109,7 +109,7 @@ def test_a_log_continues_after_its_hundred_millionth_segment(tmp_path: Path, sch
 def test_manifest_does_not_grow_with_segments(
     memory: MemoryStore,
 ) -> None:
-    """Segment follows segment without end, and the manifest does not grow. Metadata is published by
+    """Many segments are written, and the manifest does not grow. Metadata is published by
     compare-and-swap, and the names of the segments are their list."""
     with create(memory) as opened:
         places = fill(opened, 0)

@@ -42,8 +42,7 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 class Bench:
-    """A log of five entries over a storage of which parts can be taken away. Segments take two
-    entries."""
+    """A log of five entries over a storage of which parts can fail. Segments have two entries."""
 
     def __init__(self, name: str) -> None:
         self.inner = MemoryStore(name)

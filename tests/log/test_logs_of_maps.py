@@ -88,7 +88,7 @@ def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> 
 def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
-    """Such an entry was acknowledged, and every later `archive` failed."""
+    """Such an entry was acknowledged once, and every later `archive` failed."""
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
     with create(memory) as opened:
         with pytest.raises(

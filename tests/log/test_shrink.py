@@ -88,7 +88,7 @@ def test_shrink_upto_a_position_keeps_everything_above_it(
 
 
 def test_covered_files_are_removed_after_their_retention(memory: MemoryStore) -> None:
-    """What a snapshot covers is removed when its time has passed."""
+    """Files that a snapshot covers are removed when the retention time is over."""
     with create(memory, wal_ttl_seconds=1, clock=FakeClock()) as opened:
         places = fill(opened, *range(12))
         opened.archive()
@@ -130,7 +130,7 @@ def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore)
 def test_only_a_tail_that_missed_removed_entries_fails(
     memory: MemoryStore,
 ) -> None:
-    """A tail that has read what is removed continues; one that has not gets an error."""
+    """A tail that has read the removed entries continues; one that has not gets an error."""
     with create(memory) as opened:
         places = fill(opened, *range(20))
         opened.rotate()

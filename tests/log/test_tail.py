@@ -27,12 +27,12 @@ from tests.support import Threads, eventually
 
 
 def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
-    """What a thread reads from `tail`, as it comes, and how to wait for its end."""
+    """The entries that a thread has read from `tail`, and a function that waits for its end."""
     found: list[Record] = []
 
     def work() -> None:
         for record in tail:
-            found.append(record)  # noqa: PERF402  # one by one: others look meanwhile
+            found.append(record)  # noqa: PERF402  # one by one: other threads read the list
 
     return found, Threads(work).join
 
@@ -52,7 +52,7 @@ def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> Non
         )
         if number % 20 == 7:
             opened.archive()
-        if number % 20 == 13:  # not under the feet of the other one
+        if number % 20 == 13:  # only after the other tail has read it
             eventually(
                 lambda number=number: len(other) == number + 1, "the entry in the other tail"
             )

@@ -297,7 +297,7 @@ def test_look_reads_only_the_changed_one_of_fifty_nodes(
 def test_cheap_view_misses_no_earlier_acknowledged_change(
     memory: MemoryStore,
 ) -> None:
-    """Each of the ways in which an acknowledged change can be where the view did not look last
+    """Each way in which an acknowledged change can be in a place that the view did not read last
     time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}

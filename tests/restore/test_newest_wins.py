@@ -1,4 +1,4 @@
-"""What a restore has: the newest value of each key, without clocks and without void entries."""
+"""A restore has the newest value of each key, without clocks and without void entries."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Where several nodes claim one change of a key, every reader takes the same claim and reports the
-same conflicts, whatever it reads first, in memory or not, before and after a rewrite."""
+same conflicts, in any order of reading, in memory or not, before and after a rewrite."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
         for row, writer in [
             *claims,
             *claims[:3],
-        ]:  # some come twice, as from an archive and a segment
+        ]:  # some appear twice, as from an archive and a segment
             index.add(writer, [row])
             table.offer(row[1], (*row, writer))
         found = {
@@ -99,7 +99,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
 
 @contextmanager
 def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
-    """The logs of three nodes; what each wrote is in any order."""
+    """The logs of three nodes, each in any order."""
     name = f"rivals-{next(names)}"
     store = MemoryStore(name)
     try:
@@ -140,7 +140,7 @@ def test_readers_agree_before_and_after_a_rewrite(
 
 
 def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
-    """A value is taken before a tombstone and then the first name."""
+    """A value wins over a tombstone; then the first node name wins."""
     first, second = node(memory), node(memory, "n2")
     append(
         first,
@@ -171,7 +171,7 @@ def test_one_change_in_two_logs_is_no_conflict(memory: MemoryStore) -> None:
 def test_reader_names_each_conflicting_key_once_up_to_hundred(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader names each key once and not more than a hundred."""
+    """A reader names each key once, and at most a hundred keys."""
     first, second = node(memory), node(memory, "n2")
     for log, value in ((first, "1"), (second, "2")):
         append(

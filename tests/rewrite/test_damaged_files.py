@@ -1,4 +1,4 @@
-"""A changed file of a snapshot or an archive is not served, and what it covers stays."""
+"""A changed file of a snapshot or an archive is not read, and the files that it covers are kept."""
 
 from __future__ import annotations
 

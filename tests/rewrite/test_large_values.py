@@ -1,4 +1,4 @@
-"""Large values under a small bound: memory follows the bound, not the values."""
+"""Large values under a small bound: memory depends on the bound, not on the values."""
 
 from __future__ import annotations
 

@@ -105,9 +105,9 @@ def test_a_segment_with_an_entry_of_another_map_is_kept(memory: MemoryStore) -> 
 
 
 def removable(store: MemoryStore) -> set[str]:
-    """What may be removed, judged from the bytes of the files and the marks alone: an archive at or
-    below its map's mark; a sealed segment of which every map is covered, if none before it
-    stays."""
+    """What may be removed, judged from the bytes of the files and the marks alone: an archive at
+    or below its map's mark; a sealed segment of which every map is covered, if none before it is
+    kept."""
     state = cluster(store).state()
     node_state, marks = state.nodes["n1"], state.covered("n1")
     found = {
@@ -190,7 +190,7 @@ def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
 
 
 def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
-    """A rewrite under way keeps its files."""
+    """A rewrite in progress keeps its files."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -233,7 +233,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
 
 
 def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
-    """The prune comes after the parts were looked at, and before the manifest is published."""
+    """The prune runs after the parts were read, and before the manifest is published."""
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     log = real_log(store)

@@ -168,7 +168,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
 
 
 def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> None:
-    """Later entries stay in the log."""
+    """Later entries are only in the log."""
     clock = FakeClock()
     log = node(memory)
     start = clock.now_ms()
@@ -306,7 +306,7 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
 def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:
     """Publishing fails at each operation. Whether the manifest names the new files is not known
-    then: they must stay, or a published snapshot would name missing files."""
+    then: they must be kept, or a published snapshot would name missing files."""
     at = 0
     while True:
         at += 1

@@ -31,10 +31,10 @@ from tests.support import FakeClock
 
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
 def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: str) -> None:
-    """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
-    (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
-    It is never acknowledged, and must not count, whatever the clocks say and however long it
-    took."""
+    """n1 owns the partition (version 1) and its change is in progress; the partition moves to n2
+    (version 2), which deletes the key; a rewrite drops the tombstone; only then the change
+    arrives. It is never acknowledged, and must not count, whatever the clocks say and however
+    long it took."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -174,7 +174,7 @@ def test_shared_log_keeps_later_writes_of_earlier_open(
     memory: MemoryStore,
 ) -> None:
     """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
-    A tombstone is then kept until no node but its own is open."""
+    A tombstone is then kept until no other node is open."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", None, (2, 0, 1, 1)))
     append(first, put("a", "older than the tombstone", (1, 0, 1, 1)))

@@ -1,4 +1,4 @@
-"""Spark on an encrypted log: the workers read the keys themselves, from where they are told."""
+"""Spark on an encrypted log: the workers read the keys themselves, from the named source."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ def need(program: str, why: str) -> str:
 
 
 def go_program(name: str, module: str) -> str:
-    """A program written in Go, installed into build/services when it is not there yet (a minute or
-    two)."""
+    """A program written in Go, installed into build/services if it is missing (a minute or two)."""
     found = shutil.which(name) or shutil.which(name, path=str(BUILD))
     if found is None:
         go = need("go", f"the storage tests build {name} with `go install {module}`")

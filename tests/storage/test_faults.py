@@ -1,4 +1,4 @@
-"""The wrapper that fails on purpose does what its plan says, no more and no less."""
+"""The wrapper that fails on purpose does exactly what its plan says."""
 
 from __future__ import annotations
 

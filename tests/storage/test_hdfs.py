@@ -1,4 +1,4 @@
-"""HDFS for real: a name node and a data node of Hadoop 3.4.1 in one JVM, over WebHDFS."""
+"""Real HDFS: a name node and a data node of Hadoop 3.4.1 in one JVM, over WebHDFS."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"{folder}/ready",
     ]
     with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
-        # Whoever started the cluster owns its root: only that user may make the folder of another.
+        # The user that started the cluster owns its root: only it may create folders of others.
         yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"  # noqa: E501
 
 

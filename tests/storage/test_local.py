@@ -1,4 +1,4 @@
-"""What only a local directory does: files that appear whole, names that are synced, errors."""
+"""Properties of a local directory only: files that appear whole, synced names, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appends to a local file: full disks, failed syncs, and space that is reserved."""
+"""Appends to a local file: full disks, failed syncs, and reserved space."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Object storage for real: s3fs against the S3 gateway versitygw, over HTTP, with its own
-conditional puts."""
+"""Real object storage: s3fs against the S3 gateway versitygw, over HTTP, with its own conditional
+puts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class S3:
     options: dict[str, Any]
 
     def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
-        """The backend alone: `open_store` asks the storage already whether the log has a
-        `wal_dir`."""
+        """The backend alone: `open_store` already reads whether the log has a `wal_dir`."""
         return ObjectStore(f"s3://{root}", {**self.options, **options})
 
 
@@ -162,7 +161,7 @@ def test_unreachable_service_is_unavailable_and_never_looks_empty(s3: S3) -> Non
 
 
 class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
-    """As some S3 look-alikes do: every put succeeds."""
+    """Like some services that imitate S3: every put succeeds."""
 
     objects: ClassVar[set[str]] = set()
     protocol_version = "HTTP/1.1"  # the client waits for a "100 Continue"

@@ -1,4 +1,4 @@
-"""`wal_dir`: segments in one place, everything else in another, and whoever opens the root finds
+"""`wal_dir`: segments in one place, everything else in another, and every open of the root finds
 both."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_only_segments_are_in_wal_dir(tmp_path: Path) -> None:
         files = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.wal")}
         assert files == {"fast"}
         assert not list((tmp_path / "fast").rglob("*.json"))
-    # The root remembers: nobody else has to be told.
+    # The root has a record of it: later opens need no `wal_dir`.
     with imap_wal.open(root, node="n") as store:
         assert len(store.map("m")) == 100
         store.archive()

@@ -1,4 +1,4 @@
-"""Frames of an encrypted segment: what opens them, and what does not."""
+"""Frames of an encrypted segment: which keys decrypt them, and which changes are found."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
 
 
 def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> None:
-    """A missing key a wrong key and no keys are distinguished."""
+    """A missing key, a wrong key and no keys are distinguished."""
     written(store, "value")
     for keys, said in (
         (("b",), "'a', and the keys given are b"),
@@ -92,7 +92,7 @@ def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> No
 def test_unencrypted_segment_is_read_only_if_allowed(
     store: KeyedStore,
 ) -> None:
-    """A segment that is not encrypted is read only where that is allowed."""
+    """An unencrypted segment is read only if that is allowed."""
     written(store.inner, "value")  # type: ignore[arg-type]
     with pytest.raises(
         EncryptionError, match="it is not encrypted, and the keys demand that it is"
@@ -148,7 +148,7 @@ def test_a_frame_whose_clear_fields_were_changed_is_forged(
 
 
 def test_encrypted_frame_moved_in_its_segment_is_forged(store: KeyedStore) -> None:
-    """A frame that was moved inside of its segment is forged."""
+    """A frame that was moved within its segment is forged."""
     head = written(store, "aaaa", "bbbb")
     first, second = SegmentReader(store, PATH).frames()
     data = store.read(PATH)
@@ -200,7 +200,7 @@ def test_only_a_version_2_header_has_a_key() -> None:
 
 
 def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> None:
-    """A header that was cut off is no damage and anything after it is."""
+    """A header that was cut off is no damage, but any bytes after it are."""
     head = written(store, "value")
     size = len(head.encode())
     data = store.read(PATH)

@@ -1,5 +1,5 @@
-"""The bytes of a segment: any change of them is seen, and three kinds of damage stay three
-errors."""
+"""The bytes of a segment: any change of them is detected, and three kinds of damage are three
+different errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> N
 def test_flipped_bit_in_synced_frames_is_corruption(
     memory: MemoryStore,
 ) -> None:
-    """Every single flipped bit below the last synced place is corruption and not a torn tail."""
+    """Every single flipped bit below the last synced place is corruption, not a torn tail."""
     whole = small_segment()
     expected, _ = frames(memory, whole)
     for at in range(expected[0].offset * 8, expected[2].offset * 8):
@@ -97,9 +97,8 @@ def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
 def test_frame_is_accepted_only_at_its_own_place(
     ours: bytes, theirs: bytes, offset: int, elsewhere: int, kind: int, payload: bytes
 ) -> None:
-    """A whole frame is accepted in its segment and at its place and nowhere else.
-    Whatever stood there before, in a segment that was recycled, copied, or moved by some
-    bytes."""
+    """A whole frame is accepted only in its segment and at its place. A segment that was recycled,
+    copied, or moved by some bytes may have older frames there."""
     seed, foreign = header(segment_id=ours).checksum_seed, header(segment_id=theirs).checksum_seed
     data = b"".join(format.encode_frame(seed, offset, kind, 1, 0, [payload])[0])
     for its_seed, place in (
@@ -133,7 +132,7 @@ def test_bytes_that_are_no_frame_have_a_reason(data: bytes, reason: str, needed:
 
 
 def test_frame_counts_entries_and_records_last_sync() -> None:
-    """A frame counts its entries and tells what was synced before it."""
+    """A frame counts its entries, and says what was synced before it."""
     chunks, length, checksum = format.encode_frame(
         7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"]
     )
@@ -165,7 +164,7 @@ def test_a_foreign_file_is_reported_as_corrupt() -> None:
 
 
 def test_newer_version_and_flipped_version_are_distinct() -> None:
-    """A newer version is not taken for damage and a flipped version not for a newer one."""
+    """A newer version is not damage, and a damaged version number is not a newer version."""
     data = bytearray(header().encode())
     data[8:10] = struct.pack("<H", 3)
     with pytest.raises(CorruptLog, match="checksum"):
@@ -178,8 +177,8 @@ def test_newer_version_and_flipped_version_are_distinct() -> None:
     assert raised.value.file == "f"
 
 
-# Of every number of digits, up to more than letters count; and side by side where the digits get
-# one more.
+# Numbers with every count of digits, also beyond what one letter can say; and neighbours where the
+# count of digits grows.
 _number = st.integers(0, 45).flatmap(
     lambda digits: (
         st.integers(0, 10**digits) | st.integers(-2, 2).map(lambda near: max(10**digits + near, 0))
@@ -268,14 +267,14 @@ def test_random_bytes_are_never_a_frame(data: bytes) -> None:
 
 
 class _Claims(bytes):
-    """Says it is larger than memory would hold."""
+    """A payload whose length is larger than memory."""
 
     def __len__(self) -> int:
         return 2**30
 
 
 def test_unreadable_frame_is_refused_before_it_is_written() -> None:
-    """A frame that no reader would take is refused before a byte of it exists."""
+    """A frame that no reader would accept is refused before any byte of it is written."""
     with pytest.raises(TooLarge, match="commit less at once"):
         format.encode_frame(1, 0, format.ENTRIES, 1, 0, [_Claims(), _Claims()])
     with pytest.raises(TooLarge):

@@ -56,7 +56,7 @@ def make(name: str, folder: Path) -> None:
     }
     store = {"log-v1": every_kind_of_file, "log-clears": clears}[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
-    shutil.copytree(folder, copy / "log")  # as a kill leaves it
+    shutil.copytree(folder, copy / "log")  # as after a kill
     store.close()
     with zipfile.ZipFile(GOLDEN / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted((copy / "log").rglob("*")):

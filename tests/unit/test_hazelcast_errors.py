@@ -19,7 +19,7 @@ def of_member(name: str, text: str) -> UndefinedErrorCodeError:
 def test_member_error_has_its_named_class_and_text(
     kind: type[ImapWalError],
 ) -> None:
-    """A members error is the class of its name with the members text."""
+    """An error of a member becomes the class of its name, with the member's text."""
     raised = of_member(
         f"io.imapwal.hazelcast.{kind.__name__}", 'map "orders": not appended by tcp://a:1'
     )

@@ -1,4 +1,4 @@
-"""Where keys come from, and which of them write and read."""
+"""The sources of keys, and which keys encrypt and decrypt."""
 
 from __future__ import annotations
 

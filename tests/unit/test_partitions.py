@@ -1,4 +1,4 @@
-"""The partition of a key as Hazelcast computes it; its Python client is the other opinion."""
+"""The partition of a key as Hazelcast computes it, compared with its Python client."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/durability.md"
 
 
 def unsynced(store: MemoryStore) -> None:
-    """Six frames of which none is known to be synced; the third is damaged."""
+    """Six frames, none of them known to be synced; the third is damaged."""
     for file in store.list(""):
         store.delete(file.path)
     other = copy_files(MemoryStore("nothing"))

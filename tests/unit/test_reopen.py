@@ -1,4 +1,4 @@
-"""What a crash leaves of the log of one node, and how the next open continues."""
+"""The log of one node after a crash, and how the next open continues."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(source: Source) -> None:
 def test_failed_read_is_reported_once_and_retried(
     source: Source,
 ) -> None:
-    """A failed read is reported once and tried again although the file stays as it is."""
+    """A failed read is reported once, and tried again although the file does not change."""
     watched = source.watched()
     source.path.write_text("another")
     source.fails = True
@@ -103,7 +103,7 @@ def test_a_slow_key_command_does_not_stop_writing(tmp_path: Path) -> None:
 
 
 def test_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
-    """A number of thousands of digits is a wrong file of clients."""
+    """A file of clients with a number of thousands of digits is refused."""
     path = tmp_path / "clients.toml"
     path.write_text("")
     path.chmod(0o644)
