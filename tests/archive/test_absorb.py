@@ -14,7 +14,6 @@ from storage_backends.memory import MemoryStore
 
 
 def test_thousands_of_archive_runs_leave_few_archives() -> None:
-    """Thousands of archive runs leave a few archives of a map."""
     archives: list[Archive] = []
     written = largest = 0
     for number in range(5000):

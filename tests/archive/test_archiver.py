@@ -243,7 +243,6 @@ def test_an_agent_archives_in_a_process_of_its_own(
 
 
 def test_agent_stop_does_not_wait_for_its_archive(tmp_path: Path) -> None:
-    """A stop of an agent does not wait for its archive."""
     settings = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})

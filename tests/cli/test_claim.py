@@ -12,7 +12,7 @@ from tests.cli.conftest import Run
 from tests.support import eventually
 
 
-def test_a_cluster_given_up_is_shut_out_at_once(run: Run, tmp_path: Path) -> None:
+def test_a_claim_shuts_the_former_cluster_out_at_once(run: Run, tmp_path: Path) -> None:
     """The next cluster does not wait."""
     one, two = (
         config(tmp_path, "n1", lifetime_timeout_s=600),

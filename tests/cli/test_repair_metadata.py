@@ -117,7 +117,7 @@ def test_archives_of_a_lost_manifest_are_adopted(run: Run, tmp_path: Path) -> No
     assert values(f"{tmp_path}/copy") == {**{f"k{key}": key for key in range(10)}, "k1": "after"}
 
 
-def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_path: Path) -> None:
+def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
     _, middle, _ = sorted(log.glob("*.wal"))

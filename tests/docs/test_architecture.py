@@ -41,7 +41,7 @@ def defines(file: Path, name: str) -> bool:
     )
 
 
-def test_what_is_named_exists() -> None:
+def test_every_name_on_the_page_exists() -> None:
     wrong, count = [], 0
     for group in quoted():
         folders: list[Path] = []

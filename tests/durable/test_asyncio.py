@@ -234,7 +234,7 @@ def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> Non
     run(work)
 
 
-def test_asyncio_walks_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
+def test_asyncio_iterations_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
     """A copy of the map has all entries that expire together, or none."""
 
     async def work() -> None:

@@ -103,7 +103,6 @@ def test_empty_log_does_not_open_with_wrong_keys(
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute"])
 def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: str) -> None:
-    """A forged last frame is not taken for a torn tail."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -237,7 +236,6 @@ def test_keys_rotate_segment_by_segment(place: str, tmp_path: Path) -> None:
 
 
 def test_open_log_uses_new_key_in_next_segment(tmp_path: Path) -> None:
-    """An open log uses the new key from its next segment on."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
         store.map("orders")["first"] = SECRET
@@ -286,7 +284,6 @@ def test_a_source_of_another_form_is_refused(tmp_path: Path, wrong: object) -> N
 
 
 def test_encrypted_record_log_is_read_by_another_process(tmp_path: Path) -> None:
-    """A log of records is encrypted, and read by another process."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with log.create(place, encryption_keys=source) as records:
         for number in range(10):

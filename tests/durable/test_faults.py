@@ -269,7 +269,6 @@ def test_opening_on_a_full_disk_is_storage_unavailable(small_disk: Path) -> None
 def test_uncommitted_changes_of_dead_process_were_never_acknowledged(
     memory: MemoryStore,
 ) -> None:
-    """Changes that a dead process had not committed were never acknowledged."""
     store = embedded(memory)
     store.map("m")["a"] = 1
     left = copy_files(memory)

@@ -161,7 +161,6 @@ def test_a_forked_child_is_fenced_at_its_first_change(tmp_path: Path) -> None:
 
 
 def test_forked_child_neither_locks_nor_writes_the_log(url: str) -> None:
-    """A forked child neither keeps the log locked nor writes to it."""
     store = imap_wal.open(url, node="n")
     store.map("m")["parent"] = 1
     read, write = os.pipe()

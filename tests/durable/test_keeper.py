@@ -230,7 +230,6 @@ def archives_in(memory: MemoryStore) -> list[str]:
 
 
 def test_embedded_store_refuses_a_log_of_hazelcast_members(tmp_path: Path) -> None:
-    """An embedded store refuses a log that Hazelcast members write."""
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
         store.committer.log.clusters.update(
             lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2})

@@ -105,7 +105,7 @@ def test_a_durable_map_is_a_mutable_mapping(memory: MemoryStore) -> None:
     assert contents(memory) == {}
 
 
-def test_a_map_may_be_changed_while_it_is_walked(memory: MemoryStore) -> None:
+def test_a_map_may_be_changed_during_an_iteration(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         m = store.map("m")
         m.update({number: number for number in range(100)})

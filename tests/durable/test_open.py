@@ -117,7 +117,6 @@ def test_node_is_named_embedded_and_host_logs_are_read(
 
 
 def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> None:
-    """The error for a locked log does not advise to write another log."""
     with (
         imap_wal.open(memory.url, storage=memory),
         pytest.raises(

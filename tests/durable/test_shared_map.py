@@ -101,7 +101,7 @@ def test_value_after_a_key_listing_is_not_old(memory: MemoryStore) -> None:
         assert not m._copies
 
 
-def test_walks_show_one_moment_during_expiry_and_writes(
+def test_iterations_show_one_moment_during_expiry_and_writes(
     memory: MemoryStore,
 ) -> None:
     """Iterations over a map in which entries expire and threads write never fail, and never mix two
@@ -139,7 +139,7 @@ def test_walks_show_one_moment_during_expiry_and_writes(
         assert seen
 
 
-def test_pairs_of_a_walk_are_those_that_were_put_together(memory: MemoryStore) -> None:
+def test_an_iteration_has_only_pairs_that_were_put_together(memory: MemoryStore) -> None:
     with embedded(memory, durability="os") as store:
         m = store.map("m")
         over = threading.Event()
@@ -199,7 +199,6 @@ def test_of_many_threads_that_pop_one_key_one_gets_it(
 
 
 def test_threads_setting_a_default_get_the_first_value(memory: MemoryStore) -> None:
-    """All threads that set a default get the value of the first."""
     with embedded(memory) as store:
         m = store.map("m")
         got: list[list[int]] = [[] for _ in range(8)]
@@ -243,7 +242,6 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
 
 
 def test_pop_waits_only_for_puts_of_its_key(memory: MemoryStore) -> None:
-    """A pop waits for puts of its key, and for no others."""
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")

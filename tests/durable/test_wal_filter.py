@@ -124,5 +124,5 @@ def test_failed_wal_filter_leaves_the_log_closed_and_whole(
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_it_is_public() -> None:
+def test_the_constant_stop_is_public() -> None:
     assert imap_wal.STOP is STOP

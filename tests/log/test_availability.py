@@ -176,7 +176,7 @@ def test_the_page_has_a_row_for_every_operation() -> None:
 
 
 @pytest.mark.parametrize(("operation", "what", "outcome"), list(table()))
-def test_what_works_when_a_part_is_down(
+def test_operations_during_an_outage_end_as_the_table_says(
     operation: str, what: str, outcome: str, memory: MemoryStore
 ) -> None:
     bench = Bench(f"{memory.url}-{operation}-{what}")

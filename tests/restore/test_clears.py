@@ -69,7 +69,6 @@ def rows_of(store: SegmentStore) -> list[Row]:
 
 
 def test_clear_hides_only_older_entries_of_its_partition(memory: MemoryStore) -> None:
-    """A clear hides older entries of its partition and nothing else."""
     log = node(memory)
     keys = [f"{HEAD}key-{number}" for number in range(40)]
     append(log, *(put(key, "old", (1, 1, 1, number)) for number, key in enumerate(keys, 1)))
@@ -102,7 +101,6 @@ def test_late_change_with_lower_order_stays_cleared(
 
 
 def test_clear_uses_the_partition_count_of_its_writer() -> None:
-    """A clear counts in the number of partitions that its writer had."""
     floors = Floors()
     keys = [random.Random(number).randbytes(20) for number in range(200)]
     floors.add(clear((2, 1, 1, 1), 3, 7), "n1")
@@ -263,7 +261,6 @@ def test_older_version_refuses_frames_with_a_clear(
 def test_clear_in_archive_or_snapshot_raises_manifest_format(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An archive and a snapshot with a clear raise the format of the manifest."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)))
     append_clear(second, clear((1, 1, 1, 2)))
@@ -305,7 +302,6 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
 
 
 def test_clear_is_read_in_place_from_segments_and_archives(memory: MemoryStore) -> None:
-    """A clear is read in its place from segments and archives."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)), put("a", "2", (1, 1, 1, 3)))
@@ -386,7 +382,6 @@ def test_clear_is_kept_while_another_store_may_append(
 
 
 def test_snapshot_keeps_the_newer_clear_of_a_partition(memory: MemoryStore) -> None:
-    """Of two clears of a partition a snapshot keeps the newer."""
     first, second = node(memory), node(memory, "n2")
     append_clear(first, clear((1, 0, 1, 1)), clear((1, 0, 1, 2), 1, 2))
     append_clear(second, clear((2, 0, 1, 1)))
@@ -418,7 +413,6 @@ def test_clear_of_an_embedded_map_is_one_entry(memory: MemoryStore) -> None:
 
 
 def test_clear_of_a_shared_store_keeps_unknown_entries(memory: MemoryStore) -> None:
-    """`clear` of a shared store keeps the entries that it does not know."""
     import imap_wal
 
     options = {"storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True}

@@ -36,7 +36,7 @@ def rows_of(random_: random.Random, count: int) -> list[tuple[str, Row]]:
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
-def test_it_equals_a_dict_whether_or_not_memory_suffices(
+def test_an_index_equals_a_dict_in_memory_and_on_scratch(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
     random_ = random.Random(seed)
@@ -270,7 +270,6 @@ def test_a_listing_of_keys_reads_no_value(tmp_path: Path, monkeypatch: pytest.Mo
 def test_listing_misses_no_key_while_the_index_changes(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """A listing in progress misses no key while the index changes."""
     random_ = random.Random(seed)
     rows = [put(f"key-{number:03d}", number, (1, 1, 1, number)) for number in range(300)]
     index = NewestIndex(memory_bytes, tmp_path)
@@ -385,7 +384,6 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
 def test_partition_keys_are_listed_while_keys_are_added(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """The keys of some partitions are listed while keys are added."""
     random_ = random.Random(seed)
     index = NewestIndex(memory_bytes, tmp_path)
     there: set[bytes] = set()

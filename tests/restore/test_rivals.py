@@ -47,7 +47,6 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
     history: list[tuple[str, str, int, int, int, str | None, int]],
     order: random.Random,
 ) -> None:
-    """An index has the same winners and conflicts in any order."""
     claims = as_rows(history)
     winners, rivals = expected(claims)
     for _ in range(3):
@@ -140,7 +139,6 @@ def test_readers_agree_before_and_after_a_rewrite(
 
 
 def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
-    """A value wins over a tombstone; then the first node name wins."""
     first, second = node(memory), node(memory, "n2")
     append(
         first,
@@ -171,7 +169,6 @@ def test_one_change_in_two_logs_is_no_conflict(memory: MemoryStore) -> None:
 def test_reader_names_each_conflicting_key_once_up_to_hundred(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader names each key once, and at most a hundred keys."""
     first, second = node(memory), node(memory, "n2")
     for log, value in ((first, "1"), (second, "2")):
         append(
@@ -208,7 +205,6 @@ def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_large_conflicting_values_are_not_all_in_memory(tmp_path: Path) -> None:
-    """Large values in conflict are not all in memory at once."""
     index = NewestIndex(1_000_000, tmp_path)
     for number in range(60):
         for writer, size in (("n1", 10), ("n2", 100_000), ("n3", 100_000)):

@@ -75,7 +75,6 @@ def run(what: str, folder: Path) -> tuple[int, int]:
 
 
 def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) -> None:
-    """Restore and rewrite of large values keep to a small bound."""
     filler = os.urandom(VALUE_BYTES)
     with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os") as store:
         items = store.map("big", raw=True)

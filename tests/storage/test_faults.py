@@ -196,7 +196,7 @@ def test_workload_can_be_killed_at_every_operation(inner: SegmentStore) -> None:
     assert left == [0, 1, 2, 2, 2, 3]
 
 
-def test_an_appender_dies_with_its_store(inner: SegmentStore) -> None:
+def test_an_appender_fails_after_its_store_was_killed(inner: SegmentStore) -> None:
     """In other threads, too."""
     store = FaultyStore(inner, plan(Fault("kill", kind="exists")))
     appenders = [store.open_append(str(number)) for number in range(3)]

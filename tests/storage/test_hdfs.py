@@ -71,7 +71,7 @@ def test_hdfs_keeps_every_promise(url: str) -> None:
     check_segment_store(open_store(url), reopen=lambda: open_store(url))
 
 
-def test_what_it_declares(url: str) -> None:
+def test_hdfs_declares_its_capabilities(url: str) -> None:
     store = open_store(url)
     assert store.capabilities.durable_append
     assert not store.capabilities.durable_sync, "WebHDFS has no hsync"

@@ -80,7 +80,7 @@ def test_options_in_the_url(s3: S3) -> None:
     assert "secret" not in store.url
 
 
-def test_what_it_declares(s3: S3) -> None:
+def test_s3_declares_its_capabilities(s3: S3) -> None:
     capabilities = s3.open().capabilities
     assert capabilities.exclusive_create
     assert capabilities.durable_sync

@@ -45,7 +45,7 @@ def payloads(store: object, path: str = PATH) -> list[bytes]:
     return [frame.payload for frame in SegmentReader(store, path).frames()]  # type: ignore[arg-type]
 
 
-def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> None:
+def test_written_values_are_read_and_stored_only_encrypted(store: KeyedStore) -> None:
     found = written(store, "first-value", "second-value")
     assert payloads(store) == [row("key-0", "first-value", 1), row("key-1", "second-value", 2)]
     data = store.read(PATH)
@@ -76,7 +76,6 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
 
 
 def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> None:
-    """A missing key, a wrong key and no keys are distinguished."""
     written(store, "value")
     for keys, said in (
         (("b",), "'a', and the keys given are b"),
@@ -92,7 +91,6 @@ def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> No
 def test_unencrypted_segment_is_read_only_if_allowed(
     store: KeyedStore,
 ) -> None:
-    """An unencrypted segment is read only if that is allowed."""
     written(store.inner, "value")  # type: ignore[arg-type]
     with pytest.raises(
         EncryptionError, match="it is not encrypted, and the keys demand that it is"
@@ -148,7 +146,6 @@ def test_a_frame_whose_clear_fields_were_changed_is_forged(
 
 
 def test_encrypted_frame_moved_in_its_segment_is_forged(store: KeyedStore) -> None:
-    """A frame that was moved within its segment is forged."""
     head = written(store, "aaaa", "bbbb")
     first, second = SegmentReader(store, PATH).frames()
     data = store.read(PATH)
@@ -185,7 +182,6 @@ def test_a_changed_header_does_not_open(store: KeyedStore, changes: dict[str, ob
 
 
 def test_only_a_version_2_header_has_a_key() -> None:
-    """A header of version 1 has no key and one of version 2 has."""
     head = header().encode()
     sealed = header(key_id="a", key_check=bytes(16)).encode()
     assert format.decode_header(sealed, "f")[0].key_id == "a"

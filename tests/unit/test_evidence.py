@@ -51,7 +51,6 @@ MANIFEST = NodeManifest(
     ],
 )
 def test_open_and_verify_agree_on_files_newer_than_manifest(path: str, newer: bool) -> None:
-    """An open and verify agree on which files are newer than the manifest."""
     file = StoredFile(path, 1, 0)
     in_wal = [file] if path.endswith((".wal", ".writer")) and "/wal/" in path else []
     wal = sorted_out(in_wal, MANIFEST.archived)

@@ -68,7 +68,6 @@ def test_flipped_bit_in_synced_frames_is_corruption(
 
 
 def test_frame_copied_within_its_segment_does_not_verify() -> None:
-    """A frame copied to another place of its segment does not verify."""
     head = header()
     chunks, length, _ = format.encode_frame(
         head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")]

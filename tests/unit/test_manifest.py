@@ -255,7 +255,6 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
 def test_long_archive_list_is_copied_without_parsing(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long list of archives is packed and copied without parsing."""
     archives = tuple(
         Archive(
             "m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at

@@ -127,7 +127,6 @@ def test_hole_in_place_of_a_synced_frame_is_corrupt(
 
 
 def test_frame_of_unknown_type_is_an_error(memory: MemoryStore) -> None:
-    """A frame of an unknown type is an error, and is not skipped."""
     writer = SegmentWriter(memory, PATH, header())
     writer.append(9, 1, [row("a", "1")])
     writer.append(format.ENTRIES, 1, [row("b", "2")])
@@ -190,7 +189,6 @@ def test_reading_can_begin_at_and_stop_before_any_frame(memory: MemoryStore) -> 
 def test_open_segment_is_read_to_its_last_whole_frame(
     memory: MemoryStore,
 ) -> None:
-    """A segment that is being written is read to its last whole frame."""
     writer = SegmentWriter(memory, PATH, header(), 4096)
     reader = SegmentReader(memory, PATH)
     assert list(reader.frames()) == []

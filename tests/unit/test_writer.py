@@ -216,7 +216,6 @@ def test_replaced_writer_does_not_mark_the_log_clean(
 
 
 def test_session_of_a_replaced_writer_is_refused(memory: MemoryStore) -> None:
-    """The writer was taken over."""
     first = node_log(memory)
     node_log(memory, takeover=True)
     with pytest.raises(Fenced):
