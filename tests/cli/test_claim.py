@@ -80,5 +80,5 @@ def test_a_superseded_cluster_gives_no_sign_of_life(run: Run, tmp_path: Path) ->
         eventually(lambda: old.client.ask("beat") and signs(store, "default/c"), "the sign")
         run("claim", one.url, "--force", "--yes")
         eventually(
-            lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign goes"
+            lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign is removed"
         )

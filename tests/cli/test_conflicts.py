@@ -1,5 +1,5 @@
-"""Two nodes claim the same change of a key: no command fails, every one that looks reports it,
-`rewrite --resolve` and `repair --prefer` decide."""
+"""Two nodes claim the same change of a key: no command fails, every command that finds the conflict
+reports it, and `rewrite --resolve` and `repair --prefer` decide."""
 
 from __future__ import annotations
 

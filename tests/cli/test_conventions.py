@@ -245,8 +245,8 @@ def test_an_empty_url_is_wrong_usage(run: Run, words: tuple[str, ...], value: st
 
 
 def _foreground() -> None:
-    """In a child: what Ctrl-C does where no shell has the tests ignore it, as for a job in the
-    background."""
+    """In a child: handle Ctrl-C by default. A shell makes jobs in the background ignore it, also
+    these tests."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

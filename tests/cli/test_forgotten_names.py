@@ -101,9 +101,8 @@ def test_forgetting_never_loses_an_acknowledged_commit(
 def test_a_forgotten_writers_segment_blocks_no_new_log(
     memory: MemoryStore,
 ) -> None:
-    """The writer of the forgotten node was about to begin this segment.
-    It is created after all files were deleted. The new log, with the same epoch and the same
-    names, then did not open."""
+    """The writer of the forgotten node creates a segment after all files were deleted. The new log,
+    with the same epoch and the same names, then did not open."""
     for opened in (False, True):
         left = MemoryStore(f"begins-{opened}-{id(memory)}")
         slow = Interrupted(left)

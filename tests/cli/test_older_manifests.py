@@ -127,7 +127,7 @@ def test_repair_without_newest_manifests_keeps_acknowledged_entries(
         how(path)
         lost.append((path, data))
         if len(lost) not in (1, 4, 8) and path != everything[1]:
-            continue  # not every number, for time's sake
+            continue  # not every number, to save time
         why = f"{len(lost)} of {len(everything)} {how.__name__} in {folder}"
         verified = run("verify", url, "-o", "json")
         found = verified.json["files"]
@@ -169,8 +169,8 @@ def test_a_folder_of_segments_of_another_log_is_found(
 def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
     tmp_path: Path, run: Run, archived: bool
 ) -> None:
-    """The copy was opened.
-    Another history: the copy's epochs began elsewhere, which says nothing about these files."""
+    """The copy was opened, and has a history of its own: its epochs say nothing about these
+    files."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     options: dict[str, Any] = {"node": "n1", "preallocate": False, "segment_bytes": 1000}
 

@@ -151,7 +151,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
-    """The zero is counted: if an acknowledged change is removed, it is one."""
+    """The demo counts lost changes: without one acknowledged change, the count is one."""
     from imap_wal.clock import SystemClock
     from rewrite_cli.demo import flights
     from rewrite_cli.demo.playback import Playback

@@ -36,7 +36,7 @@ def test_rewrite_keeps_the_newest_and_prune_frees_the_space(run: Run, url: str, 
     assert (orders["records_read"], orders["live"]) == (14, 9)
     assert live(run, url) == LIVE
     before = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    assert run("prune", url).code == 2, "nobody is here to answer"
+    assert run("prune", url).code == 2, "no terminal to answer"
     assert run("prune", url, "--dry-run").code == 0
     pruned = run("prune", url, "--yes", "-o", "json").json["clusters"][0]
     assert pruned["archives"]

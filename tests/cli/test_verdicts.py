@@ -1,5 +1,5 @@
-"""Verify, repair, every mode of an open and a live view say the same of the same damage: the table
-of `imap_wal.segment.verdict`, over random damage."""
+"""Verify, repair, every mode of an open and a live view agree about the same damage: the table of
+`imap_wal.segment.verdict`, over random damage."""
 
 from __future__ import annotations
 

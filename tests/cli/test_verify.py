@@ -207,7 +207,7 @@ def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) ->
 
 
 def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None:
-    """Damage is reported with what is lost and what follows it."""
+    """Damage is reported with the lost entries and those after it."""
     import imap_wal
     from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store

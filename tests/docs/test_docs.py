@@ -27,7 +27,7 @@ PAGES = [page for page in ALL_PAGES if page.parent.name != "tutorials"]
 """The blocks of a tutorial belong together: test_tutorials.py runs them."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
-# These start services or play for a minute; their options are parsed, tests/cli runs them.
+# These start services or run for a minute; here, only their options are parsed.
 ONLY_PARSED = {("node", "start"), ("agent",), ("demo",), ("keys",)}
 
 

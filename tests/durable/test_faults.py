@@ -221,7 +221,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if mounted.returncode:
         pytest.skip(
-            "mount needs root; the planned faults of this folder stand for a full disk "
+            "mount needs root; the planned faults of this folder simulate a full disk "
             f"({mounted.stderr.strip()})"
         )
     yield disk

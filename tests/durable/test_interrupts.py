@@ -26,8 +26,8 @@ OURS = tuple(
 
 
 class Interrupted:
-    """Runs work, and raises KeyboardInterrupt before the so-many-th line of this project's code in
-    it. `lines`: how many there were.
+    """Runs work, and raises KeyboardInterrupt before line number `at` of this project's code in it.
+    `lines`: how many there were.
 
     Lines that begin with `with` are left out: Python shows them again at the block's end, before
     the lock is released, where no signal is handled."""
@@ -182,8 +182,8 @@ def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> Non
 
 
 class InterruptedStore:
-    """Raises KeyboardInterrupt in the so-many-th call from now, before or after it is done; `left`
-    0: never."""
+    """Raises KeyboardInterrupt in call number `left` from now, before or after it is done. 0:
+    never."""
 
     def __init__(self, inner: LocalStore, when: str) -> None:
         self._inner, self._when = inner, when

@@ -29,7 +29,7 @@ def test_sealed_segments_are_archived_by_time_without_loss(tmp_path: Path) -> No
     with imap_wal.open(tmp_path.as_uri(), node="n", archive_interval_s=0.1) as store:
         store.map("m").update({"a": 1, "b": 2})
         eventually(lambda: len(archives(tmp_path)) == 1, "an archive")
-        eventually(lambda: not list(tmp_path.rglob("*.wal")), "the segment goes")
+        eventually(lambda: not list(tmp_path.rglob("*.wal")), "the segment is removed")
         store.map("m")["a"] = 3
         eventually(lambda: len(archives(tmp_path)) == 2, "a second archive")
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
@@ -167,8 +167,7 @@ def test_unsynced_tail_is_rewritten_before_it_counts(
 
 
 class LongArchives(FaultyStore):
-    """A storage on which an archive takes until `finish` is set. Records which file was synced, and
-    its bytes."""
+    """A storage on which an archive takes until `finish` is set. Records the threads that sync."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)

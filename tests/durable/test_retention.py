@@ -147,7 +147,7 @@ def test_limits_apply_without_automatic_archives(
             lambda: (
                 archives(tmp_path, "m") == ([] if "wal_ttl_seconds" in settings else before[1:])
             ),
-            "the covered archives go",
+            "the covered archives are removed",
         )
 
 
@@ -159,7 +159,7 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
     run("rewrite", f"{tmp_path}/log")
     os.utime(path, (1, 1))
     with serving(config(tmp_path, wal_ttl_seconds=1)) as agent, plugin(agent.config) as member:
-        eventually(lambda: not path.exists(), "the covered archive goes")
+        eventually(lambda: not path.exists(), "the covered archive is removed")
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
         agent._maintenance.retention_error = "Unavailable: the storage is away"
@@ -188,14 +188,14 @@ def test_covered_files_are_checked_at_start_and_every_half_time(
         ({"wal_size_limit_mb": 1, "wal_ttl_seconds": 8}, 4),
     ):
         with embedded(memory, clock=clock, **settings) as store:
-            eventually(lambda: not parquet(memory), "what is covered goes at the start")
+            eventually(lambda: not parquet(memory), "covered files are removed at the start")
             for key in ("b", "c"):
                 fill(store, key)
                 clock.advance(seconds - 1)
                 time.sleep(0.05)
                 assert parquet(memory), f"{settings}: too early"
                 clock.advance(1)
-                eventually(lambda: not parquet(memory), f"{settings}: gone after {seconds} s")
+                eventually(lambda: not parquet(memory), f"{settings}: removed after {seconds} s")
             fill(store, "d")
     assert contents(memory) == dict.fromkeys("abcd", 1)
 

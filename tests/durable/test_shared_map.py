@@ -346,7 +346,7 @@ def test_puts_with_a_lifetime_keep_few_deadlines() -> None:
         state.set(b"%d" % (number % 100), b"v", 10_000 + number)
         assert len(state._deadlines) <= 2 * 100 + HEAP_SPARE + 1
     for number in range(100):
-        state.set(b"%d" % number, b"for ever")
+        state.set(b"%d" % number, b"permanent")
     assert len(state._deadlines) <= HEAP_SPARE
     state.set(b"short", b"v", 5)
     state.set(b"long", b"v", 10)

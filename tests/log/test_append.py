@@ -196,7 +196,7 @@ def test_every_call_on_a_closed_log_raises_closed(memory: MemoryStore) -> None:
 
 
 def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStore) -> None:
-    """What was acknowledged before is in the log."""
+    """The changes acknowledged before are in the log."""
     faulty = FaultyStore(memory)
     opened = create(faulty)
     fill(opened, 1)

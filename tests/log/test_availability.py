@@ -1,4 +1,5 @@
-"""What still works when a part of the storage is down: the table of docs/log.md, cell by cell."""
+"""The operations that work when a part of the storage is down: the table of docs/log.md, cell by
+cell."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 class Bench:
-    """A log of five entries over a storage of which parts can fail. Segments have two entries."""
+    """A log of five entries over a storage of which parts can fail. A segment has room for two
+    entries."""
 
     def __init__(self, name: str) -> None:
         self.inner = MemoryStore(name)

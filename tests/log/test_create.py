@@ -67,7 +67,7 @@ def test_one_of_many_concurrent_creators_makes_the_log(url: str) -> None:
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
 def test_appended_entries_survive_a_reopen_with_any_durability(url: str, durability: str) -> None:
-    """Their positions stay the same."""
+    """Their positions do not change."""
     with log.create(url, durability=durability) as opened:
         places = fill(opened, *range(10))
         opened.sync()

@@ -136,7 +136,7 @@ def test_a_segment_whose_header_appears_between_two_reads_is_read(memory: Memory
     (path,) = segments(memory)
 
     class Late(FaultyStore):
-        """The first read of the segment comes before its writer's first write."""
+        """The first read of the segment is before its writer's first write."""
 
         def read(self, path_: str, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path_, offset, length)

@@ -107,7 +107,7 @@ def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> 
     with reopen(memory, wal_ttl_seconds=1) as opened:
         eventually(
             lambda: not any("/archive/" in file.path for file in memory.list("")),
-            "the covered archive goes",
+            "the covered archive is removed",
         )
         fill(opened, "new")
         assert texts_of(opened.read()) == ["new"]

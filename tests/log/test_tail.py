@@ -163,7 +163,7 @@ def test_a_failed_tail_continues_from_its_last_position(memory: MemoryStore) -> 
 def test_limited_reader_continues_in_the_same_segment(
     memory: MemoryStore,
 ) -> None:
-    """Its limit moves on, and it continues where it stopped."""
+    """Its limit advances, and it continues where it stopped."""
 
     class Limited(Bound):
         def limit(self) -> Position | None:

@@ -138,8 +138,8 @@ def test_key_is_hashed_once_per_lookup(
 
 
 def test_too_many_partition_counts_of_clears_are_refused() -> None:
-    """Clears with too many numbers of partitions are refused by the map and the order.
-    20,000 of them made a lookup of 64 keys take 12 seconds."""
+    """Clears with too many different partition counts are refused. With 20,000 counts, a lookup of
+    64 keys took 12 seconds."""
     index = NewestIndex(1 << 30)
     index.add(
         "n1",

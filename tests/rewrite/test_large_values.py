@@ -60,7 +60,8 @@ print(count, peak() - base)
 
 
 def run(what: str, folder: Path) -> tuple[int, int]:
-    """Entries, and the memory that a process of its own took for it."""
+    """Run it in a process of its own: the number of entries, and the memory that the process
+    used."""
     environment = {**os.environ, "PYTHONPATH": str(Path(imap_wal.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", WORK, what, folder.as_uri()],

@@ -101,7 +101,7 @@ def test_a_map_that_did_not_change_is_not_written_again(memory: MemoryStore) -> 
         ("orders", True),
         ("other", False),
     ]
-    assert snapshot(memory).marks["n1"].position == log.end, "but its mark moves on"
+    assert snapshot(memory).marks["n1"].position == log.end, "but its mark advances"
     assert values(view(memory)) == {"a": "1"} and values(view(memory), "other") == {"a": "2"}
 
 
@@ -122,7 +122,7 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
     assert gate.is_set()
     published = snapshot(memory).files
     assert [file.path for file in memory.list("ns/c/snapshot")] == list(published), (
-        "the loser leaves nothing behind"
+        "the loser leaves no files"
     )
 
 
@@ -332,7 +332,7 @@ def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None
         assert contents(memory) == {"a": 1, "b": 2, "c": 3}, f"operation {at}"
         if not faulty.fired:
             break
-        assert not (failed and kind == "delete"), "a clean-up that fails is nobody's concern"
+        assert not (failed and kind == "delete"), "a clean-up that fails is no error"
     assert at > 1
 
 

@@ -32,9 +32,8 @@ from tests.support import FakeClock
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
 def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: str) -> None:
     """n1 owns the partition (version 1) and its change is in progress; the partition moves to n2
-    (version 2), which deletes the key; a rewrite drops the tombstone; only then the change
-    arrives. It is never acknowledged, and must not count, whatever the clocks say and however
-    long it took."""
+    (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
+    It is never acknowledged, and must not count, with any clocks and after any time."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -81,7 +80,7 @@ def test_tombstone_unseen_by_later_rewrite_still_voids_older(
     prune(cluster(memory))
     append(first, put("a", "late", (1, 1, 1, 2)))
     assert values(view(memory)) == {"c": "of another"}
-    assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
+    assert len(cluster(memory).manifest().versions) <= 2, "old tables are removed"
 
 
 def test_transaction_logged_after_later_turns_counts(

@@ -51,7 +51,7 @@ def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> N
             found, status = frames(memory, bytes(data))
         except LogError:
             continue
-        assert found == expected[: len(found)], f"bit {at}: a frame came back changed"
+        assert found == expected[: len(found)], f"bit {at}: a frame was read changed"
         assert status != "clean", f"bit {at}: unseen"
 
 
@@ -266,7 +266,7 @@ def test_random_bytes_are_never_a_frame(data: bytes) -> None:
 
 
 class _Claims(bytes):
-    """A payload whose length is larger than memory."""
+    """Bytes that report a length of 1 GiB."""
 
     def __len__(self) -> int:
         return 2**30

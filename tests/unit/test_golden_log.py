@@ -5,7 +5,7 @@ an unclosed segment. Every later version reads them.
     log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
-files stay and another one is added.
+files do not change, and another one is added.
 """
 
 from __future__ import annotations

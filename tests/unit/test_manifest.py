@@ -183,8 +183,8 @@ def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -
 def test_stale_writer_loses_after_old_manifests_are_deleted(
     memory: MemoryStore,
 ) -> None:
-    """A writer that slept while all former manifests were deleted does not win.
-    Also if more were published after that."""
+    """A writer that slept while all former manifests were deleted does not win, also if more were
+    published after that."""
     for more in range(3):
         manifests = log(memory)
         manifests.update(count)

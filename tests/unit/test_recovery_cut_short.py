@@ -67,7 +67,7 @@ class Meanwhile:
 def test_files_pruned_during_recovery_are_not_missing(
     memory: MemoryStore, mode: str, closed: bool
 ) -> None:
-    """At whichever call the prune runs."""
+    """The prune runs at any call."""
     from imap_wal.read.cluster import ClusterLog
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune
