@@ -36,13 +36,17 @@ _TYPE_AT = 8
 
 # A known type, then three bytes of count and five of a last synced offset below 2**40.
 _PLAUSIBLE = re.compile(rb"(?s)[%s](?=.{8}\x00{3})" % re.escape(bytes(TYPES)))
+_AFTER_TYPE = 11
+"""How many bytes after the type that pattern needs."""
 
 
 class FrameSearch:
-    """`data`: the bytes from offset `base` of a segment. `seed`: the start of its frames' CRCs."""
+    """`data`: the bytes from offset `base` of a segment. `seed`: the start of its frames' CRCs.
+    `written`: only zeros follow this offset, so no frame begins there; 0: not known."""
 
-    def __init__(self, seed: int, data: bytes, base: int = 0) -> None:
+    def __init__(self, seed: int, data: bytes, base: int = 0, written: int = 0) -> None:
         self._seed, self._data, self._base = seed, data, base
+        self._until = min(len(data), written - base + _AFTER_TYPE) if written else len(data)
         self._marks = array("I", [0])
         self.hashed = 0
         """Bytes hashed so far: the cost of the search."""
@@ -51,7 +55,7 @@ class FrameSearch:
         """Whole frames that begin at or after `offset`, in order."""
         data, base = self._data, self._base
         at = offset - base
-        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT)) is not None:
+        while (match := _PLAUSIBLE.search(data, at + _TYPE_AT, self._until)) is not None:
             at = match.start() - _TYPE_AT
             frame = self._frame(at)
             if frame is not None:

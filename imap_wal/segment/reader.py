@@ -19,6 +19,7 @@ from imap_wal.segment.frame_search import FrameSearch
 from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
+_ZEROS = bytes(WINDOW_BYTES)
 READERS = 8
 """Files that are read at the same time if each read is a request over a network."""
 FIRST_WINDOW_BYTES = 64 * 1024
@@ -135,10 +136,11 @@ class SegmentReader:
         size = self._store.size(self.path)
         if size <= self.end:
             return Tail("clean", self.end, size)
-        if not self._written(size):
+        written = self._written(size)
+        if not written:
             return Tail("clean", self.end, size)
         data = self._store.read(self.path, self.end, size - self.end)
-        found = list(FrameSearch(self._seed, data, self.end).after(self.end + 1))
+        found = list(FrameSearch(self._seed, data, self.end, written).after(self.end + 1))
         synced = max([self.synced, *(frame.synced for frame in found)])
         records = sum(frame.count for frame in found if frame.kind in format.OF_ENTRIES)
         last_after = found[-1].offset if found else 0
@@ -151,12 +153,14 @@ class SegmentReader:
             last_after,
         )
 
-    def _written(self, size: int) -> bool:
-        """Whether anything but zeros (preallocated space) follows the last whole frame."""
-        for start in range(self.end, size, WINDOW_BYTES):
-            if self._store.read(self.path, start, min(WINDOW_BYTES, size - start)).strip(b"\0"):
-                return True
-        return False
+    def _written(self, size: int) -> int:
+        """Where the bytes after the last whole frame end, if only zeros (preallocated space) follow
+        them, rounded up; 0: there are only zeros."""
+        for start in reversed(range(self.end, size, WINDOW_BYTES)):
+            window = self._store.read(self.path, start, min(WINDOW_BYTES, size - start))
+            if window != _ZEROS[: len(window)]:
+                return start + len(window)
+        return 0
 
 
 class Held:

@@ -376,6 +376,15 @@ def test_every_whole_frame_after_damage_is_found_for_any_value(
     ]
     assert found == kept
     assert reader.tail().frames_after == len([start for start in kept if start > reader.end])
+    preallocated = bytes(data) + bytes(300)
+    search = FrameSearch(header().checksum_seed, preallocated, written=len(data))
+    assert [frame.offset for frame in search.after(first)] == [
+        start for start in kept if start >= first
+    ]
+    overwrite(memory, PATH, preallocated)
+    again = SegmentReader(memory, PATH)
+    list(again.frames())
+    assert again.tail().frames_after == len([start for start in kept if start > again.end])
 
 
 def test_a_crc_is_shifted_as_bytes_that_follow_would_do(seed: int) -> None:

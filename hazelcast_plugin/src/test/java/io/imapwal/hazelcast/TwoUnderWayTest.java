@@ -69,6 +69,8 @@ class TwoUnderWayTest {
             return true;
         });
         map.remove("probe");
+        // Settling the doubts of the test before appends their keys once more.
+        eventually(() -> WalPlugin.of(member).reconciler().idle());
     }
 
     /**
