@@ -209,7 +209,7 @@ def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
     assert values(view(store)) == {"a": "3"}, "later rewrites are not below the floor"
 
 
-def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) -> None:
+def test_a_rewrite_that_a_prune_treated_as_dead_publishes_nothing(tmp_path: Path) -> None:
     """It took more than a day: its files are deleted, and it must not name them."""
     store = open_store(str(tmp_path))
     log = node(store)
@@ -225,7 +225,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
             assert len(prune(real_log(store)).snapshot_files) == 2
             return result
 
-    with pytest.raises(LostRace, match="took this rewrite"):
+    with pytest.raises(LostRace, match="treated this rewrite"):
         rewrite(real_log(store), Slow(SMALL))
     assert real_log(store).manifest().snapshots == {}
     prune(real_log(store))
