@@ -193,8 +193,8 @@ def wal_path(node: str, epoch: int, segment: int) -> str:
 
 def recovered_path(wal: str, by: int) -> str:
     """The path of the copy that the recovery of epoch `by` makes of the segment `wal`, which may be
-    such a copy itself. The previous writer does not know this name: what it still appends goes to
-    a file that is not read."""
+    such a copy itself. The previous writer does not know this name: what it still appends is in a
+    file that is not read."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 

@@ -199,7 +199,7 @@ class Settings:
     max_value_bytes: int = 128 * 1024 * 1024
     """Largest size of key and value of one change together; a larger one raises `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
-    """Memory for the index of a restore or rewrite; the rest goes to `scratch`."""
+    """Memory for the index of a restore or rewrite; the rest is written to `scratch`."""
     scratch: Path | None = None
     """Folder for what does not fit in memory; None: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL

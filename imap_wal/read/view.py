@@ -390,8 +390,8 @@ class MaterializedView:
                 self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
-        """Start again if a new lifetime voids merged entries: their bytes came after the cut, but
-        before its manifest."""
+        """Start again if a new lifetime voids merged entries: their bytes were written after the
+        cut, but before its manifest."""
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(

@@ -189,7 +189,7 @@ class Committer:
 
     def _lead(self, work: Callable[[], None]) -> None:
         try:
-            with self._lock:  # a plain lock: an interrupt cannot come between it and its block
+            with self._lock:  # a plain lock: no interrupt between it and its block
                 work()
         finally:
             self._wake_next()

@@ -18,8 +18,8 @@
 | keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
 `salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
-given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot come back by itself:
-its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself: its
+segments keep their numbers, empty, so no later position is mistaken for one of theirs.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def fill(opened: Log, *values: Any, name: str = "m") -> list[Position]:
     return [opened.append(name, (b"k", str(value).encode())) for value in values]
 
 
-def told(records: Any) -> list[str]:
+def texts_of(records: Any) -> list[str]:
     return [(record.entry.value or b"").decode() for record in records]
 
 

@@ -45,7 +45,7 @@ class Ended(Exception):
 @dataclass(slots=True)
 class _Known:
     """An open connection. `inode`: of its socket, because the number `fd` is reused. `since`: when
-    it was accepted. `sender`: the routing id of its messages; b"": none came yet. `greeted`: its
+    it was accepted. `sender`: the routing id of its messages; b"": none has arrived. `greeted`: its
     hello was accepted. `reported`: when libzmq reported its end. Times are monotonic seconds."""
 
     fd: int
