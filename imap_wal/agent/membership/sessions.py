@@ -56,7 +56,8 @@ class ReadSession:
 
 
 SESSIONS_KEPT = PLUGINS_KEPT
-"""Sessions without a connection that are kept; the node's manifest keeps as many."""
+"""Sessions without a connection that are kept; `NodeManifest.plugins` keeps as many. Another limit
+than the one of the same name in `imap_wal.manifest.node`."""
 
 
 class SessionRegistry:
