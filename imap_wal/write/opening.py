@@ -3,7 +3,7 @@
 open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it has closed ─▶ scan after
         its checkpoint ─▶ publish epoch + 1 ─▶ cut a torn tail
 
-No file is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
+No segment is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
 `imap_wal.embedded.opening` is above this: it opens maps.
 """
 
