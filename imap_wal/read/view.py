@@ -412,8 +412,8 @@ class MaterializedView:
             self._index.forget()
 
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
-        """Maps whose new snapshot must be read: the map was dropped, or the snapshot covers
-        unmerged entries, which may be pruned."""
+        """Maps whose new snapshot must be read: it is the first one that is merged here, the map
+        was dropped, or the snapshot covers unmerged entries, which may be pruned."""
         found = []
         for name, snapshot in state.manifest.snapshots.items():
             known = self._generations.get(name, 0)
