@@ -1,5 +1,5 @@
 # Each target sets up what it needs. Needs make and Python 3.11 or newer; Java 17 and Maven for all but
-# `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is installed.
+# `python`, `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is installed.
 
 PYTHON ?= $(or $(shell for each in 3.14 3.13 3.12 3.11; do \
 	if python$$each -c '' 2>/dev/null; then echo python$$each; break; fi; done),python3)

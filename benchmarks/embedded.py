@@ -48,7 +48,7 @@ async def asynchronous(folder: Path, in_flight: int, operations: int) -> float:
     async with imap_wal.aopen(folder.as_uri(), node="n") as store:
         items = store.map("m", raw=True)
         each = operations // in_flight
-        # Made before the measurement: the bare loop formats no keys either.
+        # Before the measurement: the bare loop formats no keys either.
         keys = [
             [b"key%04d%05d" % (number, count) for count in range(each)]
             for number in range(in_flight)

@@ -111,7 +111,7 @@ def run(rounds: int, quick: bool) -> list[dict[str, Any]]:
     seen: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
     for number in range(rounds):
-        # They take turns in being first: the second run finds a warm disk.
+        # They alternate in order: the second one has a warm disk cache.
         order = ("", f"env:{VARIABLE}") if number % 2 else (f"env:{VARIABLE}", "")
         rates = {source: round_of(source, scale) for source in order}
         for label, rate in rates[f"env:{VARIABLE}"].items():

@@ -116,7 +116,7 @@ def _times(maps: int, *, log: bool) -> Times:
 def _heap(member: Member) -> int:
     """Bytes in use after a collection."""
     subprocess.run(["jcmd", str(member.pid), "GC.run"], check=True, capture_output=True)
-    told = subprocess.run(
+    printed = subprocess.run(
         ["jcmd", str(member.pid), "GC.heap_info"], check=True, capture_output=True, text=True
     ).stdout
-    return sum(int(found) for found in USED.findall(told.partition("Metaspace")[0])) * 1024
+    return sum(int(found) for found in USED.findall(printed.partition("Metaspace")[0])) * 1024

@@ -48,7 +48,7 @@ def opened(store: SegmentStore, node: str) -> NodeLog:
 
 
 def unlike(digits: int) -> str:
-    """This many digits of a name that compresses as badly as a real one."""
+    """This many digits, for a name that compresses as badly as a real one."""
     return f"{random.getrandbits(4 * digits):0{digits}x}"
 
 

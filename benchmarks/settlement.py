@@ -55,7 +55,7 @@ def _killed(entries: int, *, log: bool) -> tuple[float, list[tuple[int, float]]]
             orders = fill(cluster, entries)
             cluster.wait_safe(3)
             if log:
-                # Then the tails of the logs are short, as when changes come more slowly.
+                # Then the tails of the logs are short, as with fewer changes per second.
                 until(
                     "the agents have merged most of it",
                     lambda: all(_merged(agent) for agent in cluster.agents),

@@ -1,4 +1,5 @@
-"""All errors that imap-wal raises. Each class says what is wrong and what to do.
+"""All errors that imap-wal raises. Each class says what is wrong and what to do. The agent has a
+few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
 
 ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry

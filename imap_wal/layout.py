@@ -3,7 +3,9 @@
 
 {namespace}/{cluster}/
     manifest/{number}.json
-    snapshot/{map}/{generation}/part-00000.parquet
+    snapshot/{map}/{generation}/part-*.parquet
+    claims/manifest/{number}.json
+    claims/{incarnation}.claim              the permit of this incarnation's members
     claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
@@ -16,6 +18,13 @@
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
+
+A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in
+`imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
+`imap_wal.manifest.store`, names of part files in `imap_wal.rewrite.plan`.
+
+Arguments: `folder` is the folder of a node, `cluster` the folder of a cluster (its name only in
+`cluster_folder` and `Identity`), `node` the name of a node.
 """
 
 from __future__ import annotations
@@ -154,13 +163,13 @@ def cluster_folder(namespace: str, cluster: str) -> str:
 
 
 def node_folder(cluster: str, node: str) -> str:
-    """The folder of a node. `cluster` is a cluster folder, `node` a name."""
+    """The folder of a node."""
     return f"{cluster}/nodes/{encode(node)}"
 
 
-def lost_path(node: str, epoch: int, wal: str) -> str:
+def lost_path(folder: str, epoch: int, wal: str) -> str:
     """The path to which the writer of `epoch` moved the segment `wal`."""
-    return f"{node}/lost/{epoch:08d}/{wal.rpartition('/')[2]}"
+    return f"{folder}/lost/{epoch:08d}/{wal.rpartition('/')[2]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +195,15 @@ class Identity:
         return node_folder(self.cluster_folder, self.node)
 
 
-def wal_path(node: str, epoch: int, segment: int) -> str:
-    """The path of a segment. `node` is a node folder."""
-    return f"{node}/wal/{epoch:08d}-{segment:08d}.wal"
+def wal_path(folder: str, epoch: int, segment: int) -> str:
+    """The path of a segment."""
+    return f"{folder}/wal/{epoch:08d}-{segment:08d}.wal"
 
 
 def recovered_path(wal: str, by: int) -> str:
     """The path of the copy that the recovery of epoch `by` makes of the segment `wal`, which may be
-    such a copy itself. The previous writer does not know this name: what it still appends goes to
-    a file that is not read."""
+    such a copy itself. The previous writer does not know this name: what it still appends is in a
+    file that is not read."""
     return f"{original_path(wal).removesuffix('.wal')}.{by:08d}.wal"
 
 
@@ -204,7 +213,8 @@ def original_path(wal: str) -> str:
 
 
 def home(header: SegmentHeader) -> str:
-    """The original path of the segment with this header."""
+    """The original path of the segment with this header. Not `SegmentHeader.home`, which is no
+    path."""
     return wal_path(
         Identity(header.namespace, header.cluster, header.node).node_folder,
         header.epoch,
@@ -236,18 +246,18 @@ def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     return kept
 
 
-def log_path(node: str, log_id: str) -> str:
+def log_path(folder: str, log_id: str) -> str:
     """The file that names the log of the segments in this folder. In a `wal_dir` on the disk of
     another machine, the file is missing or names another log."""
-    return f"{node}/wal/{log_id}.log"
+    return f"{folder}/wal/{log_id}.log"
 
 
-def writer_path(node: str, epoch: int, permit: str) -> str:
+def writer_path(folder: str, epoch: int, permit: str) -> str:
     """The permit of the writer of `epoch`: without this file, the writer acknowledges nothing.
     `permit`: a nonce of the open that created it; the node's manifest has it ("" in logs of older
     versions). A delayed open of the same epoch creates a file with another name. For storages that
     cannot append, see `fences`."""
-    return f"{node}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
+    return f"{folder}/wal/{epoch:08d}{'-' if permit else ''}{permit}.writer"
 
 
 def claim_path(cluster: str, incarnation: int) -> str:
@@ -303,9 +313,9 @@ def parse_opened_path(path: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def old_fence_path(node: str, epoch: int) -> str:
+def old_fence_path(folder: str, epoch: int) -> str:
     """The file that fences a writer of the first development version, which has no permit."""
-    return f"{node}/wal/{epoch:08d}.fenced"
+    return f"{folder}/wal/{epoch:08d}.fenced"
 
 
 def parse_writer_path(path: str) -> int | None:
@@ -334,11 +344,11 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
 
 
 def archive_path(
-    node: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str
+    folder: str, map_name: str, first: Position, last: Position, epoch: int, nonce: str
 ) -> str:
     """The path of a new archive; `nonce` makes it unique. `epoch`: the node's epoch when the
     archive was made."""
-    return f"{node}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
+    return f"{folder}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):

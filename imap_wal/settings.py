@@ -1,5 +1,5 @@
-"""Settings of a log, as one frozen value. This module does not read the environment; the command
-line and the agent do."""
+"""Settings of a log, as one frozen value, and checks of what users pass: locations, modes, folders,
+names. This module does not read the environment; the command line and the agent do."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 FRAME_BYTES_MAX = 2**31 - 2**20 - 1
-"""The largest payload of a frame (`format.PAYLOAD_BYTES_MAX`)."""
+"""The largest payload of a frame: the same number as `imap_wal.format.PAYLOAD_BYTES_MAX`."""
 
 SECONDS_MAX = 2**31
 """68 years; the limit of times in any unit. Python cannot wait for more than about 290 years."""
@@ -199,7 +199,7 @@ class Settings:
     max_value_bytes: int = 128 * 1024 * 1024
     """Largest size of key and value of one change together; a larger one raises `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
-    """Memory for the index of a restore or rewrite; the rest goes to `scratch`."""
+    """Memory for the index of a restore or rewrite; the rest is written to `scratch`."""
     scratch: Path | None = None
     """Folder for what does not fit in memory; None: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL

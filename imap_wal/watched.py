@@ -19,7 +19,7 @@ class Watched(Generic[T]):
     be read, the last value stays valid, and every `look` tries again. Thread-safe.
 
     `path`: None if the source is not a file; then only `read_again` reads it again. `read` may
-    raise `InvalidSetting`; `told` is called with that error, once for each state of the file.
+    raise `InvalidSetting`; `on_error` is called with that error, once for each state of the file.
     `value`: the first value, if it is known; otherwise it is read now, which may raise
     `InvalidSetting`."""
 
@@ -27,10 +27,10 @@ class Watched(Generic[T]):
         self,
         path: str | Path | None,
         read: Callable[[], T],
-        told: Callable[[InvalidSetting], None],
+        on_error: Callable[[InvalidSetting], None],
         value: T | None = None,
     ) -> None:
-        self._path, self._read, self._told = path, read, told
+        self._path, self._read, self._on_error = path, read, on_error
         self._reading = threading.Lock()
         # Taken before the file is read, so that the next look notices a change during the read.
         self._sign = self._sign_now()
@@ -67,7 +67,7 @@ class Watched(Generic[T]):
         except InvalidSetting as error:
             if sign != self._refused:
                 self._refused = sign
-                self._told(error)
+                self._on_error(error)
         else:
             self._value, self._sign, self._refused = value, sign, None
 

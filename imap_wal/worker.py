@@ -1,8 +1,9 @@
 """A background thread that records its failures.
 
-Every background thread of an open log (reads, keeper, archiver, mender) is a `Worker`: it calls one
-function, the turn, again and again. An exception of a turn is logged, counted and kept in `state`
-until a later turn succeeds. After a pause, the next turn is tried.
+Every background thread of an open log is a `Worker`: the keeper and the archiver of
+`imap_wal.write.maintenance`, and in an agent also those of reads, mender, signs of life, door and
+gate. It calls one function, the turn, again and again. An exception of a turn is logged, counted
+and kept in `state` until a later turn succeeds. After a pause, the next turn is tried.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`imap-wal`: one group, with a module per command in `commands`, imported at its first use.
 
-flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (config)
-results on stdout as table or json, progress on stderr                (output)
-errors ▶ one line and an exit code                                    (failures)
+flags  ▶  IMAP_WAL_* variables  ▶  TOML file  ▶  defaults            (console/config_file.py)
+results on stdout as table or json, progress on stderr                (console/output.py)
+errors ▶ one line and an exit code                                    (console/failures.py)
 """
 
 from __future__ import annotations

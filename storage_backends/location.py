@@ -220,10 +220,12 @@ class Veil:
         }
         self._secrets = sorted(found, key=len, reverse=True)
 
-    def over(self, told: E) -> E:
-        """An error whose text hides them."""
-        told.args = tuple(self.text(each) if isinstance(each, str) else each for each in told.args)
-        return told
+    def over(self, error: E) -> E:
+        """Hide the secrets in the text of this error, and return it."""
+        error.args = tuple(
+            self.text(each) if isinstance(each, str) else each for each in error.args
+        )
+        return error
 
     def cause(self, error: BaseException) -> BaseException | None:
         """The cause to raise an error from. None if it shows a secret: a traceback prints it."""

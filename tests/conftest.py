@@ -27,8 +27,8 @@ def _process_state() -> dict[str, object]:
 
 @pytest.fixture(autouse=True)
 def process_state() -> Iterator[None]:
-    """What belongs to the process is afterwards as it was before: otherwise the next test that
-    depends on it fails, and only in the order of that day."""
+    """After each test the state of the process is the same as before. Otherwise a later test that
+    depends on it fails, and only in some orders of the tests."""
     before = _process_state()
     yield
     after = _process_state()
@@ -46,7 +46,7 @@ def sigint() -> Iterator[None]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """The root of a log that nobody has written yet."""
+    """The root of a log that does not exist yet."""
     return f"file://{tmp_path}/log"
 
 
@@ -60,8 +60,8 @@ def memory() -> Iterator[MemoryStore]:
 
 @pytest.fixture
 def seed() -> int:
-    """What a test leaves to chance; `IMAP_WAL_SEED=… pytest …` replays it. Printed, so a failing
-    test shows it."""
+    """The seed of a test's random choices; `IMAP_WAL_SEED=… pytest …` replays it. It is printed, so
+    a failing test shows it."""
     chosen = int(os.environ.get("IMAP_WAL_SEED") or random.SystemRandom().randrange(2**32))
     print(f"replay with IMAP_WAL_SEED={chosen}")
     return chosen

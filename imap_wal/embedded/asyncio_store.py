@@ -103,13 +103,13 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Wait for all operations, then close the store. Errors as for `Store.close`."""
-        await self._settle()
+        await self._drain()
         await self._loop.run_in_executor(None, self._store.close)
-        await self._settle()  # operations that arrived before the store was closed
+        await self._drain()  # operations that arrived before the store was closed
         self._commits.put(None)
         self._thread.join()
 
-    async def _settle(self) -> None:
+    async def _drain(self) -> None:
         while self._futures or self._later or not self._idle:
             await asyncio.wait(self._futures) if self._futures else await asyncio.sleep(0)
 

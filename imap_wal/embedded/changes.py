@@ -1,5 +1,5 @@
 """An embedded map in memory, and batches of changes. They are stored in columns, so that a commit
-of thousands of changes needs little Python code for each."""
+of thousands of changes needs little Python code for each. A `run` is a `WriteBatch`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Writes the changes of maps to the log.
 
 changes ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory
+
+A `run` is a `WriteBatch`: changes of one map. A `batch` is the `CommitRequest` of one or more runs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from imap_wal.write.committer import CommitRequest
 
 
 class MapWriter:
-    """Thread-safe. `knows_all`: the store knows all keys in its log."""
+    """Thread-safe. `knows_all`: the store knows all keys in its log, so one entry can clear a
+    map."""
 
     def __init__(self, writer: LogWriter, incarnation: int, *, knows_all: bool) -> None:
         log = self._log = writer.log

@@ -1,6 +1,8 @@
 """Opens the durable maps of a folder or URL.
 
 open ─▶ lock, recover the tail ─▶ claim an incarnation ─▶ fence writers of other nodes ─▶ `Store`
+
+`imap_wal.write.opening` does the first step, for one node's log.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ restore as a cluster.
 
     put    serialise ─▶ number, encode, publish (one lock: ring order is request order)
            ─▶ committer ─▶ memory ─▶ return
-    open   lock, recover the tail ─▶ merge all logs, newest first, once ─▶ memory
+    open   lock, recover the tail ─▶ merge all logs once, the newest entry of a key wins ─▶ memory
 
 Memory contains serialised values. `get` returns a new object each time, equal to what a reopened
 store returns.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from imap_wal.embedded.changes import MapState
 
 
-class Home(Protocol):
+class MapOwner(Protocol):
     """What a map needs from its store."""
 
     def check_open(self) -> None:
@@ -25,8 +25,8 @@ class MapReads(Mapping[Any, Any]):
     yields them, from the moment when it began: 8 or 16 bytes per entry, and the values that were
     replaced since. All methods raise `Closed` after the store was closed."""
 
-    def __init__(self, home: Home, state: MapState) -> None:
-        self._home, self._state = home, state
+    def __init__(self, owner: MapOwner, state: MapState) -> None:
+        self._owner, self._state = owner, state
         self._copies: dict[int, _Copy] = {}
 
     @property
@@ -34,11 +34,11 @@ class MapReads(Mapping[Any, Any]):
         return self._state.name
 
     def __getitem__(self, key: Any) -> Any:
-        self._home.check_open()
+        self._owner.check_open()
         state = self._state
         value = _copied(self._copies, key) if self._copies else None
         if value is None:
-            value = state.get(state.serializer.dump_key(key), self._home.now_ms())
+            value = state.get(state.serializer.dump_key(key), self._owner.now_ms())
             if value is None:
                 raise KeyError(key)
         return state.serializer.load(value)
@@ -46,26 +46,26 @@ class MapReads(Mapping[Any, Any]):
     def ttl(self, key: Any) -> float | None:
         """The remaining lifetime of a key in seconds; None: it does not expire. Raises KeyError if
         the key does not exist."""
-        self._home.check_open()
-        now = self._home.now_ms()
+        self._owner.check_open()
+        now = self._owner.now_ms()
         expires = self._state.expiry(self._state.serializer.dump_key(key), now)
         if expires is None:
             raise KeyError(key)
         return (expires - now) / 1000 if expires else None
 
     def __contains__(self, key: object) -> bool:
-        self._home.check_open()
+        self._owner.check_open()
         return (
-            self._state.get(self._state.serializer.dump_key(key), self._home.now_ms()) is not None
+            self._state.get(self._state.serializer.dump_key(key), self._owner.now_ms()) is not None
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self._home.check_open()
-        return map(self._state.serializer.load_key, self._state.keys(self._home.now_ms()))
+        self._owner.check_open()
+        return map(self._state.serializer.load_key, self._state.keys(self._owner.now_ms()))
 
     def __len__(self) -> int:
-        self._home.check_open()
-        return self._state.size(self._home.now_ms())
+        self._owner.check_open()
+        return self._state.size(self._owner.now_ms())
 
     def keys(self) -> KeysView[Any]:
         """The keys of the map."""
@@ -80,8 +80,8 @@ class MapReads(Mapping[Any, Any]):
         return _Values(self)
 
     def _pairs(self) -> tuple[list[bytes], list[bytes]]:
-        self._home.check_open()
-        return self._state.pairs(self._home.now_ms())
+        self._owner.check_open()
+        return self._state.pairs(self._owner.now_ms())
 
 
 _Place = tuple[int, int]

@@ -199,7 +199,7 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     gaps = scan.gaps
-    told = all(gap.records is not None for gap in gaps)
+    counted = all(gap.records is not None for gap in gaps)
     last = last_lost(segment.epoch, segment.number, gaps[-1]) if gaps else None
     after = (
         sum(frame.offset >= gaps[0].start for frame in scan.frames) if gaps else len(scan.frames)
@@ -209,5 +209,5 @@ def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home)
         records=scan.records,
         last_lost=str(last) if last is not None else None,
         frames_after=after,
-        lost_records=sum(gap.records or 0 for gap in gaps) if told else None,
+        lost_records=sum(gap.records or 0 for gap in gaps) if counted else None,
     )

@@ -150,8 +150,8 @@ class NodeManifest:
             object.__setattr__(self, "archives", ArchiveList(self.archives))
 
     def lives_in(self, logs: Collection[str]) -> bool:
-        """Whether a `wal/` folder of these logs is this log's; see `segments.WalFolder.logs`. A log
-        of version 1 has no id to compare."""
+        """Whether a `wal/` folder of these logs is this log's; see `WalFolder.logs` in
+        `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
         return not self.wal_id or self.wal_id in logs
 
     @property

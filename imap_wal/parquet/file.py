@@ -249,11 +249,11 @@ def batches(
                 path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy"
             ) from error
         if promised != b"%d" % found:
-            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
             raise CorruptLog(
                 path,
                 0,
-                f"this Parquet file promises {told} and has {found} rows",
+                f"this Parquet file promises {promise} and has {found} rows",
                 "restore it from a copy",
             )
         if records and found != records:
@@ -317,7 +317,11 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
             raise Forged(path, 0, what, "bring the right file back from a copy")
         return file, name
     raise EncryptionError(
-        path, "", f"it is encrypted, {keys.told}: its key is missing", keys.advice, is_missing=True
+        path,
+        "",
+        f"it is encrypted, {keys.known_ids}: its key is missing",
+        keys.advice,
+        is_missing=True,
     )
 
 

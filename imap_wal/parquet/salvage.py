@@ -76,8 +76,8 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             yield Damage(None, "it has other columns, or types, than an imap-wal file has")
             return
         if promised != b"%d" % sum(sizes):
-            told = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
-            yield Damage(None, f"it promises {told}, and its index names {sum(sizes)} rows")
+            promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+            yield Damage(None, f"it promises {promise}, and its index names {sum(sizes)} rows")
         for group in range(groups):
             done = 0
             try:

@@ -288,7 +288,7 @@ class ClusterLog:
         self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
     ) -> Iterator[EntryBatch]:
         """`read_piece`, also during an archive run: if the file is deleted while it is read, the
-        rest is read from the files that replaced it. Entries may come twice and in any order;
+        rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
         a newer snapshot covers them, or after `attempts` in a row that read nothing."""
         place = piece.since if piece.kind == SEGMENT else None

@@ -1,4 +1,4 @@
-"""Which files a reader reads, in which order, and what of each counts."""
+"""Which files a reader reads, in which order, and what of each counts. A piece is a `FileScan`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads one file of a log: `read_piece` yields the entries of a `FileScan` that count, as
 `EntryBatch`.
 
-Pieces are plain values that can be sent to another process: Spark reads each in its own task.
+A piece is a `FileScan`: a plain value that can be sent to another process. Spark reads each in its
+own task.
 
 Which entries count:
   since, until   only positions above `since` and up to `until`

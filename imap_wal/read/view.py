@@ -390,8 +390,8 @@ class MaterializedView:
                 self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
-        """Start again if a new lifetime voids merged entries: their bytes came after the cut, but
-        before its manifest."""
+        """Start again if a new lifetime voids merged entries: their bytes were written after the
+        cut, but before its manifest."""
         known, lifetimes = self._lifetimes, state.manifest.lifetimes
         new = [lifetime for lifetime in lifetimes if lifetime not in known]
         if any(
@@ -412,8 +412,8 @@ class MaterializedView:
             self._index.forget()
 
     def _maps_to_read_again(self, state: ClusterState) -> list[str]:
-        """Maps whose new snapshot must be read: the map was dropped, or the snapshot covers
-        unmerged entries, which may be pruned."""
+        """Maps whose new snapshot must be read: it is the first one that is merged here, the map
+        was dropped, or the snapshot covers unmerged entries, which may be pruned."""
         found = []
         for name, snapshot in state.manifest.snapshots.items():
             known = self._generations.get(name, 0)

@@ -80,12 +80,12 @@ class Segment:
         gaps = self.scan.gaps if self.scan is not None else []
         if not gaps:
             return None
-        told = all(gap.records is not None for gap in gaps)
+        counted = all(gap.records is not None for gap in gaps)
         return Extent(
             str(Position(self.epoch, self.number, gaps[0].start, 0)),
             text(last_lost(self.epoch, self.number, gaps[-1])),
-            sum(gap.frames or 0 for gap in gaps) if told else None,
-            sum(gap.records or 0 for gap in gaps) if told else None,
+            sum(gap.frames or 0 for gap in gaps) if counted else None,
+            sum(gap.records or 0 for gap in gaps) if counted else None,
             sum(gap.end - gap.start for gap in gaps),
         )
 

@@ -3,7 +3,9 @@ segments are deleted.
 
     write   segments ─▶ a local file for each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
-    read    row groups ─▶ rows as a segment returns them
+
+`imap_wal.retention.archive_writer` reads the segments and writes the files, and
+`imap_wal.read.parquet_scan` reads archives.
 
 A crash before the manifest is published leaves Parquet files that no manifest names. A crash after
 it leaves segments at or below `archived`. Neither is ever read, and the next run deletes them.

@@ -1,4 +1,5 @@
 """How long covered files are kept: `wal_ttl_seconds` and `wal_size_limit_mb`, with RocksDB's rules.
+"Expired" is a file here, not an entry with a time to live.
 
     both 0      only `imap-wal prune` removes files
     ttl only    covered files that are older are removed

@@ -56,7 +56,7 @@ def plan_removal(
     their map's position in `covered`. `writing`: number of the first segment that is not sealed.
     Without `linked`, no files reached through a symbolic link: they would be removed from the
     manifest, but not deleted."""
-    archives, stay = (
+    archives, kept = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
         set[str](),
     )
@@ -65,9 +65,9 @@ def plan_removal(
             *(archive.path for archive in archives),
             *(segment.path for segment in node.segments),
         ]
-        stay = set(paths).difference(reachable(store, paths))
+        kept = set(paths).difference(reachable(store, paths))
 
-    def goes(name: str, last: Position) -> bool:
+    def is_removable(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
 
     segments: list[FileScan] = []
@@ -76,7 +76,7 @@ def plan_removal(
         if (
             segment.number >= writing
             or (segment.epoch, segment.number) > upto[:2]
-            or segment.path in stay
+            or segment.path in kept
         ):
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
@@ -95,14 +95,14 @@ def plan_removal(
             summary = summarize(store, piece)
         except NotFound:
             break  # its writer has just archived it
-        if not all(goes(name, last) for name, last in summary.maps.items()):
+        if not all(is_removable(name, last) for name, last in summary.maps.items()):
             break
         segments.append(piece)
         summaries.append(summary)
     gone = tuple(
         archive
         for archive in archives
-        if archive.path not in stay and goes(archive.map, archive.last)
+        if archive.path not in kept and is_removable(archive.map, archive.last)
     )
     return Removal(gone, tuple(segments), tuple(summaries))
 

@@ -106,7 +106,7 @@ def remove_former(
             return replace(now, orphan_floor=floor, generation=generation)
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
-    gone = tuple(file for file in files if _goes(file, manifest))
+    gone = tuple(file for file in files if _is_removable(file, manifest))
     if check or not dry_run:
         demand_whole(
             log,
@@ -123,7 +123,7 @@ def remove_former(
     return tuple(file for file in gone if file.path in deleted)
 
 
-def _goes(file: StoredFile, manifest: ClusterManifest) -> bool:
+def _is_removable(file: StoredFile, manifest: ClusterManifest) -> bool:
     component, generation = _place(file.path)
     name = layout.map_of(component, manifest.snapshots)
     snapshot = manifest.snapshots.get(name)
@@ -141,7 +141,7 @@ def _dead(
     newest: dict[int, int] = {}
     for file in files:
         generation = _place(file.path)[1]
-        if file.path not in named and not _goes(file, manifest) and generation:
+        if file.path not in named and not _is_removable(file, manifest) and generation:
             # On a storage without modification times, no rewrite is treated as dead.
             modified_ms = file.modified_ms or 2**62
             newest[generation] = max(newest.get(generation, 0), modified_ms)

@@ -49,7 +49,7 @@ PART_BYTES_MAX = 256 * 1024 * 1024
 
 class LocalEngine:
     """See the module. Memory: `settings.restore_memory_bytes` for the index, and about 100 MB more;
-    the rest goes to `settings.scratch`."""
+    the rest is written to `settings.scratch`."""
 
     name = "local"
 

@@ -1,17 +1,18 @@
-"""Plans a rewrite for any engine: which entries are read, which of them are kept, and what the
-result covers. The engines (`local`, `spark`) only merge.
+"""Plans a rewrite for any engine: up to which positions the logs are read, which entries are kept,
+and what the result covers. The engines (`local`, `spark`) only merge. They get the list of files
+from `imap_wal.read.pieces.cluster_pieces`.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
     engine    everything up to `until`, newest first: per map the delete set and the data set
               ─▶ part files of a new generation
     publish   one compare-and-swap of the cluster's manifest: snapshots with low-water marks;
-              `LostRace` if another rewrite, a drop, a new lifetime or a new node came first
+              `LostRace` if another rewrite, a drop, a new lifetime or a new node was first
 
 When may a tombstone be dropped? It must hide every older change of its key that this snapshot does
 not cover. It is dropped if there can be no such change:
   - The logs of all registered nodes were read up to their ends (`until`), and the ends were read
     after the tombstone was appended (it is at or below `settled`, which is read first).
-  - An older change that is appended later has a lower (incarnation, partition version), or comes
+  - An older change that is appended later has a lower (incarnation, partition version), or is
     from the same node and session and is refused because it was sent before. The snapshot has the
     highest pair of each partition up to `settled`; above the snapshot's marks, readers treat
     entries with a lower pair as void (`PartitionVersions`).

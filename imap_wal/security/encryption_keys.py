@@ -116,7 +116,7 @@ class Keys:
             raise EncryptionError(
                 file,
                 key_id,
-                f"it is encrypted with key {key_id!r}, {self.told}",
+                f"it is encrypted with key {key_id!r}, {self.known_ids}",
                 self.advice,
                 is_missing=True,
             )
@@ -137,7 +137,7 @@ class Keys:
             )
 
     @property
-    def told(self) -> str:
+    def known_ids(self) -> str:
         """The known key ids, as text for errors."""
         ring = self._source.last
         return f"and the keys given are {ring.names}" if ring.keys else "and no keys are given"

@@ -51,7 +51,7 @@ def wal_folder(
     archived: tuple[int, int] = (0, 0),
     begins: tuple[int, int] = (0, 0),
 ) -> WalFolder:
-    """List a node's `wal/`. `archived`: from the node's manifest."""
+    """List a node's `wal/`. `archived` and `begins`: as in its `NodeManifest`."""
     return sorted_out(store.list(f"{node_folder}/wal"), archived, begins)
 
 

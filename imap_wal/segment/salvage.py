@@ -178,8 +178,8 @@ def _find_cipher(
     found = cipher_that_opens(store, data[_ID_AT : _ID_AT + _ID_BYTES], home, frame, path)
     if found is None and format.says_encrypted(data):
         what = (
-            f"its header is damaged, it is encrypted, {keys_of(store).told}: its key is missing, "
-            "its id is damaged too, or it is not of this place"
+            f"its header is damaged, it is encrypted, {keys_of(store).known_ids}: its key is "
+            "missing, its id is damaged too, or it is not of this place"
         )
         log = home.directory or "not known, for no manifest of this node is here"
         advice = (

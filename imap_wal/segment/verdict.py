@@ -13,7 +13,7 @@ checksum of its last frame does the next segment's header have?
 | unborn      | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
 | corrupt     | any other place that is no frame; any other header that is not whole; at a         |
 |             | recovery, a frame whose checksum is right and whose content is not entries         |
-| short       | the file ends between two frames (or inside its header), and the log went on       |
+| short       | the file ends between two frames (or inside its header), and the log continues     |
 | foreign     | a segment of another log or log directory, or with another number, under this name |
 | unsupported | a newer format version, or a frame of an unknown type                              |
 | forged      | an encrypted frame whose checksum is right, and which was not sealed for this      |

@@ -24,12 +24,12 @@ class SegmentWriter:
         header: SegmentHeader,
         preallocate_bytes: int = 0,
         randomness: Randomness | None = None,
-        ring: KeyRing | None = None,
+        keys: KeyRing | None = None,
     ) -> None:
-        """`ring`: the keys that write; default: the store's."""
+        """`keys`: the keys that write; default: the store's."""
         self.path = path
         self.header, self._cipher = sealed(
-            ring or keys_of(store).ring, header, randomness or SystemRandomness()
+            keys or keys_of(store).ring, header, randomness or SystemRandomness()
         )
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)

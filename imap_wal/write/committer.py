@@ -1,5 +1,5 @@
 """Group commit: all batches that are ready in the ring become one frame with one sync, and then all
-of them are acknowledged.
+of them are acknowledged. A batch is a `CommitRequest`.
 
 There is no committer thread. A thread that waits for a batch tries the commit lock. The one that
 gets it is the leader and commits for all; the others sleep until their batch is done, or until a
@@ -189,7 +189,7 @@ class Committer:
 
     def _lead(self, work: Callable[[], None]) -> None:
         try:
-            with self._lock:  # a plain lock: an interrupt cannot come between it and its block
+            with self._lock:  # a plain lock: no interrupt between it and its block
                 work()
         finally:
             self._wake_next()
@@ -239,8 +239,8 @@ class Committer:
             self._checkpointed, self._checkpointed_at = commits, now
 
     def sync_if_due(self) -> None:
-        """For `interval`: sync before the oldest unsynced byte is too old. The keeper calls this
-        four times per interval."""
+        """For `interval`: sync before the oldest unsynced byte is too old. The keeper
+        (`imap_wal.write.maintenance`) calls this four times per interval."""
         since = self._unsynced_since
         if (
             since is None

@@ -1,6 +1,7 @@
 """Background maintenance of a log: sync by interval, drain the ring of `async`, renew a lease, move
-the checkpoint, rotate by time, archive by time and size, remove expired entries. Threads start only
-if a setting needs them."""
+the checkpoint, rotate by time, archive by time and size, remove covered files by age and size.
+Threads start only if a setting needs them: the keeper for the short work, the archiver for archives
+and removal."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
 RENEW_S = 10.0
 """A third of a lease's term."""
 RETAIN_S = 600.0
-"""How often to look for expired entries at least, as in RocksDB."""
+"""How often to look for covered files to remove at least, as in RocksDB."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """The pause before a failed archive is repeated; it doubles each time, because an archive reads all
 that is not archived."""
@@ -46,13 +47,13 @@ class Maintenance:
         self.archive_error = ""
         """Why the last archive failed. Its segments stay, and it is tried again."""
         self.retention_error = ""
-        """Why removing expired entries failed last time; it is tried again."""
+        """Why removing covered files failed last time; it is tried again."""
 
     def start(
         self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]
     ) -> None:
         """Start the threads. `archive` seals the current segment, archives the sealed ones and
-        calls `count_from`; `retain` removes expired entries."""
+        calls `count_from`; `retain` removes covered files."""
         settings = self._settings
         drains = settings.durability is Durability.ASYNC and not settings.manual_wal_flush
         if (
@@ -212,7 +213,8 @@ def _attempt(worker: Worker, work: Callable[[], object]) -> str:
 
 
 def _retain_every(settings: Settings) -> float:
-    """Seconds between two looks for expired entries; 0 if nothing expires."""
+    """Seconds between two looks for covered files to remove; 0 if only `imap-wal prune` removes
+    them."""
     if not settings.wal_ttl_seconds:
         return RETAIN_S if settings.wal_size_limit_mb else 0
     return min(settings.wal_ttl_seconds / 2, RETAIN_S)

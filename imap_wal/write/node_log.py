@@ -93,8 +93,8 @@ class NodeLog:
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
-        self._token = manifest.permit
-        self._permit = layout.writer_path(self._folder, self.epoch, self._token)
+        self._permit_nonce = manifest.permit
+        self._permit = layout.writer_path(self._folder, self.epoch, self._permit_nonce)
         """The epoch may acknowledge only while this file exists."""
         self._process = os.getpid()
         self._next_segment, self._checksum = recovered.next_segment, recovered.checksum
@@ -107,7 +107,7 @@ class NodeLog:
         self._mutex = threading.Lock()
         self.bytes_written = 0
         self._closed = False
-        self._ring = context.ring
+        self._keys = context.ring
 
     def __str__(self) -> str:
         who = self.identity
@@ -247,7 +247,7 @@ class NodeLog:
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
-            self._settle_half_made()
+            self._fill_half_made()
         # A replaced writer must not begin a segment: its successor may need the name.
         self.check_fence()
         number = self._next_segment
@@ -284,11 +284,11 @@ class NodeLog:
     def _keys_to_write(self) -> KeyRing:
         """The current keys, if the cluster has none of their ids for another key. Otherwise the
         earlier keys, which can read what they write."""
-        ring = keys_of(self.store).ring
-        if ring != self._ring:
+        keys = keys_of(self.store).ring
+        if keys != self._keys:
             try:
-                key_checks.enter(ring, self.clusters)
-                self._ring = ring
+                key_checks.enter(keys, self.clusters)
+                self._keys = keys
             except (EncryptionError, LogError, LostRace, StorageError) as error:
                 _log.error(
                     "node %r continues to write with the earlier keys, because the new ones "
@@ -296,7 +296,7 @@ class NodeLog:
                     self.identity.node,
                     error,
                 )
-        return self._ring
+        return self._keys
 
     def _announce(self, number: int) -> None:
         """Enter a new segment into the manifest, after it was created and before any of its entries
@@ -337,13 +337,13 @@ class NodeLog:
             self.directory,
         )
 
-    def _settle_half_made(self) -> None:
+    def _fill_half_made(self) -> None:
         """Handle an interrupted creation of a segment: its file may exist with a part of its
         header. It keeps its number, empty; the next segment gets the next one. Nothing is deleted:
         a successor may count on the file."""
         self.check_fence()
         self.store.replace(
-            self._next_path(), sealed(self._ring, self._next_header(), self.randomness)[0].encode()
+            self._next_path(), sealed(self._keys, self._next_header(), self.randomness)[0].encode()
         )
         self._next_segment, self._making = self._next_segment + 1, False
 
@@ -387,9 +387,9 @@ class NodeLog:
                     {**manifest.plugins, plugin: session}.items(), key=lambda item: item[1]
                 )[-PLUGINS_KEPT:]
                 known = {
-                    number: last
-                    for number, last in {**manifest.former, **(former or {})}.items()
-                    if number in dict(newest).values()
+                    earlier: last
+                    for earlier, last in {**manifest.former, **(former or {})}.items()
+                    if earlier in dict(newest).values()
                 }
                 return replace(manifest, plugins=dict(newest), former=known)
 
@@ -422,7 +422,7 @@ class NodeLog:
     def _own(self, manifest: NodeManifest) -> None:
         if manifest.epoch != self.epoch:
             raise self._fenced()
-        if manifest.permit != self._token:
+        if manifest.permit != self._permit_nonce:
             who = f"another process opened node {self.identity.node!r} with epoch {self.epoch} too"
             why = "the node's manifest was replaced by an older copy"
             raise Fenced(f"{who}: {why}", advice="close this one")
@@ -438,7 +438,7 @@ class NodeLog:
         try:
             if clean:
                 if self._making:
-                    self._settle_half_made()
+                    self._fill_half_made()
                 if self._segment is not None:
                     self.write(
                         format.CLEAN_SHUTDOWN,

@@ -1,7 +1,10 @@
 """Opens a node's log for writing.
 
 open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it has closed ─▶ scan after
-        its checkpoint, cut a torn tail ─▶ publish epoch + 1
+        its checkpoint ─▶ publish epoch + 1 ─▶ cut a torn tail
+
+No segment is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
+`imap_wal.embedded.opening` is above this: it opens maps.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@
 | keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
 
 `salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
-given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot come back by itself:
-its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself: its
+segments keep their numbers, empty, so no later position is mistaken for one of theirs.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -131,9 +131,11 @@ class _Recovery:
     def __init__(
         self, context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
     ) -> None:
-        self._context, self._store, self._node = context, context.store, context.identity
+        self._context, self._store, self._identity = context, context.store, context.identity
         self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
-        found = wal_folder(self._store, self._node.node_folder, manifest.archived, manifest.begins)
+        found = wal_folder(
+            self._store, self._identity.node_folder, manifest.archived, manifest.begins
+        )
         numbers = [each.number for each in found.segments]
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
@@ -147,7 +149,9 @@ class _Recovery:
         self._frames = self._records = 0
         self._whole = 0
         """The end of the whole frames in the last scanned file."""
-        self._progress = Progress(context.clock, f"recovering the log of node {self._node.node!r}")
+        self._progress = Progress(
+            context.clock, f"recovering the log of node {self._identity.node!r}"
+        )
         self._loose: list[tuple[str, int]] = []
         """Sealed files with reserved space after their frames."""
 
@@ -168,7 +172,7 @@ class _Recovery:
         self._progress.over(self._records)
         if damage is None:
             self._trim()
-            self._settle_newest(self._whole)
+            self._copy_newest(self._whole)
             return self._result(
                 RecoveryReport(manifest.clean and not self._frames, self._frames, self._records)
             )
@@ -252,7 +256,7 @@ class _Recovery:
                 else max([self._manifest.checkpoint.epoch, *epochs])
             )
             place = Place(
-                layout.wal_path(self._node.node_folder, epoch, expected),
+                layout.wal_path(self._identity.node_folder, epoch, expected),
                 self._manifest.directory,
                 epoch,
                 expected,
@@ -374,7 +378,7 @@ class _Recovery:
             else f"{frames} whole frames with {records} entries follow it, up to {last}"
         )
 
-    # ---- repairing ----
+    # ---- changing the log ----
 
     def _trim(self) -> None:
         if not self._files and self._manifest.checkpoint == START:
@@ -387,7 +391,7 @@ class _Recovery:
                 with suppress(NotFound):  # a prune has removed it
                     self._store.truncate(path, end)
 
-    def _settle_newest(self, size: int) -> None:
+    def _copy_newest(self, size: int) -> None:
         """Rewrite the newest segment; a sync is not enough. Its data may be only in the page cache:
         the writer died before its sync, or its sync failed and the kernel marked the pages clean.
         From now on they count as acknowledged. Also, a writer that was shut out may still append:
@@ -430,7 +434,7 @@ class _Recovery:
             self._store.delete(file.path)  # it never had a frame, and no manifest names it
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
-            self._settle_newest(verdict.end)
+            self._copy_newest(verdict.end)
         return self._result(
             RecoveryReport(False, self._frames, self._records, file.path, size - verdict.end, lost)
         )
@@ -481,7 +485,7 @@ class _Recovery:
                 epoch = there[number].epoch
             else:
                 missing.append(
-                    _File(epoch, number, layout.wal_path(self._node.node_folder, epoch, number))
+                    _File(epoch, number, layout.wal_path(self._identity.node_folder, epoch, number))
                 )
         return missing
 
@@ -506,7 +510,7 @@ class _Recovery:
     def _put_aside(self, files: Sequence[_File]) -> tuple[str, ...]:
         kept = []
         for file in files:
-            path = layout.lost_path(self._node.node_folder, self._manifest.epoch + 1, file.path)
+            path = layout.lost_path(self._identity.node_folder, self._manifest.epoch + 1, file.path)
             try:
                 self._store.create(path, self._store.read(file.path))
             except AlreadyExists:
@@ -515,12 +519,12 @@ class _Recovery:
         return tuple(kept)
 
     def _empty(self, file: _File) -> bytes:
-        node = self._node
+        identity = self._identity
         header = SegmentHeader(
             self._context.randomness.token(),
-            node.namespace,
-            node.cluster,
-            node.node,
+            identity.namespace,
+            identity.cluster,
+            identity.node,
             file.epoch,
             file.number,
             0,

@@ -120,8 +120,8 @@ def _read(scope: Scope, deadline: Deadline) -> _Outcome:
         try:
             with scope.open() as (store, clusters):
                 for view in clusters:
-                    told, to_read = plan(store, view, scope.wants_node)
-                    findings += told
+                    planned, to_read = plan(store, view, scope.wants_node)
+                    findings += planned
                     units += to_read
                     foreign += foreign_files(view, scope.wants_node)
                 read, unchecked = check(

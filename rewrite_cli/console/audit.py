@@ -20,11 +20,11 @@ _SUDO = "SUDO_USER"
 
 def audit(what: str, **about: object) -> None:
     """Record that the user of this process did `what`."""
-    told = " ".join(
+    details = " ".join(
         f"{name}={without_secrets(str(value))!r}"
         for name, value in {**about, "by": _user()}.items()
     )
-    line = f"audit: {what}: {told}"
+    line = f"audit: {what}: {details}"
     out.note(line)
     if Path("/dev/log").exists():
         syslog.openlog("imap-wal", syslog.LOG_PID, syslog.LOG_AUTHPRIV)

@@ -225,12 +225,12 @@ class Cluster:
     def watch(self) -> None:
         """Return when all members have ended. Restarts an agent that ends, like a service
         manager."""
-        told: set[int] = set()
+        reported: set[int] = set()
         while any(member.ended() is None for member in self.members):
             for member in self.members:
                 code = member.ended()
-                if code is not None and member.pid not in told:
-                    told.add(member.pid)
+                if code is not None and member.pid not in reported:
+                    reported.add(member.pid)
                     out.echo(
                         f"{member.name} (process {member.pid}) ended with {_how(code)}", err=True
                     )

@@ -1,4 +1,5 @@
-"""Cases that were found by hand: an archive run, a rewrite or a prune meets another actor."""
+"""Cases that were found by hand: an archive run, a rewrite or a prune at the same time as another
+actor."""
 
 from __future__ import annotations
 

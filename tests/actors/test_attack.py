@@ -1,4 +1,4 @@
-"""Sequences of crashes and put-back files that were found by attacking the log."""
+"""Sequences of crashes and of files put back from a copy, found by attacking the log."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
 def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str) -> None:
-    """An object of an earlier epoch stays to shut its writer out. It made the archives look as if
-    segments still had their entries, so they were left out."""
+    """An object of an earlier epoch stays to shut its writer out. The repair took it as a sign that
+    segments still had the entries of the archives, and left the archives out."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n1") as first:
         first.map("m").update({"a": 1, "b": 2})

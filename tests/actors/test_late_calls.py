@@ -1,4 +1,4 @@
-"""An actor is paused before one call, others finish in between, and the call comes late."""
+"""An actor is paused before one call, others finish meanwhile, and then the call is made."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def acknowledged(store: Store, key: str, value: Any) -> bool:
 
 
 def test_a_late_open_does_not_restore_a_deleted_permit(memory: MemoryStore) -> None:
-    """Two opens began at one moment and were about to use the same epoch. The later one made the
-    permit of that epoch again, after a third had deleted it and shut its writer out."""
+    """Two opens began at one moment and were about to use the same epoch. The later one created the
+    permit of that epoch again, after a third had deleted it and fenced its writer."""
     with embedded(memory) as first:
         first.map("m")["a"] = 1
     writers: list[Store] = []
@@ -64,8 +64,8 @@ def test_a_late_open_does_not_restore_a_deleted_permit(memory: MemoryStore) -> N
 
 
 def test_a_point_in_time_takeover_keeps_the_old_writer_out(tmp_path: Path) -> None:
-    """It emptied the object under which the old writer would create its next commit: a copy with
-    another name, and the name was free again."""
+    """It emptied the object that had the name of the old writer's next commit. That is done by a
+    copy under another name, so the name was free again."""
     store = LocalObjects(str(tmp_path))
     old = embedded(store)
     for number in range(5):
@@ -84,9 +84,9 @@ def test_a_point_in_time_takeover_keeps_the_old_writer_out(tmp_path: Path) -> No
         assert dict(again.map("m")) == found == {"k0": 0, "k1": 1}
 
 
-def test_a_session_number_is_not_given_twice(memory: MemoryStore) -> None:
-    """The node's manifest was put back from a copy of the same epoch. A plug-in then got the number
-    of another one's session, and its first requests counted as in the log already."""
+def test_a_session_number_is_used_only_once(memory: MemoryStore) -> None:
+    """The node's manifest was put back from a copy of the same epoch. A plug-in then got the
+    session number of another one, and its first requests counted as logged."""
     log = node_log(memory)
     copy = {file.path: memory.read(file.path) for file in memory.list(f"{NODE}/manifest")}
     number = log.new_session("plug-in 1")
@@ -130,8 +130,8 @@ def hello(sessions: SessionRegistry, cluster: str) -> Session:
 
 
 def test_a_claim_deletes_a_permit_that_no_listing_shows(memory: MemoryStore) -> None:
-    """Permits were found by a listing. One that came too late left the former cluster's permit, and
-    that cluster then acknowledged above the cut."""
+    """Permits were found by a listing. If it was out of date, the former cluster's permit stayed,
+    and that cluster then acknowledged above the cut."""
     stale: Any = YoungFilesNotListed(memory)
     here, there = sessions(memory, "n1"), sessions(stale, "n2")
     first = hello(here, "A")
@@ -142,9 +142,9 @@ def test_a_claim_deletes_a_permit_that_no_listing_shows(memory: MemoryStore) -> 
 
 
 def test_lifetimes_are_in_the_order_of_incarnations(memory: MemoryStore) -> None:
-    """This holds whichever claim publishes first. `prune` drops a lifetime that the next one makes
-    needless. And after a lifetime began, no earlier one does: its cuts would take away what counts
-    by the later one."""
+    """This holds whichever claim publishes first. `prune` drops a lifetime that the next one
+    replaces. After a lifetime has begun, no earlier one begins: its cuts would void entries that
+    count in the later one."""
     paused = Interrupted(memory)
     slow, fast = sessions(paused, "n1"), sessions(memory, "n2")
     paused.when, paused.meanwhile = (
@@ -171,7 +171,7 @@ def test_of_two_opens_with_one_epoch_one_acknowledges(memory: MemoryStore) -> No
         memory.create(path, data)
     with pytest.raises(CorruptLog, match="epoch 2 of this log was opened"):
         embedded(memory, takeover=True)
-    for file in memory.list("default/embedded/opened"):  # as of a version that made none
+    for file in memory.list("default/embedded/opened"):  # older versions created none
         memory.delete(file.path)
     with embedded(memory, takeover=True) as second:
         assert not acknowledged(first, "lost", 1), "two writers acknowledge"
@@ -191,8 +191,8 @@ def test_the_writer_of_a_forgotten_node_acknowledges_nothing(tmp_path: Path) -> 
 
 
 def test_the_first_cluster_shuts_an_open_store_out(memory: MemoryStore) -> None:
-    """The embedded store wrote on above the cut of that cluster, and a restart took all of that for
-    void."""
+    """The embedded store continued to write above the cut of that cluster, and a restart dropped
+    all of that as void."""
     store = embedded(memory, node="program", cluster="members")
     store.map("m")["before"] = 1
     hello(sessions(memory, "n1"), "A")
@@ -203,7 +203,7 @@ def test_the_first_cluster_shuts_an_open_store_out(memory: MemoryStore) -> None:
     assert sum(len(changes.rows) for changes in log.changes()) == 1
 
 
-def test_a_claim_comes_after_an_open_stores_incarnation(memory: MemoryStore) -> None:
+def test_a_claims_incarnation_is_above_that_of_an_open_store(memory: MemoryStore) -> None:
     """The embedded store was opened meanwhile and had the higher incarnation: its changes won over
     later ones of the members."""
     opened: list[Store] = []

@@ -30,8 +30,8 @@ def values(store: Any) -> dict[str, Any]:
 
 
 def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
-    """C6: for readers, cuts and opens. A folder of that name on this machine's disk was an empty
-    log, and the next cut made everything in the real one void."""
+    """C6: for readers, cuts and opens. A folder of that name on this machine's disk was taken for
+    an empty log, and the next cut made everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = (
         SplitStore(root, LocalStore(str(tmp_path / "here"))),
@@ -95,8 +95,8 @@ def test_a_node_without_its_wal_dir_continues_on_request(tmp_path: Path) -> None
 def test_partial_never_continues_with_another_log(
     tmp_path: Path, part: str, archived: bool, kind: str
 ) -> None:
-    """It continues without a missing log. It took another log in, or took its segments for archived
-    ones, which are deleted."""
+    """It continues without a missing log. It used another log, or treated its segments as archived
+    and deleted them."""
     make = LocalStore if kind == "append" else LocalObjects
     own, other = make(str(tmp_path / "own")), make(str(tmp_path / "other"))
     for store, key in ((own, "own"), (other, "foreign")):
@@ -142,7 +142,7 @@ def test_a_first_open_that_is_overtaken_finds_no_damage(memory: MemoryStore) -> 
         try:
             embedded(slow, takeover=True).close()
         except (Fenced, LostRace, OutcomeUnknown, WriterLocked):
-            pass  # the other process took over in the middle
+            pass  # the other process took over meanwhile
         with embedded(store, takeover=True) as opened:
             assert dict(opened.map("m")) == ({"a": 1} if slow.at is None else {}), at
 

@@ -1,4 +1,4 @@
-"""Cases that were found by hand: files of a log were put back from a copy, or are gone."""
+"""Cases that were found by hand: files of a log were put back from a copy, or are missing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_nodes_manifest_put_back_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> None:
-    """Its next epoch is one that a mark of the snapshot names: what it acknowledged was taken for
+    """A low-water mark of the snapshot has its next epoch, so what it acknowledged was taken for
     covered."""
     root = tmp_path / "log"
     written(root)
@@ -55,7 +55,7 @@ def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> 
 
 
 def test_a_clusters_manifest_put_back_is_refused(tmp_path: Path) -> None:
-    """Otherwise an incarnation would be given twice."""
+    """Otherwise an incarnation would be assigned twice."""
     root = tmp_path / "log"
     written(root)
     folder = root / "default/embedded/manifest"
@@ -70,7 +70,7 @@ def test_a_clusters_manifest_put_back_is_refused(tmp_path: Path) -> None:
         log_of(open_store(str(root))).state()
 
 
-def test_a_clusters_manifest_that_is_gone_is_refused(tmp_path: Path) -> None:
+def test_a_log_with_a_missing_cluster_manifest_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "log"
     written(root)
     shutil.rmtree(root / "default/embedded/manifest")
@@ -127,7 +127,7 @@ def test_a_copy_of_an_archiving_log_is_whole_or_refused(tmp_path: Path, order: s
 
 
 def test_a_nodes_folder_from_an_earlier_open_is_refused(tmp_path: Path) -> None:
-    """Older manifests beside older segments: only the cluster's manifest knows of later opens."""
+    """Manifests and segments are both older: only the cluster's manifest knows of later opens."""
     root = tmp_path / "log"
     folder = root / "default/embedded/nodes/embedded"
     with imap_wal.open(root) as store:

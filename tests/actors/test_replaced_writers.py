@@ -20,7 +20,7 @@ from tests.kit.actors import NODE, Interrupted, compact, embedded
 
 @pytest.mark.parametrize("kind", ["append", "objects"])
 def test_a_store_under_another_node_shuts_the_former_out(tmp_path: Path, kind: str) -> None:
-    """C7: two hosts on one root both acknowledged, and a deletion came back."""
+    """C7: two hosts on one root both acknowledged, and a deleted key returned."""
     inner = LocalStore(str(tmp_path)) if kind == "append" else LocalObjects(str(tmp_path))
     first = embedded(inner, "host-a")
     first.map("m").update({"a": 1, "b": 1})
@@ -59,8 +59,8 @@ def test_a_writer_without_permits_is_shut_out(memory: MemoryStore) -> None:
 
 
 def test_a_segment_that_a_replaced_writer_begins_late_is_void(memory: MemoryStore) -> None:
-    """Its successor had written nothing, so no segment of it showed that this one came too late;
-    and a deletion came back."""
+    """Its successor had written nothing, so no segment of the successor showed that this one was
+    late; and a deleted key returned."""
     slow = Interrupted(memory)
     first = embedded(slow, "a")
     first.map("m").update({"k": 1, "other": 1})
@@ -118,8 +118,8 @@ class AppendsByName(LocalStore):
 
 
 def test_a_late_append_does_not_reach_a_recovered_segment(tmp_path: Path) -> None:
-    """C8: on HDFS, the append of a replaced writer went into the recovered copy of the same name,
-    and the next open said ShortLog."""
+    """C8: on HDFS, the append of a replaced writer was written into the recovered copy of the same
+    name, and the next open raised ShortLog."""
     store = AppendsByName(str(tmp_path))
     old = embedded(store)
     old.map("m")["a"] = 1

@@ -89,7 +89,7 @@ def _identity(value: Any) -> Any:
 
 
 class NamedClient(Client):
-    """Sends UUIDs for names, and gives names for UUIDs."""
+    """Sends UUIDs in place of names, and returns names in place of UUIDs."""
 
     def post(self, kind: str, *fields: Any, payload: bytes = b"") -> int:
         if kind in ("hello", "view"):
@@ -196,7 +196,7 @@ class Plugin:
         return {**fields, **changes}
 
     def hello(self, **changes: Any) -> dict[str, Any]:
-        """Be welcomed; the welcome."""
+        """Say hello; return the welcome."""
         header, _ = self.client.ask("hello", self.about(**changes))
         assert header[0] == "welcome", header
         welcome: dict[str, Any] = header[2]
@@ -221,7 +221,7 @@ class Plugin:
         return [header[0], *header[2:]]
 
     def asked(self) -> list[Any]:
-        """Say hello; the answer's header without its number."""
+        """Say hello; return the answer's header without its number."""
         header, _ = self.client.ask("hello", self.about())
         return [header[0], *header[2:]]
 

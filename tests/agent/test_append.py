@@ -1,4 +1,4 @@
-"""What a member sends is in the log when it is acknowledged, and answers come in order."""
+"""What a member sends is in the log when it is acknowledged, and answers are in order."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_answers_come_in_the_order_of_the_requests(settings: AgentConfig) -> Non
                 "ack",
                 "ack",
                 "error",
-            ]  # it passes over what came too early
+            ]  # the refused appends are skipped
 
 
 def test_each_session_is_recorded_in_the_log(settings: AgentConfig) -> None:

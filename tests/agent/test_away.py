@@ -1,5 +1,5 @@
-"""A storage that is away for a while: the agent answers with the reason, continues to try, and
-recovers by itself."""
+"""A storage that is unavailable for a while: the agent answers with the reason, continues to try,
+and recovers by itself."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def refused(answer: list[Any], *codes: str) -> None:
     )
 
 
-def test_an_agent_recovers_when_its_storage_is_back(tmp_path: Path, away: AwayStore) -> None:
+def test_an_agent_recovers_when_its_storage_works_again(tmp_path: Path, away: AwayStore) -> None:
     """Until then it refuses requests with the reason, and `stat` shows it."""
     settings = config(tmp_path, url=away.url, archive_interval_s=3600)
     with serving(settings) as agent, plugin(settings) as member:
@@ -108,10 +108,10 @@ def test_requests_do_not_wait_for_a_hanging_reopen(tmp_path: Path, away: AwaySto
         assert member.put(d="4")[0] == "ack"
 
 
-def test_a_stop_while_the_storage_is_away_releases_everything(
+def test_a_stop_while_the_storage_is_unavailable_releases_everything(
     tmp_path: Path, away: AwayStore
 ) -> None:
-    """The error says so, and the log can be opened when the storage is back."""
+    """The error says so, and the log can be opened when the storage works again."""
     settings = config(tmp_path, url=away.url)
     with (
         pytest.raises(StorageUnavailable, match="what was acknowledged is in it"),

@@ -267,7 +267,7 @@ def test_a_number_beyond_an_archives_range_is_refused(
 
 @pytest.mark.parametrize("key", ["", "a"])
 def test_a_tombstone_with_an_expiry_is_refused(settings: AgentConfig, key: str) -> None:
-    """With an empty key, it was a clear of the whole map once it was archived."""
+    """With an empty key, it became a clear of the whole map when it was archived."""
     with serving(settings), plugin(settings) as member:
         member.put(b="1")
         payload = msgpack.packb(entry(key, None, member.order(2), expires_at_ms=1))

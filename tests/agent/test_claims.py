@@ -53,7 +53,7 @@ def test_a_stale_listing_does_not_hide_a_claim(
         assert "this log was claimed after incarnation" in str(answer)
 
 
-def test_a_log_copied_without_its_permit_is_claimed_anew(tmp_path: Path) -> None:
+def test_a_log_copied_without_its_permit_is_claimed_again(tmp_path: Path) -> None:
     """A copy that lacks the empty file of the permit can be used."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:

@@ -1,4 +1,4 @@
-"""What a welcome says of the sessions before a view: which of their requests count."""
+"""What a welcome says about the sessions before a view: which of their requests count."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def test_former_counts_each_earlier_view_by_its_cut(halves: Halves) -> None:
     assert [known[session] for session in sessions] == [1, 2]
 
 
-def test_former_is_omitted_when_files_are_gone(
+def test_former_is_omitted_when_files_are_missing(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Files above the cut were removed: an answer that cannot be proved is not given."""
+    """Files above the cut were removed, so the agent cannot prove an answer."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
     log = halves.agents["b"]._node_log
@@ -134,10 +134,10 @@ def test_former_is_read_from_archives_too(halves: Halves) -> None:
     assert "void" not in restored(halves.url)
 
 
-def test_former_is_not_given_during_another_claim(
+def test_former_is_omitted_during_another_claim(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cut may be lower than what was read; an answer must stay true."""
+    """Its cut may be lower than what was read, so an answer could become wrong."""
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
     look = former.last_that_count

@@ -16,7 +16,7 @@ from tests.support import FakeClock, SeededRandomness, Threads, eventually
 
 
 def test_a_welcome_counts_an_append_received_with_the_hello(settings: AgentConfig) -> None:
-    """The append comes on the plug-in's earlier connection, in the same turn of the loop."""
+    """The append arrives on the plug-in's earlier connection, in the same turn of the loop."""
     agent = Agent(settings)  # not serving: both requests are received in one turn
     try:
         with plugin(settings, greet=False) as old, plugin(settings, greet=False) as new:
@@ -44,7 +44,7 @@ _held: list[Any] = []
 
 
 def _both(agent: Agent) -> list[Any]:
-    """What was received so far, once it is two requests."""
+    """The requests received so far, when there are two."""
     _held.extend(agent._router.receive(10))
     return _held[:] if len(_held) >= 2 else []
 
@@ -65,7 +65,7 @@ def test_a_replaced_cluster_is_refused(tmp_path: Path) -> None:
     assert live(one) == {"a": "1", "b": "2"}
 
 
-def test_a_replaced_cluster_stays_out_until_it_is_restarted(tmp_path: Path) -> None:
+def test_a_replaced_cluster_is_refused_until_it_is_restarted(tmp_path: Path) -> None:
     """Each hello of its members is refused; a new cluster on the same node is welcome."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with serving(one), serving(two), plugin(one) as old:
@@ -134,7 +134,7 @@ def test_no_acknowledged_change_is_void(tmp_path: Path) -> None:
 
 
 def test_an_append_received_with_another_clusters_hello_is_not_void(settings: AgentConfig) -> None:
-    """The append of the old cluster and the hello of the new one come in one turn of the loop: an
+    """The append of the old cluster and the hello of the new one arrive in one turn of the loop: an
     append that is acknowledged counts."""
     agent = Agent(settings)
     answers: list[Any] = []

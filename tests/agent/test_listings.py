@@ -252,7 +252,7 @@ def test_a_listing_of_partitions_needs_their_count(settings: AgentConfig, count:
 
 
 class Pages:
-    """A view of so many keys, in batches of these sizes."""
+    """A view with keys in batches of these sizes."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes, self.version = sizes, 0

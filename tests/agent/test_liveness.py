@@ -16,7 +16,7 @@ from tests.support import FakeClock, eventually
 
 FOLDER = "default/c"
 LONG_S = 600
-"""No test takes so long: what happens does not happen because this time is over."""
+"""Longer than any test: nothing in a test happens because this time has passed."""
 
 
 def asked(member: Plugin) -> list[Any]:
@@ -26,7 +26,7 @@ def asked(member: Plugin) -> list[Any]:
 
 
 def leave(member: Plugin, store: SegmentStore) -> None:
-    """Say bye as the last member that this agent hears, and see the sign go."""
+    """Say bye as the last member that this agent hears, and wait until the sign is removed."""
     eventually(lambda: signs(store, FOLDER), "its sign")
     assert member.client.ask("bye")[0][0] == "bye"
     eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
@@ -63,7 +63,7 @@ def test_a_new_cluster_waits_while_the_former_lives(tmp_path: Path) -> None:
 
 
 def test_a_voided_cluster_waits_while_the_newer_lives(tmp_path: Path) -> None:
-    """A cluster that comes back does not claim the log from a cluster that is alive."""
+    """A cluster that returns does not claim the log from a cluster that is alive."""
     one = config(tmp_path, "n1", lifetime_timeout_s=LONG_S)
     store = open_store(one.url)
     with serving(one), plugin(one) as first:
@@ -185,7 +185,8 @@ def test_a_sign_expires_by_observation_and_not_by_age(memory: MemoryStore) -> No
 def test_a_sign_that_only_an_old_listing_shows_was_renewed(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listing may be old, as on NFS; a sign that is gone was renewed under another name."""
+    """A listing may be old, as on NFS; a sign that no longer exists was renewed under another
+    name."""
     clock = FakeClock()
     watch = Watch(memory, FOLDER, 6, clock)
     memory.create(layout.alive_path(FOLDER, "n1", 1, 1), b"")

@@ -1,4 +1,5 @@
-"""What an agent answers to keys, load and schemas: the newest of all nodes, whole, page by page."""
+"""An agent's answers to keys, load and schemas: the newest entries of all nodes, complete, page by
+page."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def settings(tmp_path: Path) -> AgentConfig:
     return config(tmp_path)
 
 
-def test_keys_come_in_pages_each_key_once(settings: AgentConfig) -> None:
+def test_pages_of_keys_have_each_key_once(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         expected = [f"k{number:04d}" for number in range(950)]
         member.put(**dict.fromkeys(expected, "v"))
@@ -49,8 +50,8 @@ def test_two_listings_at_once_do_not_disturb_each_other(settings: AgentConfig) -
         assert found == 50
 
 
-def test_a_forgotten_listing_is_refused_and_not_at_its_end(settings: AgentConfig) -> None:
-    """The error says to begin again."""
+def test_a_forgotten_listing_is_refused(settings: AgentConfig) -> None:
+    """It does not end early as if it were complete: the error says to begin again."""
     with serving(settings), plugin(settings) as member:
         member.put(**{f"k{number}": "v" for number in range(50)})
         oldest = member.client.ask("keys", "orders", None, 1)[0][2]
@@ -68,7 +69,7 @@ def test_a_load_has_the_newest_values_of_all_nodes(tmp_path: Path) -> None:
     with serving(one), serving(two), plugin(one) as first, plugin(two, uuid="plugin-2") as second:
         first.put(moved="old", stays="1", deleted="1")
 
-        # the partition went to the other member: a greater version there
+        # The partition migrated to the other member, so its version is greater there.
         def change(key: str, value: str | None, request: int, expires: int = 0) -> bytes:
             return msgpack.packb(
                 entry(key, value, second.order(request, version=2), expires_at_ms=expires)
@@ -110,7 +111,7 @@ def test_a_read_sees_the_log_through_rotation_and_archive(tmp_path: Path) -> Non
         assert member.values() == expected
 
 
-def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentConfig) -> None:
+def test_schemas_are_read_after_a_restart_and_an_archive(settings: AgentConfig) -> None:
     types = [
         Schema("order", (("number", 11), ("state", 17))),
         Schema("x" * 500, (("a", 1),)),
@@ -138,7 +139,7 @@ def test_schemas_come_back_after_a_restart_and_after_an_archive(settings: AgentC
                 agent._archive()
 
 
-def test_many_schemas_come_in_several_answers(
+def test_many_schemas_are_sent_in_several_answers(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each answer says where the next one begins."""

@@ -53,7 +53,7 @@ def test_a_beat_is_answered_while_a_read_waits(
 
 
 def test_a_beat_does_not_wait_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beat comes together with an append, and is answered before it is synced."""
+    """The beat arrives together with an append, and is answered before it is synced."""
     settings = config(tmp_path)
     order: list[str] = []
     with (

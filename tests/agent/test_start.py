@@ -1,4 +1,4 @@
-"""A new cluster gets the log when the nodes that belong to it are there: `start_policy`."""
+"""A new cluster gets the log when the nodes that belong to it are present: `start_policy`."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_node_of_another_cluster_does_not_count(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_writes_counts_as_alive(tmp_path: Path) -> None:
-    """Its agents give no signs (`lifetime_timeout_s` is 0), but their logs grow."""
+    """Its agents write no signs of life (`lifetime_timeout_s` is 0), but their logs grow."""
     one, two = config(tmp_path, "n1"), config(tmp_path, "n2")
     with (
         serving(one),
@@ -188,7 +188,7 @@ def test_views_and_returning_clusters_wait_for_no_node(tmp_path: Path) -> None:
         assert member.client.ask("view", about)[0][0] == "view"
 
 
-def test_agents_with_and_without_members_give_different_signs(tmp_path: Path) -> None:
+def test_agents_with_and_without_members_write_different_signs(tmp_path: Path) -> None:
     """One says that a cluster is alive, the other that a node is ready."""
     (one,) = settings_of(tmp_path, "n1")
     store = open_store(one.url)
@@ -309,7 +309,7 @@ def test_while_a_cluster_waits_the_loop_reads_no_signs(
 
 
 def test_a_look_takes_less_than_the_connect_timeout() -> None:
-    """The agent answers before the plug-in gives up the connection."""
+    """The agent answers before the plug-in closes the connection."""
     assert handler.LOOK_S < 2.0
 
 
@@ -361,7 +361,8 @@ def test_a_sign_expires_by_observation_and_not_by_age(memory: MemoryStore) -> No
 def test_a_sign_that_only_an_old_listing_shows_was_renewed(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A listing may be old, as on NFS; a sign that is gone was renewed under another name."""
+    """A listing may be old, as on NFS; a sign that no longer exists was renewed under another
+    name."""
     watch, clock = watching(memory)
     path = layout.present_path(FOLDER, "n2", 1, 1)
     memory.create(path, b"")

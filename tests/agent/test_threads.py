@@ -1,5 +1,5 @@
-"""No thread of an agent dies unseen: it continues, `stat` shows the error, and waiting requests are
-answered."""
+"""No thread of an agent ends unnoticed: it continues, `stat` shows the error, and waiting requests
+are answered."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = [f"k{number:02d}" for number in range(30)]
 
 @pytest.fixture
 def settings(tmp_path: Path) -> AgentConfig:
-    """An agent's, with thirty keys in its log."""
+    """The settings of an agent with thirty keys in its log."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         member.put(**dict.fromkeys(KEYS, "v"))
@@ -40,7 +40,7 @@ def full(*_: Any, **__: Any) -> Any:
 
 
 def unhealthy(member: Plugin, thread: str, why: str) -> dict[str, Any]:
-    """Wait until `stat` says so, and why; the state of the thread."""
+    """Wait until `stat` shows this error; return the state of the thread."""
 
     def says() -> Any:
         stat = member.stat()
@@ -64,7 +64,7 @@ def test_reads_are_answered_while_the_scratch_disk_is_full(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`stat` shows the error, each read gets one, writes continue, and reads succeed when there is
-    room."""
+    space again."""
     with monkeypatch.context() as patch:
         patch.setattr(NewestIndex, "add", full)
         patch.setattr(reads, "AGAIN_S", 3600.0)
@@ -151,7 +151,7 @@ def test_a_dead_read_thread_is_reported(
             raise Killed("planned")
 
         monkeypatch.setattr(agent._reads._view, "catch_up", dies)
-        for _ in range(2):  # it dies of the first one
+        for _ in range(2):  # the first one ends the thread
             header, _ = member.client.ask("keys", "orders", None, 10)
             assert header[2] == "restore-failed" and "imap-wal-reads" in header[3]
         assert not unhealthy(member, "imap-wal-reads", "Killed")["alive"]

@@ -118,7 +118,7 @@ def test_a_member_that_joins_a_view_is_in_its_list(halves: Halves) -> None:
 
 
 def test_a_member_lost_before_its_hello_cannot_join(halves: Halves) -> None:
-    """Otherwise it would write beside members that take it for fenced."""
+    """Otherwise it would write although the other members assume that it is fenced."""
     view(halves.a, "ab", "c")
     assert view(halves.a, "ab", "d") == ["view", 2, ["a", "b"]], (
         "nothing of it is there to be fenced"
@@ -250,7 +250,7 @@ def test_a_claim_manifest_without_views_admits_every_member() -> None:
 
 
 def test_a_voided_cluster_returns_by_a_rolling_restart(halves: Halves) -> None:
-    """The error says so; members that were not restarted stay out."""
+    """The error says so; members that were not restarted are still refused."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         assert lone.put(lone="1")[0] == "ack"
     for each in (halves.a, halves.b, halves.c):

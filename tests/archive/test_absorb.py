@@ -1,4 +1,4 @@
-"""Small archives become larger ones, so that a map never has many."""
+"""Small archives are merged into larger ones, so that a map never has many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from storage_backends.memory import MemoryStore
 
 
 def test_thousands_of_archive_runs_leave_few_archives() -> None:
-    """Thousands of archive runs leave a few archives of a map."""
     archives: list[Archive] = []
     written = largest = 0
     for number in range(5000):
@@ -37,7 +36,7 @@ def test_thousands_of_archive_runs_leave_few_archives() -> None:
 def test_many_archive_runs_keep_every_entry_exactly_once(
     memory: MemoryStore,
 ) -> None:
-    """Many archive runs lose nothing and readers see every entry once."""
+    """Many archive runs lose nothing, and readers see every entry once."""
     written = {}
     with imap_wal.open("memory://", node="n1", storage=memory, preallocate=False) as store:
         for number in range(40):

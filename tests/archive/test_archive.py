@@ -1,4 +1,4 @@
-"""Archives: Parquet that anybody can read; a crash at any point loses nothing."""
+"""Archives are Parquet that any program can read; a crash at any point loses nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support import copy_files, overwrite, segments
 
 
 def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
-    """Duckdb and pandas read an archive with no code of ours."""
+    """DuckDB and pandas read an archive without imap-wal."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 2, 3, 4), timestamp_ms=5), put("b", "2", (1, 2, 3, 5), "other"))
@@ -60,7 +60,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     assert compression == [("ZSTD",)]
 
 
-def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
+def test_rows_are_read_from_parquet_as_they_were_written(seed: int) -> None:
     random_ = random.Random(seed)
     rows: list[Row] = [
         (
@@ -90,7 +90,7 @@ def test_rows_come_back_from_parquet_as_they_were(seed: int) -> None:
     assert to_rows(to_batch([], "n1")) == []
 
 
-def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
+def test_the_segment_being_written_is_not_archived(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.rotate()
@@ -114,7 +114,7 @@ def test_the_segment_being_written_is_not_taken(memory: MemoryStore) -> None:
 def test_crash_during_archive_loses_nothing(
     memory: MemoryStore, operation: str, after: int
 ) -> None:
-    """A crash at any point loses nothing and the next run cleans up."""
+    """A crash at any point loses nothing, and the next run cleans up."""
     log = node(memory)
     for number in range(3):
         append(
@@ -180,7 +180,7 @@ def test_more_maps_than_may_be_open_at_once(
 def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thousand maps are archived with one pass over the segments in bounded memory."""
+    """A thousand maps are archived with one pass over the segments, in bounded memory."""
     monkeypatch.setattr(archive_writer, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []

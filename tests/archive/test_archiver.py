@@ -53,7 +53,7 @@ def archive(log: Any, write: Any) -> Any:
     )
 
 
-def test_what_another_process_writes_is_what_this_one_would_write(tmp_path: Path) -> None:
+def test_archives_are_the_same_from_another_process(tmp_path: Path) -> None:
     found = []
     for name in ("here", "there"):
         log = sealed(tmp_path / name)
@@ -76,7 +76,7 @@ def test_what_another_process_writes_is_what_this_one_would_write(tmp_path: Path
 
 
 def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
-    """It runs elsewhere with a lower priority and ends after each run."""
+    """It has a lower priority, and ends after each run."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     processes = []
@@ -95,7 +95,7 @@ def test_archiver_process_has_low_priority_and_ends(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_it_raises_is_raised_here(tmp_path: Path) -> None:
+def test_errors_in_the_archiver_process_reach_the_caller(tmp_path: Path) -> None:
     log = sealed(tmp_path)
     segment = min(tmp_path.rglob("*.wal"))
     data = bytearray(segment.read_bytes())
@@ -121,14 +121,14 @@ def test_what_it_raises_is_raised_here(tmp_path: Path) -> None:
         KeyError("k"),
     ],
 )
-def test_an_error_travels_as_it_is(error: Exception) -> None:
+def test_an_error_is_passed_between_processes_unchanged(error: Exception) -> None:
     import pickle
 
     found = archiver._received(pickle.loads(archiver._sendable(error)))
     assert type(found) is type(error) and str(found) == str(error) and vars(found) == vars(error)
 
 
-def test_an_error_that_cannot_travel_travels_as_text() -> None:
+def test_an_error_that_cannot_be_pickled_is_passed_as_text() -> None:
     import pickle
 
     error = ValueError(threading.Lock())
@@ -141,7 +141,7 @@ def killed(other: ArchiverProcess) -> Threads:
     return Threads(lambda: eventually(lambda: other._process, "a process").kill())
 
 
-def test_its_death_is_an_error_and_the_next_run_succeeds(tmp_path: Path) -> None:
+def test_a_killed_archiver_is_reported_and_the_next_run_succeeds(tmp_path: Path) -> None:
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     before = sorted(path.name for path in tmp_path.rglob("*.wal"))
@@ -155,7 +155,7 @@ def test_its_death_is_an_error_and_the_next_run_succeeds(tmp_path: Path) -> None
 
 
 def test_stop_ends_the_archiver_run_at_once(tmp_path: Path) -> None:
-    """A stop ends the run under way at once and allows no other."""
+    """A stop ends the current run at once, and allows no other."""
     log = sealed(tmp_path)
     other = ArchiverProcess(f"file://{tmp_path}")
     stopping = Threads(lambda: (eventually(lambda: other._process, "a process"), other.stop()))
@@ -168,7 +168,7 @@ def test_stop_ends_the_archiver_run_at_once(tmp_path: Path) -> None:
         assert len(store.map("m", raw=True)) == 300
 
 
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+def test_the_archiver_process_ends_with_its_parent(tmp_path: Path) -> None:
     """The segment it reads is a named pipe that no process writes; its parent is killed."""
     os.mkfifo(tmp_path / "never.wal")
     code = f"""
@@ -198,7 +198,7 @@ process.wait()
     )
 
 
-def test_what_a_run_published_before_it_failed_is_deleted(tmp_path: Path) -> None:
+def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
     log = sealed(tmp_path)
 
     def write(store: Any, job: ArchiveJob) -> Written:
@@ -214,7 +214,7 @@ def test_what_a_run_published_before_it_failed_is_deleted(tmp_path: Path) -> Non
 
 
 def test_archiver_process_needs_a_storage_it_can_open() -> None:
-    """Only a storage that another process can open is archived elsewhere."""
+    """Only a storage that another process can open is archived by one."""
     assert writer_for("memory://x") is None
     assert writer_for("file:///x", "memory://y") is None
     assert writer_for("s3://bucket/root") is not None
@@ -243,7 +243,6 @@ def test_an_agent_archives_in_a_process_of_its_own(
 
 
 def test_agent_stop_does_not_wait_for_its_archive(tmp_path: Path) -> None:
-    """A stop of an agent does not wait for its archive."""
     settings = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})

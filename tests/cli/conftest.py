@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a runner in this process, and small logs to look at."""
+"""Fixtures of the tests of the command line: a runner in this process, and small logs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def root(url: str) -> Path:
 
 @pytest.fixture
 def newest_segment(root: Path) -> Path:
-    """The last segment of n1."""
+    """The newest segment of n1."""
     return max((root / "prod/eu/nodes/n1/wal").glob("*.wal"))
 
 

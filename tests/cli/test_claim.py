@@ -1,4 +1,4 @@
-"""`imap-wal claim`: an operator gives a cluster up."""
+"""`imap-wal claim`: an operator takes the log from a cluster."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.cli.conftest import Run
 from tests.support import eventually
 
 
-def test_a_cluster_given_up_is_shut_out_at_once(run: Run, tmp_path: Path) -> None:
-    """The cluster that comes next does not wait."""
+def test_a_claim_shuts_the_former_cluster_out_at_once(run: Run, tmp_path: Path) -> None:
+    """The next cluster does not wait."""
     one, two = (
         config(tmp_path, "n1", lifetime_timeout_s=600),
         config(tmp_path, "n2", lifetime_timeout_s=600),
@@ -72,13 +72,13 @@ def test_claim_leaves_a_log_without_members_unchanged(run: Run, tmp_path: Path) 
 
 
 def test_a_superseded_cluster_gives_no_sign_of_life(run: Run, tmp_path: Path) -> None:
-    """The cluster does not know that another one followed it.
-    It only beats: nothing that it asks for looks at the claim."""
+    """The cluster does not know that another one followed it. It only sends heartbeats: none of its
+    requests reads the claim."""
     one = config(tmp_path, "n1", lifetime_timeout_s=0.3)
     store = open_store(one.url)
     with serving(one), plugin(one) as old:
         eventually(lambda: old.client.ask("beat") and signs(store, "default/c"), "the sign")
         run("claim", one.url, "--force", "--yes")
         eventually(
-            lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign goes"
+            lambda: old.client.ask("beat") and not signs(store, "default/c"), "the sign is removed"
         )

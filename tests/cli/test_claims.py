@@ -1,5 +1,5 @@
 """Claims, which say which Hazelcast cluster may write, have a manifest of their own: it is listed,
-verified, and carried into repaired copies."""
+verified, and copied by a repair."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_repaired_copy_keeps_the_claims(run: Run, url: str, tmp_path: Path) ->
     assert claims_of(copy) == claims_of(url)
     settings = config(tmp_path, url=copy)
     with serving(settings), plugin(settings, cluster_id="cluster-2", uuid="plugin-2") as member:
-        assert member.put(again="1")[0] == "ack", "the newest cluster goes on"
+        assert member.put(again="1")[0] == "ack", "the newest cluster continues"
 
 
 @pytest.mark.parametrize("how", ["cut", "removed", "older"])

@@ -1,5 +1,5 @@
-"""Two nodes claim the same change of a key: no command fails, every one that looks reports it,
-`rewrite --resolve` and `repair --prefer` decide."""
+"""Two nodes claim the same change of a key: no command fails, every command that finds the conflict
+reports it, and `rewrite --resolve` and `repair --prefer` decide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kit.logs import append, node
 
 @pytest.fixture
 def split(tmp_path: Path) -> str:
-    """What both halves of a split network left: key a is in conflict, key c was; b never."""
+    """The logs of both halves of a split network: key a is in conflict, key c was, b never was."""
     url = f"file://{tmp_path}/split"
     store = open_store(url)
     first, second = node(store), node(store, "n2")
@@ -39,7 +39,9 @@ def store(split: str) -> SegmentStore:
 
 
 @pytest.mark.parametrize("command", ["verify", "doctor", "repair", "stat"])
-def test_whoever_looks_names_map_key_and_positions(run: Run, split: str, command: str) -> None:
+def test_commands_name_map_key_and_positions_of_a_conflict(
+    run: Run, split: str, command: str
+) -> None:
     """A reader chose for the operator, so no command may report that all is well."""
     options = ("--dry-run",) if command == "repair" else ()
     ended = run(command, split, *options, "-o", "json")
@@ -70,7 +72,7 @@ def live(store: SegmentStore) -> dict[bytes, bytes | None]:
         return {row[1]: row[3] for rows in view.rows("orders") for row in rows}
 
 
-def test_a_rewrite_keeps_all_claims_until_it_is_told(
+def test_a_rewrite_keeps_all_claims_without_a_resolution(
     run: Run, split: str, store: SegmentStore
 ) -> None:
     ended = run("rewrite", split, "-o", "json")
@@ -116,7 +118,7 @@ def test_a_forgotten_nodes_claim_can_be_chosen(run: Run, split: str, store: Segm
 @pytest.mark.parametrize(
     "readers", [("export",), ("export", "--as-of", "2099-01-01T00:00"), ("restore",)]
 )
-def test_whoever_reads_the_live_entries_survives_it_and_says_so(
+def test_readers_of_live_entries_report_a_conflict_and_succeed(
     run: Run, split: str, readers: tuple[str, ...]
 ) -> None:
     ended = run(readers[0], split, *readers[1:])
@@ -130,7 +132,9 @@ def test_whoever_reads_the_live_entries_survives_it_and_says_so(
         }
 
 
-def test_a_store_opens_on_it(split: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_with_a_conflict_opens_and_reports_it(
+    split: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with imap_wal.open(split, namespace="ns", cluster="c", node="n3") as opened:
         assert len(opened.map("orders", serializer=Plain())) == 3
     assert "map 'orders', key b'a'" in caplog.text
@@ -218,7 +222,7 @@ def test_a_rewrite_decides_and_keeps_what_lost(
     assert store.exists(done["set_aside"]), "prune leaves it"
 
 
-def test_of_three_claims_one_stays_and_a_deletion_may_win(run: Run, tmp_path: Path) -> None:
+def test_of_three_claims_one_is_kept_also_a_deletion(run: Run, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/three"
     store = open_store(url)
     for name, value, stamp in (("n1", "1", 3), ("n2", None, 4), ("n3", "3", 2)):

@@ -1,4 +1,4 @@
-"""Exit codes, configuration and texts: what every command promises."""
+"""The conventions of every command: exit codes, configuration and texts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_nothing_destructive_without_yes_or_an_answer(run: Run, url: str) -> Non
     assert run("export", url).out == before
 
 
-def test_a_reader_that_goes_away_is_no_error(url: str) -> None:
+def test_a_closed_output_pipe_is_no_error(url: str) -> None:
     command = f"{sys.executable} -m rewrite_cli.cli dump {url} | head -1; exit ${{PIPESTATUS[0]}}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
@@ -245,8 +245,8 @@ def test_an_empty_url_is_wrong_usage(run: Run, words: tuple[str, ...], value: st
 
 
 def _foreground() -> None:
-    """In a child: what Ctrl-C does where no shell has the tests ignore it, as for a job in the
-    background."""
+    """In a child: handle Ctrl-C by default. A shell makes jobs in the background ignore it, also
+    these tests."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -256,7 +256,7 @@ def _foreground() -> None:
 def test_ctrl_c_while_modules_are_imported_prints_no_traceback(
     tmp_path: Path, module: str, words: list[str]
 ) -> None:
-    """In the first half second. The module stands for any: it sends the signal while it is
+    """In the first half second. The module is an example: it sends the signal while it is
     imported."""
     (tmp_path / f"{module}.py").write_text(
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"

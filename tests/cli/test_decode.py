@@ -1,5 +1,5 @@
-"""What a member wrote, read without a member: every type the Python client has, Compact too, and
-bytes nobody knows."""
+"""Values that a member wrote, decoded without a member: every type of the Python client, Compact
+too, and unknown bytes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OrderSerializer(CompactSerializer[Order]):
         [[1], ["x"]],
     ],
 )
-def test_what_the_client_writes_is_read_back(value: Any) -> None:
+def test_values_that_the_client_writes_are_decoded(value: Any) -> None:
     data = SerializationServiceV1(Config()).to_data(value).buffer
     assert Decoder().value(row(data)) == value
     json.dumps(plain(value))
@@ -91,7 +91,7 @@ def test_what_the_client_writes_is_read_back(value: Any) -> None:
         1 + 2j,
     ],
 )
-def test_what_the_client_pickles_is_read_back(value: Any) -> None:
+def test_values_that_the_client_pickles_are_decoded(value: Any) -> None:
     assert Decoder().value(row(SerializationServiceV1(Config()).to_data(value).buffer)) == value
 
 
@@ -100,7 +100,7 @@ class Trap:
         return Path.touch, (Path("trap-was-sprung"),)
 
 
-def test_a_pickle_that_would_run_code_stays_closed(
+def test_a_pickle_that_would_run_code_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_pickle_that_would_run_code_stays_closed(
     assert not Path("trap-was-sprung").exists()
 
 
-def test_json_values_are_read_as_what_they_hold() -> None:
+def test_json_values_are_decoded() -> None:
     data = SerializationServiceV1(Config()).to_data(HazelcastJsonValue({"state": "paid"})).buffer
     assert Decoder().value(row(data)) == {"state": "paid"}
 
@@ -155,7 +155,7 @@ def schema_bytes(schema: Schema) -> bytes:
     )
 
 
-def test_what_nobody_can_read_keeps_its_label_and_bytes() -> None:
+def test_unreadable_values_keep_their_label_and_bytes() -> None:
     value = Decoder().value(row(struct.pack(">ii", 0, -100) + b"\xac\xed java", "com.acme.Order"))
     assert isinstance(value, Opaque)
     assert text(value) == "<com.acme.Order, 15 bytes>"

@@ -133,7 +133,7 @@ def test_verify_names_what_is_not_encrypted_where_it_must_be(run: Run, tmp_path:
 
 
 @pytest.mark.parametrize("damage", ["frame", "header", "both", "footer", "page"])
-def test_repair_reads_what_it_can_of_a_damaged_encrypted_log(
+def test_repair_copies_readable_entries_of_a_damaged_encrypted_log(
     run: Run, place: str, tmp_path: Path, damage: str
 ) -> None:
     given = keys(tmp_path, "a")

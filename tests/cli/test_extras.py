@@ -1,4 +1,4 @@
-"""The core install is small; what more is needed is asked for by the name of its extra."""
+"""The core install is small; an error names the extra that a feature needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GUARDED = {
 }
 """Modules that are imported only after, or within, `needs(extra)`."""
 OWN_ERROR = {"imap_wal/security/encryption.py": "encryption"}
-"""Raises an error of its own that names the extra."""
+"""Modules that raise an error of their own, which names the extra."""
 
 
 def requirements(extra: str) -> set[str]:
@@ -192,16 +192,16 @@ except imap_wal.StorageUnavailable as error:
 
 @pytest.mark.cluster
 def test_core_install_keeps_maps_and_names_missing_extras(core: Path, tmp_path: Path) -> None:
-    told = run(str(core / "python"), "-c", EMBEDDED, str(tmp_path / "log"), cwd=tmp_path)
-    archive, s3 = told.strip().splitlines()
+    printed = run(str(core / "python"), "-c", EMBEDDED, str(tmp_path / "log"), cwd=tmp_path)
+    archive, s3 = printed.strip().splitlines()
     assert "pip install 'imap-wal[archive]'" in archive
     assert "pip install 'imap-wal[s3]'" in s3
 
 
 @pytest.mark.cluster
 def test_core_install_of_the_command_says_what_to_install(core: Path, tmp_path: Path) -> None:
-    told = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)
+    printed = run(str(core / "imap-wal"), "--help", cwd=tmp_path, code=1)
     assert (
-        told == "error: the library click is not installed; install it with: pip install "
+        printed == "error: the library click is not installed; install it with: pip install "
         "'imap-wal[cli]'\n"
     )

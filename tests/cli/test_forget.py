@@ -1,4 +1,5 @@
-"""forget-node: a node that is gone is no longer waited for, and nothing is lost by accident."""
+"""forget-node: no process waits any longer for a forgotten node, and nothing is lost by
+accident."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_a_covered_node_is_forgotten_and_nothing_is_lost(memory: MemoryStore) ->
 def test_a_lost_log_is_forgotten_only_on_request(
     memory: MemoryStore,
 ) -> None:
-    """The log does not come back."""
+    """The log does not return."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
     kept = {file.path: memory.read(file.path) for file in memory.list("default/embedded/nodes/n2")}
@@ -211,7 +212,7 @@ def test_a_log_whose_manifests_are_gone_is_refused(memory: MemoryStore, lost: st
 
 
 def test_a_fork_keeps_its_parents_log_and_lock(tmp_path: Path) -> None:
-    """A child made by fork ends neither of them."""
+    """A forked child closes neither of them."""
     with imap_wal.open(str(tmp_path), node="n1") as store:
         child = os.fork()
         if child == 0:

@@ -101,9 +101,8 @@ def test_forgetting_never_loses_an_acknowledged_commit(
 def test_a_forgotten_writers_segment_blocks_no_new_log(
     memory: MemoryStore,
 ) -> None:
-    """The writer of the forgotten node was about to begin this segment.
-    It is created after all files were deleted. The new log, with the same epoch and the same
-    names, then did not open."""
+    """The writer of the forgotten node creates a segment after all files were deleted. The new log,
+    with the same epoch and the same names, then did not open."""
     for opened in (False, True):
         left = MemoryStore(f"begins-{opened}-{id(memory)}")
         slow = Interrupted(left)
@@ -223,7 +222,7 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
 def test_a_cluster_manifest_older_than_forgetting_is_refused(
     memory: MemoryStore,
 ) -> None:
-    """It registers a log that is gone; without entries, that log could be taken for an empty
+    """It registers a log that was forgotten; without entries, that log could be taken for an empty
     one."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
@@ -275,7 +274,7 @@ def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> N
         assert ended.code == 0, (words, ended.out, ended.err)
         assert "stat" in words or "n2" not in ended.out, (
             words
-        )  # it tells who wrote what the snapshot has
+        )  # it says which node wrote the entries of the snapshot
     copy = f"objects+file://{tmp_path}/copy"
     assert run("repair", url, "--to", copy, "--mode", "salvage").code == 0
     for place in (store, LocalObjects(str(tmp_path / "copy"))):

@@ -1,4 +1,4 @@
-"""`imap-wal keys`, what `plugin config` and `doctor` make of keys, and the audit of commands."""
+"""`imap-wal keys`, keys in `plugin config` and `doctor`, and the audit of commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mode(path: Path) -> int:
 def made(tmp_path: Path, run: Run) -> Path:
     """A folder with the keys of an agent, a member and a monitor, and the file of clients."""
     folder = tmp_path / "keys"
-    before = os.umask(0)  # modes are ours, whatever the umask
+    before = os.umask(0)  # the modes do not depend on the umask
     try:
         assert (
             run("keys", "new", "agent-1", "member-1", "monitor", "--folder", str(folder)).code == 0

@@ -1,5 +1,5 @@
 """Manifests that are damaged, or older than the files beside them: verify finds them, and repair
-writes a copy with every acknowledged entry, whose epochs and incarnations were never given
+writes a copy with every acknowledged entry, whose epochs and incarnations were never used
 before."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CLUSTER = "default/embedded"
 
 @pytest.fixture
 def log(tmp_path: Path, run: Run) -> tuple[str, dict[str, Any]]:
-    """Two nodes, several epochs, archives, a rewrite and a prune, and commits after that; and what
-    it holds."""
+    """Two nodes, several epochs, archives, a rewrite and a prune, and commits after that; and its
+    contents."""
     url = f"file://{tmp_path}/log"
     expected: dict[str, Any] = {}
     count = itertools.count(1)
@@ -85,7 +85,7 @@ def check_copy(
     ended = run("repair", url, "--to", copy, "-o", "json")
     assert ended.code == (3 if damaged else 0), f"{why}: {ended.err}"
     assert run("verify", copy).code == 0, f"{why}: {run('verify', copy).out}"
-    # Nothing in the copy was given before: an epoch, a session, an incarnation, a generation.
+    # The epoch, sessions, incarnation and generation of the copy were never used before.
     epochs, incarnation, generation = before
     for node, epoch in epochs.items():
         assert node_manifest(copy, node).epoch >= epoch, f"{why}: {node}"
@@ -127,20 +127,20 @@ def test_repair_without_newest_manifests_keeps_acknowledged_entries(
         how(path)
         lost.append((path, data))
         if len(lost) not in (1, 4, 8) and path != everything[1]:
-            continue  # not every number, for time's sake
+            continue  # not every number, to save time
         why = f"{len(lost)} of {len(everything)} {how.__name__} in {folder}"
         verified = run("verify", url, "-o", "json")
         found = verified.json["files"]
-        told = [
+        corrupt = [
             file for file in found if file["kind"] == "manifest" and file["status"] == "corrupt"
         ]
         if how is damage:
             assert verified.code == 3, why
-            assert told, why
+            assert corrupt, why
             with pytest.raises(LogError, match="imap-wal repair"):
                 contents(url)
         elif verified.code == 0:
-            # What the lost ones said is in none of the files, or the next open finds it again.
+            # The facts in the lost manifests are in no file, or the next open finds them again.
             assert contents_of_a_copy(run, url, tmp_path / f"plain-{len(lost)}") == expected, why
             continue
         check_copy(run, url, f"file://{tmp_path}/copy-{len(lost)}", expected, before, why)
@@ -169,8 +169,8 @@ def test_a_folder_of_segments_of_another_log_is_found(
 def test_repair_beside_a_copys_manifests_keeps_acknowledged_entries(
     tmp_path: Path, run: Run, archived: bool
 ) -> None:
-    """The copy was opened.
-    Another history: the copy's epochs began elsewhere, which says nothing about these files."""
+    """The copy was opened, and has a history of its own: its epochs say nothing about these
+    files."""
     live, copy = tmp_path / "live", tmp_path / "copy"
     options: dict[str, Any] = {"node": "n1", "preallocate": False, "segment_bytes": 1000}
 

@@ -1,4 +1,4 @@
-"""What is printed outside a terminal, and while a user waits."""
+"""The output outside a terminal, and during a long command."""
 
 from __future__ import annotations
 

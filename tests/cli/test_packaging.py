@@ -162,7 +162,7 @@ def test_the_source_archive_is_complete(
 
 
 @pytest.mark.cluster
-def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
+def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
@@ -170,8 +170,8 @@ def test_the_wheel_holds_packages_and_jar(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
         jar = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar")
-        told = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar.sha256").decode()
-    assert told.split() == [hashlib.sha256(jar).hexdigest(), "imap-wal-hazelcast.jar"]
+        checksum = file.read("rewrite_cli/jars/imap-wal-hazelcast.jar.sha256").decode()
+    assert checksum.split() == [hashlib.sha256(jar).hexdigest(), "imap-wal-hazelcast.jar"]
     assert {name.rpartition("/")[2] for name in names} >= {"LICENSE", "NOTICE"}
     assert f"imap_wal-{VERSION}.dist-info/METADATA" in names
     with zipfile.ZipFile(io.BytesIO(jar)) as file:

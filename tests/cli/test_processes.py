@@ -1,4 +1,5 @@
-"""Signals and children: the agent, `node start`, the demo, as a user's shell sees them."""
+"""Signals and child processes: the agent, `node start` and the demo, as a user's shell sees
+them."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ def test_the_reference_configuration_is_valid_and_has_every_setting(run: Run) ->
             ), field.name
 
 
-def test_doctor_tells_an_agent_that_does_not_answer(run: Run, tmp_path: Path) -> None:
+def test_doctor_reports_an_agent_that_does_not_answer(run: Run, tmp_path: Path) -> None:
     ended = run("doctor", "--agent", f"ipc://{tmp_path}/none.sock")
     assert ended.code == 3
     assert "no answer" in ended.out
@@ -150,7 +151,7 @@ def test_the_demo_loses_nothing_and_draws(tmp_path: Path) -> None:
 
 
 def test_the_demo_counts_what_is_lost(tmp_path: Path) -> None:
-    """The zero is a result: take an acknowledged change away, and it is one."""
+    """The demo counts lost changes: without one acknowledged change, the count is one."""
     from imap_wal.clock import SystemClock
     from rewrite_cli.demo import flights
     from rewrite_cli.demo.playback import Playback
@@ -179,7 +180,7 @@ def test_the_demo_never_mixes_with_a_users_log(run: Run, url: str) -> None:
 
 
 @pytest.mark.cluster
-def test_node_start_gives_real_members_and_a_signal_ends_all(tmp_path: Path) -> None:
+def test_node_start_starts_real_members_and_a_signal_ends_all(tmp_path: Path) -> None:
     from rewrite_cli.local_cluster.clients import connect
 
     port = free_ports(2)
@@ -222,7 +223,7 @@ def test_node_start_gives_real_members_and_a_signal_ends_all(tmp_path: Path) -> 
 
 
 @pytest.mark.cluster
-def test_node_start_dies_whole_when_only_its_parent_is_killed(tmp_path: Path) -> None:
+def test_node_start_ends_all_processes_when_its_parent_is_killed(tmp_path: Path) -> None:
     command = [
         *CLI,
         "node",

@@ -1,4 +1,4 @@
-"""ls, stat, dump, export, restore: what they show of a log that is known."""
+"""The output of ls, stat, dump, export and restore for a known log."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_a_dump_survives_pruning_while_it_reads(
     )
 
 
-def test_export_gives_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
+def test_export_writes_the_live_entries_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
     lines = run("export", url, "--map", "orders").lines
     assert {line["key"]: line["value"] for line in lines} == LIVE
     rows = list(
@@ -201,7 +201,7 @@ def test_export_parquet_needs_a_file(run: Run, url: str) -> None:
     assert run("export", url, "--format", "parquet").code == 2
 
 
-def test_export_as_of_shows_how_it_was(run: Run, url: str) -> None:
+def test_export_as_of_shows_an_earlier_state(run: Run, url: str) -> None:
     moment = next(
         line["timestamp_ms"]
         for line in run("dump", url, "--key", "o3", "-o", "json").lines

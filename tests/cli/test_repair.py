@@ -1,4 +1,5 @@
-"""repair of damaged segments: what stays, that the copy opens, and that losses are named."""
+"""repair of damaged segments: which entries are kept, that the copy opens, and that losses are
+named."""
 
 from __future__ import annotations
 
@@ -48,9 +49,7 @@ def test_a_flipped_bit_costs_one_frame(run: Run, log: Path, tmp_path: Path, plac
     assert values(f"{tmp_path}/copy") == {f"k{key}": [2, key] for key in range(10)}
 
 
-def test_point_in_time_keeps_what_stands_before_the_damage(
-    run: Run, log: Path, tmp_path: Path
-) -> None:
+def test_point_in_time_keeps_entries_before_the_damage(run: Run, log: Path, tmp_path: Path) -> None:
     _, middle, newest = sorted(log.glob("*.wal"))
     frame = frames(middle)[4]
     flip(middle, frame.offset + 30)
@@ -64,7 +63,7 @@ def test_point_in_time_keeps_what_stands_before_the_damage(
     wal = tmp_path / "copy" / log.relative_to(tmp_path / "log")
     assert [frame.offset for frame in frames(wal / middle.name)] == [
         frame.offset for frame in frames(middle)
-    ]  # positions stay
+    ]  # the positions are the same
     assert frames(wal / newest.name) == []
     lines = run("dump", f"{tmp_path}/copy", "-o", "json").lines
     assert [line["value"] for line in lines] == [[0, key] for key in range(10)] + [
@@ -134,7 +133,7 @@ def test_a_missing_newest_segment_is_given_up(run: Run, log: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", [SALVAGE, POINT_IN_TIME])
-def test_a_cut_end_of_an_older_segment_is_told(
+def test_a_cut_end_of_an_older_segment_is_reported(
     run: Run, log: Path, tmp_path: Path, mode: str
 ) -> None:
     _, middle, _ = sorted(log.glob("*.wal"))
@@ -206,7 +205,7 @@ def test_the_first_unarchived_segment_is_not_taken_as_empty(
     assert values(f"{tmp_path}/copy") == ({"k0": 0, "k2": 2} if mode == SALVAGE else {"k0": 0})
 
 
-def test_a_cut_end_of_a_closed_log_is_told(run: Run, log: Path, tmp_path: Path) -> None:
+def test_a_cut_end_of_a_closed_log_is_reported(run: Run, log: Path, tmp_path: Path) -> None:
     newest = max(log.glob("*.wal"))
     newest.write_bytes(newest.read_bytes()[: frames(newest)[6].offset])
     assert run("verify", tmp_path / "log").code == 3

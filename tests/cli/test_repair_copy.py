@@ -98,7 +98,7 @@ def test_a_newer_version_is_not_damage(run: Run, log: Path, tmp_path: Path) -> N
     assert not (tmp_path / "copy").exists()
 
 
-def test_an_interrupted_repair_is_taken_for_no_log(run: Run, url: str, tmp_path: Path) -> None:
+def test_an_interrupted_repair_is_not_taken_for_a_log(run: Run, url: str, tmp_path: Path) -> None:
     assert run("rewrite", url).code == 0
     calls = []
     for stop in range(1000):

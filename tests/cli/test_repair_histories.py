@@ -40,7 +40,7 @@ class Written:
 
 
 def history(seed: int, url: str) -> tuple[MemoryStore, list[Written]]:
-    """A log of two nodes, closed or left as a kill leaves it."""
+    """A log of two nodes, closed or killed."""
     rng = random.Random(seed)
     for _ in range(rng.randint(1, 3)):
         open_logs = [
@@ -118,13 +118,13 @@ def damage(seed: int, store: MemoryStore, written: list[Written]) -> list[Writte
         elif kind == "garbage":
             data[start:stop] = rng.randbytes(stop - start)
         elif kind == "cut":
-            start, stop = start if start % 4 else first, end  # often nothing is left but the header
+            start, stop = start if start % 4 else first, end  # often only the header is left
             del data[start:]
         elif kind == "header":
             start, stop = 0, 0
             data[rng.choice((*range(15), *range(31, first)))] ^= 1 << rng.randint(
                 0, 7
-            )  # not the id: it may be all that a single frame can be told by
+            )  # not the id: it may be the only way to recognise a single frame
         else:
             start, stop = 0, end
         if kind == "gone":
@@ -178,7 +178,7 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
     assert summary_of(items)["given_up_records"] <= sum(len(frame.rows) for frame in written) - len(
         kept
     ) + sum(item["given_up"] is None for item in items)
-    # What counts: snapshots, and what stands above their marks.
+    # The entries that count: those of snapshots, and those above their marks.
     above = [
         row
         for frame in whole

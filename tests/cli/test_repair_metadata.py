@@ -1,4 +1,4 @@
-"""repair of damaged archives, snapshots and manifests: what can be read stays."""
+"""repair of damaged archives, snapshots and manifests: all readable entries are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli.conftest import Run
 from tests.kit.repairs import damaged_file, flip, frames, repair, values
 
 
-def test_a_damaged_archive_gives_what_can_be_read(run: Run, tmp_path: Path) -> None:
+def test_readable_rows_of_a_damaged_archive_are_copied(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
         for start in range(0, 6000, 100):
             store.map("m").update(
@@ -65,7 +65,7 @@ def test_point_in_time_ends_at_a_damaged_archive(run: Run, tmp_path: Path) -> No
         assert len(store.map("a")) == len(store.map("b")) == 5
 
 
-def test_a_damaged_snapshot_gives_what_can_be_read(
+def test_a_log_with_a_damaged_snapshot_is_repaired(
     run: Run, url: str, root: Path, tmp_path: Path
 ) -> None:
     assert run("rewrite", url).code == 0
@@ -104,7 +104,7 @@ def test_a_damaged_manifest_is_replaced_by_the_one_before(
         assert store.map("orders")["o1"] == "newest"
 
 
-def test_archives_of_a_lost_manifest_are_taken_in(run: Run, tmp_path: Path) -> None:
+def test_archives_of_a_lost_manifest_are_adopted(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
         store.map("m").update({f"k{key}": key for key in range(10)})
         store.archive()
@@ -117,7 +117,7 @@ def test_archives_of_a_lost_manifest_are_taken_in(run: Run, tmp_path: Path) -> N
     assert values(f"{tmp_path}/copy") == {**{f"k{key}": key for key in range(10)}, "k1": "after"}
 
 
-def test_what_a_later_lifetime_made_void_stays_void(run: Run, log: Path, tmp_path: Path) -> None:
+def test_void_entries_of_a_former_lifetime_stay_void(run: Run, log: Path, tmp_path: Path) -> None:
     from dataclasses import replace
 
     _, middle, _ = sorted(log.glob("*.wal"))

@@ -1,5 +1,5 @@
-"""What repair reads of a damaged Parquet file: rows that are whole, or the damage said; never wrong
-rows, never fewer in silence."""
+"""What repair reads of a damaged Parquet file: whole rows, or the damage is reported; never wrong
+rows, and never fewer rows without a report."""
 
 from __future__ import annotations
 

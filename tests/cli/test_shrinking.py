@@ -1,4 +1,4 @@
-"""archive, rewrite, prune, drop: the log gets smaller, the maps stay what they are."""
+"""archive, rewrite, prune, drop: the log becomes smaller, and the maps do not change."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def test_archive_moves_sealed_segments_to_parquet(run: Run, url: str, root: Path
     assert live(run, url) == LIVE
 
 
-def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(
-    run: Run, url: str, root: Path
-) -> None:
+def test_rewrite_keeps_the_newest_and_prune_frees_the_space(run: Run, url: str, root: Path) -> None:
     tried = run("rewrite", url, "--dry-run", "-o", "json").json["clusters"][0]
     assert tried["dry_run"]
     assert not (root / "prod/eu/snapshot").exists()
@@ -38,7 +36,7 @@ def test_rewrite_keeps_the_newest_and_prune_gives_the_space_back(
     assert (orders["records_read"], orders["live"]) == (14, 9)
     assert live(run, url) == LIVE
     before = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    assert run("prune", url).code == 2, "nobody is here to answer"
+    assert run("prune", url).code == 2, "no terminal to answer"
     assert run("prune", url, "--dry-run").code == 0
     pruned = run("prune", url, "--yes", "-o", "json").json["clusters"][0]
     assert pruned["archives"]

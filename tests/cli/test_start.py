@@ -1,4 +1,4 @@
-"""What an operator does about a cluster that waits for a node, and what shows the wait."""
+"""How an operator ends the wait of a cluster for a node, and how the wait is shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import eventually
 
 
 def test_forget_node_ends_the_wait_for_a_node(run: Run, tmp_path: Path) -> None:
-    """The node is gone."""
+    """The node will not return."""
     former_cluster(tmp_path, "n1", "n2")
     (one,) = settings_of(tmp_path, "n1")
     with serving(one), plugin(one, greet=False, cluster_id="cluster-2", uuid="new") as member:
@@ -42,7 +42,7 @@ def test_claim_force_ends_the_wait_once(run: Run, tmp_path: Path) -> None:
             )
 
 
-def test_doctor_shows_for_whom_an_agent_waits(run: Run, tmp_path: Path) -> None:
+def test_doctor_shows_which_node_an_agent_waits_for(run: Run, tmp_path: Path) -> None:
     former_cluster(tmp_path, "n1", "n2")
     (early,) = settings_of(tmp_path, "n1")
     with serving(early), plugin(early, greet=False, cluster_id="cluster-2", uuid="new") as member:

@@ -1,5 +1,5 @@
-"""Verify, repair, every mode of an open and a live view say the same of the same damage: the table
-of `imap_wal.segment.verdict`, over random damage."""
+"""Verify, repair, every mode of an open and a live view agree about the same damage: the table of
+`imap_wal.segment.verdict`, over random damage."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def damage(chance: Random, store: MemoryStore) -> str:
 
 def verified(store: MemoryStore) -> list[Finding]:
     (view,) = survey(store)
-    told, units = plan(store, view, lambda _: True)
-    return told + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
+    planned, units = plan(store, view, lambda _: True)
+    return planned + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
@@ -250,7 +250,7 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(
 
 
 def killed(*, sync: bool) -> MemoryStore:
-    """Four commits in one segment, as a kill leaves them."""
+    """Four commits in one segment, of a killed writer."""
     log = node_log(MemoryStore(f"verdicts-{next(numbers)}"))
     for key in range(4):
         log.write(format.ENTRIES, 1, [row(str(key), "v", key + 1)])

@@ -143,7 +143,7 @@ def test_a_damaged_manifest_is_a_finding(run: Run, url: str, root: Path) -> None
     assert "other files were not checked" in ended.json["files"][0]["what"]
 
 
-def test_a_foreign_file_is_told_and_left_alone(run: Run, url: str, root: Path) -> None:
+def test_a_foreign_file_is_reported_and_left_alone(run: Run, url: str, root: Path) -> None:
     (root / "prod/eu/nodes/n1/wal/notes.txt").write_text("hello")
     ended = run("verify", url, "-o", "json")
     assert ended.code == 0
@@ -207,7 +207,7 @@ def test_a_flipped_bit_in_an_archive_is_found(run: Run, url: str, root: Path) ->
 
 
 def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None:
-    """Damage is reported with what is lost and what follows it."""
+    """Damage is reported with the lost entries and those after it."""
     import imap_wal
     from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store
@@ -239,7 +239,7 @@ def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None
 
 
 class Ticking:
-    """A clock that goes on a second whenever it is asked."""
+    """A clock that advances by a second at each call."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -252,7 +252,9 @@ class Ticking:
         return self.seconds
 
 
-def test_the_time_is_over(run: Run, url: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_stops_when_its_time_is_over(
+    run: Run, url: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = run("verify", url, "-o", "json").json
     assert not every["summary"]["partial"]
     monkeypatch.setattr("rewrite_cli.commands.verify.SystemClock", Ticking)
@@ -284,8 +286,8 @@ def test_the_time_is_over(run: Run, url: str, root: Path, monkeypatch: pytest.Mo
 
 
 def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) -> None:
-    """A process that is killed before its first commit leaves a header; the next one goes on behind
-    it."""
+    """A process that is killed before its first commit leaves a header; the next one continues
+    after it."""
     import imap_wal
     from storage_backends import open_store
     from tests.support import copy_files
@@ -355,10 +357,10 @@ def many_segments(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "how", ["copied", "renamed", "copied over another node", "copied without manifests"]
 )
-def test_a_folder_that_holds_another_nodes_log_is_one_finding(
+def test_a_folder_with_another_nodes_log_is_one_finding(
     run: Run, many_segments: Path, how: str
 ) -> None:
-    """It was one for each file, 17 of them, with the cause in none."""
+    """There was a finding for each of the 17 files, and none named the cause."""
     nodes = many_segments / "default/embedded/nodes"
     if how == "copied over another node":
         with imap_wal.open(str(many_segments), node="n2", shared=True) as store:
@@ -396,9 +398,7 @@ def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: 
 
 
 @pytest.mark.parametrize("policy", ["full", "partial"])
-def test_a_folder_that_holds_another_nodes_log_is_not_opened(
-    many_segments: Path, policy: str
-) -> None:
+def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, policy: str) -> None:
     """Without segments to look at, it became a log of two nodes."""
     nodes = many_segments / "default/embedded/nodes"
     with imap_wal.open(str(many_segments), node="n1") as store:

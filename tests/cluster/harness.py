@@ -1,4 +1,4 @@
-"""Real members and real agents, each a process of its own that dies with the test.
+"""Real members and real agents, each in its own process, which ends with the test.
 
 Agent     `imap-wal agent` beside a member: start, kill, freeze, statistics
 Member    a JVM with TestMember.java: start, kill, leave, questions on its standard input
@@ -59,7 +59,7 @@ logging.getLogger("hazelcast").setLevel(logging.CRITICAL)
 
 
 class Ended(Exception):
-    """A process that should run does not, so there is no reason to wait longer."""
+    """A process that should run has ended, so waiting is useless."""
 
 
 def until(what: str, condition: Callable[[], T], seconds: float = 60, pause: float = 0.02) -> T:
@@ -84,7 +84,7 @@ def until(what: str, condition: Callable[[], T], seconds: float = 60, pause: flo
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range that the kernel gives to outgoing connections."""
+    """Below the range that the kernel uses for outgoing connections."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000)
@@ -186,9 +186,9 @@ class Child:
 
 
 class Agent(Child):
-    """`imap-wal agent` of one node. `settings` go to its [log]; `module` replaces the command, for
-    agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started does not wait for
-    the one before it, nor for other nodes."""
+    """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
+    the command, for agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started
+    does not wait for the one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Agent(Child):
 
 
 class Member(Child):
-    """A member in a JVM of its own."""
+    """A member in its own JVM."""
 
     def __init__(
         self,
@@ -346,9 +346,9 @@ class MemberError(Exception):
 class Cluster:
     """Members with an agent each. Node i keeps its name, folder and clock over restarts; ports and
     the cluster id are new each time. `agents`: those of another cluster, which may run already.
-    `network`: connections between members go through its proxies; member number i of it is the one
-    beside agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except
-    where fewer nodes are started than were used before. Then it is `partial`, and agents that this
+    `network`: connections between members use its proxies; member number i of it is the one beside
+    agent i. `properties`: Hazelcast's. The agents' `start_policy` is the default one, except where
+    fewer nodes are started than were used before. Then it is `partial`, and agents that this
     cluster starts do not wait for a former cluster either."""
 
     def __init__(
@@ -458,7 +458,8 @@ class Cluster:
         return [member for member in self.members if member.running]
 
     def wait_safe(self, count: int) -> None:
-        """So many members, and every partition where it shall be, with its backup."""
+        """Wait until there are `count` members, and every partition has its owner and its
+        backup."""
 
         def safe() -> bool:
             return all(
@@ -555,8 +556,8 @@ def logged_map(
 
 
 def compile_java(folder: Path) -> str:
-    """The class path of a test member: Hazelcast, a copy of the plug-in (a rebuild must not pull it
-    from under a running JVM), the test's classes."""
+    """The class path of a test member: Hazelcast, the test's classes, and a copy of the plug-in (so
+    that a rebuild does not replace the jar of a running JVM)."""
     plugin = Path(shutil.copy(jars.plugin_jar(), folder / "plugin.jar"))
     hazelcast_jar = jars.hazelcast_jar()
     classes = folder / "classes"
@@ -571,8 +572,8 @@ def compile_java(folder: Path) -> str:
 @contextlib.contextmanager
 def gateway(target: str) -> Iterator[str]:
     """A `tcp://` endpoint in front of an agent's `ipc://` one that accepts connections also while
-    the agent is away, as a restarting container's port does. It holds them until the agent listens,
-    and breaks them when the agent dies."""
+    the agent does not run, as the port of a restarting container does. It keeps them open until the
+    agent listens, and closes them when the agent ends."""
     path = target.removeprefix("ipc://")
     server = socket.create_server(("127.0.0.1", 0))
     closing = threading.Event()

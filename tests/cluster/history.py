@@ -1,7 +1,7 @@
-"""What happened to the cluster before it was killed: writers that tests register beside themselves,
-and what each of them expects to be there afterwards.
+"""What happened to the cluster before it was killed: writers that tests register, and what each of
+them expects afterwards.
 
-@written                    runs once, on the first lifetime of the cluster, beside the other
+@written                    runs once, in the first lifetime of the cluster, together with the other
                             writers; returns what its test needs
 @written(last=True)         runs alone, after those
 now.written("name")         what that writer returned; raises what it raised
@@ -45,7 +45,7 @@ def written(function: Writer | None = None, *, last: bool = False) -> Any:
 
 
 def maps(endpoint: str) -> Mapping[str, Any]:
-    """Every map is logged; some are more than that."""
+    """Every map is logged; some have more settings."""
     through = {"read-through": "true"}
     return {
         "default": logged_map(endpoint),
@@ -84,7 +84,7 @@ class Scene:
         return 0 if view.expiration_time >= 2**62 else int(view.expiration_time)
 
     def data(self, value: Any) -> bytes:
-        """As it goes over the wire, and into the log."""
+        """Its bytes, as they are sent and logged."""
         return bytes(self.client._context.serialization_service.to_data(value).buffer)
 
     def log(self) -> ClusterLog:
@@ -96,8 +96,8 @@ class Scene:
 
 @dataclass(repr=False)
 class History:
-    """All writers have run, then everything was killed. `first_seen` is what tests leave for the
-    next lifetime."""
+    """All writers have run, then everything was killed. `first_seen`: values that tests keep for
+    the next lifetime."""
 
     cluster: Cluster
     results: dict[str, Any] = field(default_factory=dict)
@@ -121,8 +121,8 @@ class History:
 
 @dataclass(repr=False)
 class Now(Scene):
-    """After a restart. `bytes_read` are the agents' while all maps were loaded; `members` how many
-    there are."""
+    """After a restart. `bytes_read` are the agents' while all maps were loaded; `members`: the
+    number of members."""
 
     history: History
     members: int = 0
@@ -180,7 +180,7 @@ def log_maps(url: str) -> list[str]:
 
 
 def log_view(url: str, cluster: str = "dev") -> MaterializedView:
-    """What the log says, read by the test itself."""
+    """The contents of the log, read by the test itself."""
     view = MaterializedView(ClusterLog(open_store(url), "default", cluster), Settings())
     view.catch_up()
     return view

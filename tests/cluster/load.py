@@ -1,4 +1,4 @@
-"""Writers that keep a record of what was acknowledged, while the cluster is shaken."""
+"""Writers that record what was acknowledged, while faults are applied to the cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ABSENT = None
 
 
 class Load:
-    """Threads that change keys, each its own ones, so that the order of acknowledgements is the
-    order of changes. `may_be` says of every key what it may
-    be: one thing after an acknowledgement, more while an outcome is unknown; absent is None."""
+    """Threads that change keys. Each has keys of its own, so the order of acknowledgements is the
+    order of changes. `may_be`: the values that each key may have, one after an acknowledgement,
+    more while an outcome is unknown; absent is None."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Load:
             self.stale.append(f"{key} is {value!r}, acknowledged was {allowed!r}")
 
     def differences(self, contents: dict[str, Any]) -> list[str]:
-        """Keys that are what they must not be."""
+        """Keys with a value that they may not have."""
         return [
             f"{key} is {contents.get(key)!r}, may be {sorted(map(repr, allowed))}"
             for key, allowed in sorted(self.may_be.items())

@@ -71,7 +71,7 @@ class Network:
     # ---- what tests do ----
 
     def listen(self, number: int, port: int) -> str:
-        """The address to announce for member `number`, which binds this port of its own host."""
+        """The address to announce for member `number`, which binds this port of its host."""
         return self._call(self._listen(number, port))
 
     def cut(self, pairs: Iterable[tuple[int, int]]) -> None:

@@ -61,7 +61,7 @@ def logged(cluster: Cluster, name: str) -> tuple[int, int]:
     return sum(map(is_clear, rows)), len(rows)
 
 
-def test_a_cleared_map_stays_empty_also_of_what_was_evicted(cluster: Cluster) -> None:
+def test_a_clear_deletes_evicted_keys_too(cluster: Cluster) -> None:
     cluster.start(2)
     orders = orders_of(cluster)
     orders.put_all({number: number for number in range(500)})

@@ -61,7 +61,7 @@ def evict_without_read_through(scene: Scene) -> dict[Any, Any]:
     return {"evicted": 1, "evicted, not read": 1, "in memory": 1}
 
 
-def test_evicted_entries_come_back_with_a_restart(now: Now) -> None:
+def test_evicted_entries_are_restored_by_a_restart(now: Now) -> None:
     """The map has no read-through; its evicted entries are also read from the log when they are
     asked for."""
     assert now.contents("evict") == now.written("evict_without_read_through")
@@ -87,7 +87,7 @@ def test_a_map_with_a_size_limit_answers_evicted_keys(now: Now) -> None:
 
 
 def test_a_put_of_a_new_key_reads_no_log(now: Now) -> None:
-    """Nothing of the map is ever evicted, so memory knows all of its keys."""
+    """The map never evicts, so all of its keys are in memory."""
     orders = now.map(f"no-hop-{now.members}")
     orders.put("first", 1)
     before = now.reads()

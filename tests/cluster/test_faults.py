@@ -1,7 +1,8 @@
 """One member whose maps have agents of their own, and what happens when those are missing, frozen,
 killed, full, or asked for too much.
 
-At the end everything is killed, the member starts without any agent, then the agents come back.
+At the end everything is killed, the member starts without any agent, then the agents are started
+again.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class Bench:
         return bytes(self.client._context.serialization_service.to_data(value).buffer)
 
     def memory_equals_log(self, agent: str, name: str) -> bool:
-        """Whether the member's memory and the agent's log say the same of a map, byte for byte."""
+        """Whether the member's memory and the agent's log have the same contents of a map, byte for
+        byte."""
         memory = {self.data(key): self.data(value) for key, value in self.contents(name).items()}
         view = log_view(self.agents[agent].url)
         try:
@@ -183,7 +185,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
 
 
 def error_of(operation: Callable[[], object]) -> str:
-    """The text. Programs learn the same from the class, without reading text."""
+    """The text of the error. Its class says the same to programs."""
     with pytest.raises(HazelcastError) as raised:
         operation()
     text = str(raised.value)
@@ -377,7 +379,7 @@ def test_a_value_beyond_the_agents_limit_is_refused(bench: Bench) -> None:
 
 
 def test_a_full_disk_refuses_changes(bench: Bench) -> None:
-    """The map stays as it was until there is room."""
+    """The map does not change until there is space again."""
     if bench.disk is None:
         pytest.skip("no small disk can be mounted here")
     entries = bench.map("full-map")

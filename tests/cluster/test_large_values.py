@@ -1,4 +1,4 @@
-"""Values that together are larger than any answer can be come back."""
+"""Values that together are larger than any answer are restored."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MB = 1024 * 1024
     ],
     ids=["12 of 8 MB", "64 of 64 MB"],
 )
-def test_values_larger_together_than_an_answer_come_back(
+def test_values_larger_together_than_an_answer_are_restored(
     tmp_path: Path, count: int, size: int, heap: str
 ) -> None:
     def configs(endpoint: str) -> dict[str, object]:

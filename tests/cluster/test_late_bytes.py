@@ -18,8 +18,8 @@ from tests.cluster.harness import Child, Cluster, logged_map, until
 
 COUNT = 300
 NAME = "through-late"
-"""Read-through: what is not in memory is looked for in the log, late bytes included if they
-counted."""
+"""With read-through, keys that are not in memory are read from the log. Late bytes would be read
+too if they counted."""
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def send(children: Iterable[Child], number: signal.Signals) -> None:
 def put_without_waiting(
     client: hazelcast.HazelcastClient, word: str, count: int
 ) -> dict[str, Future[Any]]:
-    """One change of a key of its own each."""
+    """One change for each key."""
     entries = client.get_map(NAME)
     return {
         f"{word}-{number}": entries.set(f"{word}-{number}", f"said by {word} {number}")
@@ -73,7 +73,7 @@ def outcomes(changes: dict[str, Any]) -> dict[str, str]:
 
 
 class Second:
-    """The cluster that restores, and what its map must hold: what it restored and what it
+    """The cluster that restores, and what its map must contain: what it restored and what it
     acknowledged."""
 
     def __init__(self, cluster: Cluster, members: int) -> None:
@@ -161,7 +161,7 @@ def test_a_replaced_cluster_is_never_acknowledged_again(folder: Path, classpath:
         send(first.members, signal.SIGCONT)
         for number in range(
             20
-            # More than once, by each member: what is refused the first time may be taken after a
+            # More than once, by each member: what is refused the first time may be accepted after a
             # new hello.
         ):
             with pytest.raises(HazelcastError, match="void-incarnation"):
@@ -185,7 +185,7 @@ def test_bytes_appended_after_the_next_restore_are_void(folder: Path, classpath:
         unknown = sorted(key for key, text in why.items() if "OutcomeUnknown" in text)
         assert unknown, "nothing was on its way to the frozen agent"
         for member in first.members:
-            member.kill()  # nothing of it is alive but the bytes
+            member.kill()  # only the bytes are left of it
         first.close_clients()
         with cluster(folder, classpath, 2000, url=first.url, agents=[other]) as alone:
             second = Second(alone, 1)

@@ -292,23 +292,22 @@ def test_time_to_live_continues_where_it_was(now: Now) -> None:
     before = now.written("time_to_live")
     after = {key: now.expiry("ttl", key) for key in now.map("ttl").key_set()}
     assert sorted(after) == sorted(before)
-    # A member keeps expiry in whole seconds since a start of its own.
+    # A member keeps expiry in whole seconds since its own start.
     assert after == {key: pytest.approx(expiry, abs=1000) for key, expiry in before.items()}
     assert 0 < now.expiry("short-lived-by-configuration", "a") - time.time() * 1000 < 3_600_000
 
 
 @written
-def time_to_live_that_ends_while_nobody_runs(scene: Scene) -> None:
+def time_to_live_that_ends_during_a_stop(scene: Scene) -> None:
     orders = scene.map("ttl-over-in-between")
     orders.put("over", 1, ttl=8)
     orders.put("not over", 1, ttl=3600)
 
 
-def test_what_expires_while_everything_is_down_stays_expired(now: Now) -> None:
+def test_entries_that_expire_during_a_stop_stay_expired(now: Now) -> None:
     """One agent's clock is five minutes slow."""
-    now.written("time_to_live_that_ends_while_nobody_runs")
-    # One agent's clock is five minutes slow: it hands out what has expired, and the member knows
-    # better.
+    now.written("time_to_live_that_ends_during_a_stop")
+    # That agent sends entries that have expired; the member drops them.
     until(
         "the time to live is over", lambda: now.map("ttl-over-in-between").get("over") is None, 20
     )
@@ -382,6 +381,6 @@ def drop(scene: Scene) -> dict[Any, Any]:
 
 
 def test_a_dropped_map_has_only_later_writes(now: Now) -> None:
-    """What was in it before is forgotten."""
+    """The entries from before the drop are not restored."""
     assert now.contents("dropped") == now.written("drop")
     assert now.map("not dropped").size() == 50

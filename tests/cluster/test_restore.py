@@ -1,8 +1,8 @@
 """Two members, two agents, one folder of logs, agents' clocks ten minutes apart; members that join,
 leave and die while clients write; then SIGKILL to all.
 
-What was acknowledged is there after a restart with two members, and again after one with three;
-what was not may be either.
+What was acknowledged is restored by a restart with two members, and again by one with three. What
+was not acknowledged may be restored or not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Moves:
 
 @written(last=True)
 def big(scene: Scene) -> dict[Any, Any]:
-    """So much that a restore hands it out in many chunks."""
+    """Enough entries for many chunks of a restore."""
     entries = {f"key-{number}": f"{number}" * 20 for number in range(20_000)}
     scene.map("chunked-big").put_all(entries)
     return entries
@@ -87,7 +87,7 @@ def _on_nodes(scene: Scene) -> tuple[dict[str, int], set[int]]:
 
 
 def test_moving_partitions_lose_nothing_acknowledged(now: Now) -> None:
-    """Nothing comes back either; clients write while partitions move."""
+    """No removed key returns either; clients write while partitions move."""
     load = now.written("moves").load
     contents = now.contents("moves")
     assert load.differences(contents) == [], f"seed {load.seed}"
@@ -95,7 +95,7 @@ def test_moving_partitions_lose_nothing_acknowledged(now: Now) -> None:
     known = sum(len(allowed) == 1 for allowed in load.may_be.values())
     assert known > len(load.may_be) * 0.8, load.errors
     before = now.history.first_seen.setdefault("moves", contents)
-    assert contents == before  # what was in doubt is not in doubt any more
+    assert contents == before  # nothing is in doubt any more
 
 
 def test_memory_is_never_older_than_what_was_acknowledged(now: Now) -> None:

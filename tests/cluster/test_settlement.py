@@ -1,5 +1,5 @@
-"""After members were lost, or left with an outcome unknown, clients read what the log says, and
-what the next restart shows."""
+"""After members were lost, or left with an outcome unknown, clients read what is in the log, and
+the next restart restores the same."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_changes_that_were_acknowledged_without_their_backup(start: Start) -> No
 
 
 def test_two_of_three_members_die_at_once(start: Start) -> None:
-    """Partitions whose owner and backup are gone are read from the log; what is removed there stays
-    removed."""
+    """Partitions whose owner and backup are lost are read from the log; keys that are removed then
+    stay removed."""
     cluster = start(3)
     orders = _map(cluster, "orders")
     orders.put_all({number: f"v{number}" for number in range(600)})
@@ -154,7 +154,7 @@ def test_two_of_three_members_die_at_once(start: Start) -> None:
         member.send(signal.SIGKILL)
     for member in victims:
         member.kill()
-    # A client that has not noticed yet sends a change to the dead: its outcome is unknown, not
+    # A client that has not noticed yet sends a change to a lost member: its outcome is unknown, not
     # wrong.
     orders = _map(cluster, "orders")
     with ThreadPoolExecutor(8) as callers:

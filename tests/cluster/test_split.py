@@ -76,7 +76,7 @@ class Writer:
 def members_that_can_split(
     folder: Path, classpath: str, count: int
 ) -> Iterator[tuple[Network, Cluster]]:
-    """So many members with their agents, in a network that can be cut."""
+    """Members with their agents, in a network that can be cut."""
     with (
         Network() as network,
         Cluster(
@@ -180,9 +180,9 @@ def test_of_two_halves_one_acknowledges_and_nothing_acknowledged_is_lost(
         assert [each for writer in writers.values() for each in writer.differences(restored)] == []
 
 
-def test_excluded_members_continue_when_the_view_is_gone(tmp_path: Path, classpath: str) -> None:
+def test_excluded_members_continue_when_the_view_is_lost(tmp_path: Path, classpath: str) -> None:
     """The member that claimed the view is killed before the others could join it. What replaces it
-    has another port, so none of the members that were lost ever comes back."""
+    has another port, so none of the lost members ever returns."""
     with members_that_can_split(tmp_path, classpath, 3) as (network, cluster):
         winner, *losers = cluster.members
         writers = [Writer(cluster, member) for member in cluster.members]

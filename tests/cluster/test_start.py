@@ -41,8 +41,8 @@ def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str
         cluster.kill_everything()
 
         cluster.start(2, "wait-all")
-        # At first it waits for the former cluster: the third agent was killed, and has left its
-        # sign of life.
+        # At first it waits for the former cluster: the third agent was killed, so its sign of life
+        # still exists.
         text = until(
             "it waits for the third only",
             lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found,

@@ -209,7 +209,8 @@ def test_an_owner_dies_while_the_transaction_is_logged(tmp_path: Path, classpath
 
 
 def test_a_later_change_of_a_key_is_not_overwritten(scene: Scene) -> None:
-    """The agent hangs, so the outcome is not known, and the transaction's locks are gone."""
+    """The agent hangs, so the outcome is not known, and the transaction's locks have been
+    released."""
     scene.start()
     scene.fill("orders")
     with ThreadPoolExecutor(2) as pool:

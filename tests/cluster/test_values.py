@@ -140,7 +140,7 @@ def keys(scene: Scene) -> None:
         orders.put(key, number)
 
 
-def test_keys_come_back_byte_for_byte_where_they_belong(now: Now) -> None:
+def test_keys_are_restored_byte_for_byte_in_their_partitions(now: Now) -> None:
     now.written("keys")
     orders = now.map("keys")
     assert [orders.get(key) for key in KEYS] == list(range(len(KEYS)))

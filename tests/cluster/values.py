@@ -1,5 +1,5 @@
-"""Values that a Python client stores and a member has no class for, and entry processors whose
-class is on the members."""
+"""Values that a Python client stores and for which a member has no class, and entry processors
+whose class only the members have."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FlightSerializer(CompactSerializer[Flight]):
 
 @dataclass(frozen=True)
 class Leg:
-    """Has a Compact in it, whose schema is nowhere on the outside."""
+    """Contains a Compact value whose schema the outer bytes do not name."""
 
     flight: Flight
     seat: str

@@ -16,7 +16,7 @@ DECISION = re.compile(r"(?:docs/decisions/)?(\d{4})")
 
 
 def quoted() -> Iterator[list[str]]:
-    """What is quoted in each row of a table, item of a list, and paragraph."""
+    """The quoted names in each row of a table, item of a list, and paragraph."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     for paragraph in re.split(r"\n\n|\n(?=\||\d+\. |- )", text):
@@ -41,7 +41,7 @@ def defines(file: Path, name: str) -> bool:
     )
 
 
-def test_what_is_named_exists() -> None:
+def test_every_name_on_the_page_exists() -> None:
     wrong, count = [], 0
     for group in quoted():
         folders: list[Path] = []

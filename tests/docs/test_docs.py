@@ -1,5 +1,5 @@
-"""Every Python block and every command in README and docs runs, against a log made for it, as it
-stands there (only the places are others)."""
+"""Every Python block and every command in README and docs runs as it is printed, against a log made
+for it (only the paths are replaced)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAGES = [page for page in ALL_PAGES if page.parent.name != "tutorials"]
 """The blocks of a tutorial belong together: test_tutorials.py runs them."""
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("imap-wal", ".venv/bin/imap-wal", "make")
-# These start services or play for a minute; their options are parsed, tests/cli runs them.
+# These start services or run for a minute; here, only their options are parsed.
 ONLY_PARSED = {("node", "start"), ("agent",), ("demo",), ("keys",)}
 
 
@@ -95,7 +95,7 @@ def test_command_runs(name: str, log: Path) -> None:
     if "spark" in words:
         pytest.skip("tests/cli runs it with Spark")
     if words[0] == "doctor" and "--agent" in words:
-        del words[words.index("--agent") : words.index("--agent") + 2]  # nobody listens there
+        del words[words.index("--agent") : words.index("--agent") + 2]  # no agent listens there
     if words[0] in ("prune", "drop", "forget-node"):
         assert {"--dry-run", "--yes"} & set(words), (
             "it asks for confirmation: in a script it ends with exit code 2"
@@ -112,7 +112,7 @@ def test_command_runs(name: str, log: Path) -> None:
 
 
 def parse(words: list[str]) -> None:
-    """As the command line would, without running it."""
+    """Parse the words as the command line does, without running the command."""
     command: click.Command = cli.group
     context = click.Context(command, info_name="imap-wal", **command.context_settings)
     while isinstance(command, click.Group):
@@ -136,7 +136,7 @@ def test_example_runs_twice(name: str, tmp_path: Path) -> None:
         assert ended.returncode == 0, ended.stderr
 
 
-def test_inner_links_lead_somewhere() -> None:
+def test_inner_links_have_targets() -> None:
     for page in ALL_PAGES:
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:

@@ -1,4 +1,4 @@
-"""The numbers on the page of performance are those that were measured."""
+"""The numbers on the page about performance are the measured ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.plots import charts
 
 
 def test_the_page_shows_only_the_measured_run() -> None:
-    """Every table and every chart is made of it."""
+    """Every table and every chart is generated from it."""
     measured = json.loads(publish.MEASURED.read_text(encoding="utf-8"))
     page = publish.PAGE.read_text(encoding="utf-8")
     assert publish.filled(page, measured) == page, (

@@ -1,4 +1,4 @@
-"""The page of promises: each is described where it says, and held by tests that exist."""
+"""The page of promises: each is described on the linked page, and its tests exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def promises() -> Iterator[tuple[str, str, str]]:
-    """(promise, where it is described, what holds it) of each line."""
+    """(promise, where it is described, its tests) of each line."""
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         cells = (
             [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("| ") else []
@@ -27,7 +27,7 @@ def promises() -> Iterator[tuple[str, str, str]]:
 
 @cache
 def names_of(file: str) -> frozenset[str]:
-    """Names of the tests in a file, told without running it."""
+    """Names of the tests in a file, without importing it."""
     found = ast.parse((ROOT / file).read_text(encoding="utf-8")).body
     return frozenset(
         each.name
@@ -51,7 +51,7 @@ def headings(page: Path) -> set[str]:
 PROMISES = list(promises())
 
 
-def test_there_are_promises_and_none_stands_twice() -> None:
+def test_no_promise_is_listed_twice() -> None:
     assert len(PROMISES) > 25
     assert len({promise for promise, *_ in PROMISES}) == len(PROMISES)
 
@@ -59,7 +59,7 @@ def test_there_are_promises_and_none_stands_twice() -> None:
 @pytest.mark.parametrize(
     ("promise", "described", "held"), PROMISES, ids=[promise[:50] for promise, *_ in PROMISES]
 )
-def test_a_promise_is_described_and_held_by_tests_that_exist(
+def test_a_promise_is_described_and_its_tests_exist(
     promise: str, described: str, held: str
 ) -> None:
     links = re.findall(r"\]\(([\w.-]+)(?:#([\w-]+))?\)", described)

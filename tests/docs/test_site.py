@@ -1,4 +1,4 @@
-"""The site as a reader meets it: it builds without a warning, and fits a screen and a telephone."""
+"""The built site: it builds without a warning, and fits a screen and a telephone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def browser() -> str:
 
 
 class _Site(http.server.SimpleHTTPRequestHandler):
-    """Serves the site; what a page has measured goes to `found`."""
+    """Serves the site, and puts the measurements of each page into `found`."""
 
     found: queue.Queue[dict[str, list[str]]] = queue.Queue()
 
@@ -144,9 +144,7 @@ def test_no_element_of_any_page_is_wider_than_its_place(
 
 
 @pytest.mark.parametrize("width", [SCREEN, TELEPHONE])
-def test_pages_are_photographed_for_people_to_look_at(
-    address: str, browser: str, width: int
-) -> None:
+def test_screenshots_of_pages_are_made(address: str, browser: str, width: int) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
     for page in LOOKED_AT:
         picture = PICTURES / f"{page.replace('/', '-') or 'start'}-{width}.png"

@@ -89,7 +89,7 @@ def played(page: str, folder: Path) -> list[tuple[Step, str]]:
         with suppress(ProcessLookupError):
             os.killpg(
                 shell.pid, signal.SIGKILL
-            )  # what the page has started ends with it, also if a step hangs
+            )  # the processes of the page end with it, also if a step hangs
         shell.wait()
     outputs = printed.split(f"{END}\n")
     assert len(outputs) == len(steps) + 1, (

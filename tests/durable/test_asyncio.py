@@ -41,7 +41,7 @@ def test_two_thousand_concurrent_operations_are_all_kept(url: str) -> None:
     run(work)
 
 
-def test_an_asyncio_map_reads_like_the_other_one(memory: MemoryStore) -> None:
+def test_an_asyncio_map_reads_like_the_synchronous_one(memory: MemoryStore) -> None:
     async def work() -> None:
         async with await aopen(memory) as store:
             m = store.map("m")
@@ -234,7 +234,7 @@ def test_reads_of_a_closed_asyncio_store_are_refused(memory: MemoryStore) -> Non
     run(work)
 
 
-def test_asyncio_walks_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
+def test_asyncio_iterations_show_one_moment_while_entries_expire(memory: MemoryStore) -> None:
     """A copy of the map has all entries that expire together, or none."""
 
     async def work() -> None:

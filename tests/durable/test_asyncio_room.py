@@ -60,7 +60,7 @@ def test_operations_wait_unserialised_for_ring_space(
 def test_operations_above_the_ring_slots_wait(
     memory: MemoryStore,
 ) -> None:
-    """As many operations as the ring has slots are queued, and the others wait."""
+    """As many operations are queued as the ring has slots, and the others wait."""
 
     async def work() -> None:
         gate = Gate(memory)

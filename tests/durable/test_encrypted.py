@@ -103,7 +103,6 @@ def test_empty_log_does_not_open_with_wrong_keys(
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute"])
 def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: str) -> None:
-    """A forged last frame is not taken for a torn tail."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -116,7 +115,7 @@ def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: str) -> None:
 
 
 def test_point_in_time_quarantines_a_forged_frame_on_demand(tmp_path: Path) -> None:
-    """Point in time gives up a forged frame on demand and puts it aside."""
+    """The mode point-in-time gives up a forged frame, and puts it aside."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -130,7 +129,7 @@ def test_point_in_time_quarantines_a_forged_frame_on_demand(tmp_path: Path) -> N
 
 
 def test_a_frame_that_somebody_without_the_key_appends_is_refused(tmp_path: Path) -> None:
-    """They know the format, and can compute the checksum."""
+    """Such a person knows the format, and can compute the checksum."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -165,7 +164,7 @@ def test_unencrypted_replacement_of_a_segment_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("forged", ["plain header", "its own header"])
 def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, forged: str) -> None:
-    """Also if its header says nothing of the segment before, as those of takeovers do."""
+    """Also if its header does not name the segment before it, as after a takeover."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=1024) as store:
         for number in range(40):
@@ -179,11 +178,13 @@ def test_a_segment_in_the_middle_that_was_emptied_is_noticed(tmp_path: Path, for
     with pytest.raises((EncryptionError, LogError)):
         imap_wal.open(place, encryption_keys=source)
     overwrite(disk, middle, head._replace(key_id="", key_check=b"", previous_checksum=0).encode())
-    assert entries(place, key_file(tmp_path, "a", "plain")) < 40  # as would go unnoticed
+    assert (
+        entries(place, key_file(tmp_path, "a", "plain")) < 40
+    )  # without an error: the loss is not noticed
 
 
 @pytest.mark.parametrize("wrong", ["none", "missing"])
-def test_what_takeovers_and_give_ups_leave_is_encrypted_too(
+def test_segments_that_takeovers_leave_are_encrypted_too(
     place: str, tmp_path: Path, wrong: str
 ) -> None:
     """Headers of segments without frames: a log without `plain` opens again after each."""
@@ -235,7 +236,6 @@ def test_keys_rotate_segment_by_segment(place: str, tmp_path: Path) -> None:
 
 
 def test_open_log_uses_new_key_in_next_segment(tmp_path: Path) -> None:
-    """A log that is open takes the new key with its next segment."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:
         store.map("orders")["first"] = SECRET
@@ -250,7 +250,7 @@ def test_open_log_uses_new_key_in_next_segment(tmp_path: Path) -> None:
 
 
 def test_encryption_is_switched_for_an_existing_log(place: str, tmp_path: Path) -> None:
-    """Encryption is turned on and off for a log that is there."""
+    """Encryption is turned on and off for an existing log."""
     fill(place, "")
     with pytest.raises(EncryptionError, match="add the word 'plain'"):
         entries(place, key_file(tmp_path, "a"))
@@ -284,7 +284,6 @@ def test_a_source_of_another_form_is_refused(tmp_path: Path, wrong: object) -> N
 
 
 def test_encrypted_record_log_is_read_by_another_process(tmp_path: Path) -> None:
-    """A log of records is encrypted and read by another process."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with log.create(place, encryption_keys=source) as records:
         for number in range(10):

@@ -1,5 +1,5 @@
-"""Storage that fails under the embedded map: the caller is told, memory is unchanged, and the next
-open tells the truth."""
+"""Storage that fails under the embedded map: the caller gets an error, memory is unchanged, and the
+next open shows the outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WAL = "*/wal/*"
 def test_failed_write_leaves_memory_unchanged_and_log_reopens(
     memory: MemoryStore, seed: int
 ) -> None:
-    """After a failed write memory is unchanged nothing is acknowledged and reopening works."""
+    """After a failed write, memory is unchanged, nothing is acknowledged, and reopening works."""
     faulty = FaultyStore(memory, Plan((Fault("short-write", at=3, path=WAL),), seed))
     store = embedded(faulty)
     m = store.map("m")
@@ -51,7 +51,7 @@ def test_failed_write_leaves_memory_unchanged_and_log_reopens(
 def test_failed_sync_is_unknown_until_reopening(
     memory: MemoryStore,
 ) -> None:
-    """After a failed sync the outcome is unknown memory is unchanged and reopening tells."""
+    """After a failed sync, the outcome is unknown, memory is unchanged, and reopening shows it."""
     faulty = FaultyStore(memory, Plan((Fault("error", at=3, kind="sync", path=WAL),)))
     store = embedded(faulty)
     m = store.map("m")
@@ -83,10 +83,8 @@ def test_failed_sync_is_unknown_until_reopening(
 def test_single_storage_failure_is_reported_and_loses_nothing(
     memory: MemoryStore, kind: str
 ) -> None:
-    """An operation of the storage that fails once is never silent and never loses what was
-    acknowledged.
-    Whatever fails, wherever: only errors of ours reach the caller, and acknowledged changes
-    survive."""
+    """Any single operation of the storage fails: only errors of imap-wal reach the caller, and
+    acknowledged changes survive."""
     counted = FaultyStore(MemoryStore(f"count-{kind}"))
     workload(counted, {})
     times = sum(operation.kind == kind for operation in counted.operations)
@@ -104,8 +102,8 @@ def test_single_storage_failure_is_reported_and_loses_nothing(
 
 
 def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]]:
-    """Changes, a rotation, an archive, a reopen. `acked`: what was acknowledged; returns what is in
-    doubt since."""
+    """Changes, a rotation, an archive, a reopen. `acked`: the acknowledged changes; returns those
+    in doubt."""
     doubtful: dict[str, list[Any]] = {}
     for life in range(2):
         try:
@@ -130,7 +128,7 @@ def workload(storage: FaultyStore, acked: dict[str, Any]) -> dict[str, list[Any]
 def test_storage_failure_at_open_leaves_no_lock(
     memory: MemoryStore,
 ) -> None:
-    """A storage that fails at open is unavailable and leaves no lock."""
+    """A storage that fails during an open is unavailable, and no lock is left."""
     counted = FaultyStore(MemoryStore("count-open"))
     embedded(counted).close()
     for at in range(1, counted.count + 1):
@@ -146,7 +144,7 @@ def test_storage_failure_at_open_leaves_no_lock(
 def test_kill_at_any_operation_keeps_what_was_acknowledged(
     memory: MemoryStore, when: Any, seed: int
 ) -> None:
-    """A kill at any operation of a life keeps what was acknowledged."""
+    """A kill at any operation of a process keeps all acknowledged changes."""
     counted = FaultyStore(MemoryStore(f"count-kill-{when}"))
     workload(counted, {})
     for at in range(1, counted.count + 1, 3):
@@ -167,7 +165,7 @@ def test_kill_at_any_operation_keeps_what_was_acknowledged(
 def test_async_reports_a_failure_to_the_next_caller(
     memory: MemoryStore,
 ) -> None:
-    """Async tells the next caller of a failure and leaves memory alone."""
+    """`async` reports a failure to the next caller, and does not change memory."""
     faulty = FaultyStore(
         memory, Plan((Fault("error", at=2, kind="append", path=WAL, times=0, error=NoSpace),))
     )
@@ -186,7 +184,7 @@ def test_async_reports_a_failure_to_the_next_caller(
 def test_failed_background_archive_is_reported_and_loses_nothing(
     memory: MemoryStore,
 ) -> None:
-    """An archive that fails in the background is kept to be reported and loses nothing."""
+    """The error of a failed background archive is kept for reports, and nothing is lost."""
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
     store = embedded(faulty, segment_bytes=400, max_total_wal_size=400)
     m = store.map("m")
@@ -223,7 +221,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     )
     if mounted.returncode:
         pytest.skip(
-            "mount needs root; the planned faults of this folder stand for a full disk "
+            "mount needs root; the planned faults of this folder simulate a full disk "
             f"({mounted.stderr.strip()})"
         )
     yield disk
@@ -235,8 +233,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_fails_puts_and_loses_nothing_acknowledged(
     small_disk: Path, preallocate: bool
 ) -> None:
-    """On a full disk the put fails memory is unchanged and after room was made all acknowledged
-    is there."""
+    """On a full disk the put fails and memory is unchanged. When the disk has room again, all
+    acknowledged changes are there."""
     url = f"file://{small_disk}/log"
     acked: dict[int, str] = {}
     store = imap_wal.open(url, node="n", segment_bytes=128 * 1024, preallocate=preallocate)
@@ -271,7 +269,6 @@ def test_opening_on_a_full_disk_is_storage_unavailable(small_disk: Path) -> None
 def test_uncommitted_changes_of_dead_process_were_never_acknowledged(
     memory: MemoryStore,
 ) -> None:
-    """Nothing was acknowledged of what a dead process had not committed."""
     store = embedded(memory)
     store.map("m")["a"] = 1
     left = copy_files(memory)

@@ -1,4 +1,5 @@
-"""The errors of a writer that another process shut out: who did it, and what is certain."""
+"""The errors of a writer that another process shut out: which process did it, and which outcomes
+are certain."""
 
 from __future__ import annotations
 
@@ -106,8 +107,8 @@ def test_an_asyncio_store_and_a_log_raise_the_same_errors(tmp_path: Path) -> Non
 def test_forgotten_nodes_writer_gets_a_clear_error(
     tmp_path: Path, url: str, opened_anew: bool
 ) -> None:
-    """The writer of a forgotten node gets that as its error, and no other node is named.
-    It named a node that had nothing to do with it, and advised `shared=True`."""
+    """The error says that the node was forgotten, and names no other node. It used to name an
+    unrelated node, and advised `shared=True`."""
     url = url.format(tmp_path)
     old = imap_wal.open(url, node="n1", shared=True)
     with imap_wal.open(url, node="bystander", shared=True) as bystander:
@@ -160,7 +161,6 @@ def test_a_forked_child_is_fenced_at_its_first_change(tmp_path: Path) -> None:
 
 
 def test_forked_child_neither_locks_nor_writes_the_log(url: str) -> None:
-    """A forked child neither keeps the log locked nor writes into it."""
     store = imap_wal.open(url, node="n")
     store.map("m")["parent"] = 1
     read, write = os.pipe()

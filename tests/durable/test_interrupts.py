@@ -1,5 +1,5 @@
-"""Ctrl-C in the middle of a put: what comes after it works, or says why not; nothing hangs, nothing
-acknowledged is lost, no name is used up."""
+"""Ctrl-C in the middle of a put: later calls work, or raise an error that says why not; no call
+hangs, no acknowledged change is lost, and no name is used up."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ OURS = tuple(
 
 
 class Interrupted:
-    """Runs work, and raises KeyboardInterrupt before the so-many-th line of this project's code in
-    it. `lines`: how many there were.
+    """Runs work, and raises KeyboardInterrupt before line number `at` of this project's code in it.
+    `lines`: how many there were.
 
     Lines that begin with `with` are left out: Python shows them again at the block's end, before
-    the lock is let go, where no signal is looked at."""
+    the lock is released, where no signal is handled."""
 
     def __init__(self, at: int) -> None:
         self.at, self.lines, self.where = at, 0, ""
@@ -101,7 +101,7 @@ def play(
     **doubtful: Any,
 ) -> tuple[int, bool]:
     """One store, interrupted at one line of `work`. Returns the number of lines, and whether the
-    store went on."""
+    store can still be used."""
     m = store.map("m")
     acked = dict(before)
     for key, value in before.items():
@@ -109,21 +109,21 @@ def play(
     interrupted = Interrupted(at)
     if not interrupted.run(lambda: work(store)):
         acked.update(doubtful)
-    goes_on = check_after(store, acked, doubtful, interrupted.where)
+    is_usable = check_after(store, acked, doubtful, interrupted.where)
     shown = dict(m)
     try:
         store.close()
     except ImapWalError:
-        assert not goes_on
+        assert not is_usable
     left = contents(store._log.store)
-    if goes_on:
+    if is_usable:
         assert left == shown, (interrupted.where, "memory differs from the log")
     for key, value in acked.items():
         assert left.get(key) == value or (key in doubtful and left.get(key) == doubtful[key]), (
             interrupted.where,
             key,
         )
-    return interrupted.lines, goes_on
+    return interrupted.lines, is_usable
 
 
 WORKS: dict[str, Callable[[Any], Any]] = {
@@ -138,25 +138,25 @@ WORKS: dict[str, Callable[[Any], Any]] = {
 def test_interrupted_change_leaves_a_working_or_failed_store(
     memory: MemoryStore, name: str
 ) -> None:
-    """An interrupt at any line of a change leaves a store that works or says why not."""
+    """An interrupt at any line of a change leaves a store that works, or that says why not."""
     work = WORKS[name]
     before = {} if name == "the very first put" else {"old": 1}
     doubtful = {"k": "x" * 500 if "seals" in name else "new"}
-    at, lines, gave_up = 0, 1, 0
+    at, lines, failed = 0, 1, 0
     while at <= lines:
         at += 1
         store = embedded(MemoryStore(f"{memory.url}-{name}-{at}"), segment_bytes=400)
-        lines, goes_on = play(store, at, before, work, **doubtful)
-        gave_up += not goes_on
+        lines, is_usable = play(store, at, before, work, **doubtful)
+        failed += not is_usable
     assert at > 60, "so many lines has a put"
-    assert not gave_up, "a store on an appendable storage can be used after every interrupt"
+    assert not failed, "a store on an appendable storage can be used after every interrupt"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> None:
-    """An interrupt in any call of the first put to a local disk uses up no name.
-    The segment's file may be there, with no header or with one; the next put makes another, and
-    every reader takes the log."""
+    """An interrupt in any call of the first put to a local disk uses up no name. The segment's file
+    may be there, with no header or with one; the next put makes another, and every reader accepts
+    the log."""
     at, struck = 0, True
     while struck:
         at += 1
@@ -182,8 +182,8 @@ def test_interrupted_first_put_uses_up_no_name(tmp_path: Path, when: str) -> Non
 
 
 class InterruptedStore:
-    """Raises KeyboardInterrupt in the so-many-th call from now, before or after it is done; `left`
-    0: never."""
+    """Raises KeyboardInterrupt in call number `left` from now, before or after it is done. 0:
+    never."""
 
     def __init__(self, inner: LocalStore, when: str) -> None:
         self._inner, self._when = inner, when
@@ -223,7 +223,7 @@ class _Appender:
 def test_interrupted_object_write_commits_or_fails_clearly(
     tmp_path: Path,
 ) -> None:
-    """An interrupt while objects are written ends in a commit or in a clear error."""
+    """An interrupt while objects are written ends in a commit, or in a clear error."""
     at, lines = -4, 1
     while at <= lines:
         at += 5
@@ -231,7 +231,7 @@ def test_interrupted_object_write_commits_or_fails_clearly(
         lines, _ = play(embedded(inner), at, {"old": 1}, WORKS["a later put"], k="new")
 
 
-def test_close_after_an_interrupted_close_lets_go_of_the_lock(memory: MemoryStore) -> None:
+def test_close_after_an_interrupted_close_frees_the_lock(memory: MemoryStore) -> None:
     at, lines = 0, 1
     while at <= lines:
         at += 1

@@ -1,4 +1,4 @@
-"""What happens to a log while nobody asks: archives by time and by size."""
+"""The background work on a log: archives by time and by size."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def archives(root: Path) -> list[Path]:
 
 
 def test_sealed_segments_are_archived_by_time_without_loss(tmp_path: Path) -> None:
-    """Sealed segments are archived by time and everything is still there."""
+    """Sealed segments are archived by time, and no entry is lost."""
     with imap_wal.open(tmp_path.as_uri(), node="n", archive_interval_s=0.1) as store:
         store.map("m").update({"a": 1, "b": 2})
         eventually(lambda: len(archives(tmp_path)) == 1, "an archive")
-        eventually(lambda: not list(tmp_path.rglob("*.wal")), "the segment goes")
+        eventually(lambda: not list(tmp_path.rglob("*.wal")), "the segment is removed")
         store.map("m")["a"] = 3
         eventually(lambda: len(archives(tmp_path)) == 2, "a second archive")
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
@@ -51,7 +51,7 @@ def test_sealed_segments_are_archived_by_size_and_not_before(tmp_path: Path) -> 
 
 
 def segment_bytes(root: Path) -> int:
-    """What segments take; nobody archives meanwhile."""
+    """The size of all segments; no archive runs meanwhile."""
     return sum(path.stat().st_size for path in root.rglob("*.wal"))
 
 
@@ -91,7 +91,7 @@ def test_max_total_wal_size_counts_bytes_and_not_segments(
 def test_max_total_wal_size_counts_the_open_segment(
     tmp_path: Path,
 ) -> None:
-    """`max_total_wal_size` counts the segment being written and the archive seals it."""
+    """`max_total_wal_size` counts the open segment too, and the archive seals it."""
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
         assert not store.writer.maintenance._wake.is_set()
@@ -104,7 +104,7 @@ def test_max_total_wal_size_counts_the_open_segment(
 def test_max_total_wal_size_counts_from_the_last_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`max_total_wal_size` counts from the last archive on also from one by hand."""
+    """`max_total_wal_size` counts from the last archive on, also from a manual one."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         for number in range(4):
@@ -121,8 +121,8 @@ def test_max_total_wal_size_counts_from_the_last_archive(
 def test_avoid_flush_delays_archive_of_earlier_excess_wal(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than max total wal size left by an earlier run waits for a commit with avoid flush
-    during recovery."""
+    """With `avoid_flush_during_recovery`, segments of an earlier run above `max_total_wal_size`
+    wait for a commit."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     with embedded(memory) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 5000
@@ -136,7 +136,7 @@ def test_avoid_flush_delays_archive_of_earlier_excess_wal(
 def test_failed_archive_is_retried_without_new_writes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An archive that fails is tried again although nothing more is written."""
+    """A failed archive is tried again, although nothing more is written."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.02)
     monkeypatch.setattr(maintenance, "PAUSE_S", 0.05)
     faulty = FaultyStore(memory, Plan((Fault("error", kind="create_from", times=2),)))
@@ -153,7 +153,7 @@ def test_failed_archive_is_retried_without_new_writes(
 def test_unsynced_tail_is_rewritten_before_it_counts(
     tmp_path: Path,
 ) -> None:
-    """A tail that may stand in the page cache alone is written anew before it counts."""
+    """A tail that may be only in the page cache is written again before it counts."""
     store = imap_wal.open(tmp_path.as_uri(), node="n", durability="os", preallocate=False)
     store.map("m")["a"] = 1
     store.committer.log.close(clean=False)  # as if it were killed: nothing is synced
@@ -167,7 +167,7 @@ def test_unsynced_tail_is_rewritten_before_it_counts(
 
 
 class LongArchives(FaultyStore):
-    """A storage on which an archive takes until `finish` is set. Knows who synced, and what."""
+    """A storage on which an archive takes until `finish` is set. Records the threads that sync."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -188,14 +188,14 @@ class LongArchives(FaultyStore):
         return all(appender._synced == appender.size for appender in self._appenders)
 
     def after_a_power_loss(self) -> MemoryStore:
-        """What would be left if the power failed now, at the worst."""
+        """The files after a power loss now, in the worst case."""
         left = copy_files(self.inner)
         for appender in self._appenders:
             overwrite(left, appender.path, left.read(appender.path, 0, appender._synced))
         return left
 
 
-def test_interval_goes_on_to_sync_while_a_long_archive_runs(memory: MemoryStore) -> None:
+def test_interval_syncs_while_a_long_archive_runs(memory: MemoryStore) -> None:
     storage = LongArchives(memory)
     store = embedded(storage, durability="interval", sync_interval_ms=40, archive_interval_s=0.001)
     m = store.map("m")
@@ -205,7 +205,7 @@ def test_interval_goes_on_to_sync_while_a_long_archive_runs(memory: MemoryStore)
         storage.syncing_threads.clear()
         for number in range(10):
             m["first"] = number
-            m["last"] = number  # nobody comes after it whose commit would sync it too
+            m["last"] = number  # no later commit that would sync it too
             eventually(
                 storage.all_synced,
                 f"the sync of change {number}, without an acknowledgement that waits for it",
@@ -229,7 +229,6 @@ def archives_in(memory: MemoryStore) -> list[str]:
 
 
 def test_embedded_store_refuses_a_log_of_hazelcast_members(tmp_path: Path) -> None:
-    """An embedded store keeps out of a log that hazelcast members write."""
     with imap_wal.open(tmp_path.as_uri(), node="n") as store:
         store.committer.log.clusters.update(
             lambda manifest: replace(manifest, incarnation=2, claims={"a cluster's id": 2})

@@ -1,4 +1,4 @@
-"""The embedded map is a dict that is still there after a restart."""
+"""The embedded map is a dict that survives a restart."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_durable_map_is_a_mutable_mapping(memory: MemoryStore) -> None:
     assert contents(memory) == {}
 
 
-def test_a_map_may_be_changed_while_it_is_walked(memory: MemoryStore) -> None:
+def test_a_map_may_be_changed_during_an_iteration(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         m = store.map("m")
         m.update({number: number for number in range(100)})
@@ -114,7 +114,7 @@ def test_a_map_may_be_changed_while_it_is_walked(memory: MemoryStore) -> None:
         assert len(m) == 0
 
 
-def test_get_gives_what_a_reopen_would_give(memory: MemoryStore) -> None:
+def test_get_returns_what_a_reopen_would_return(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         m = store.map("m")
         value = {"list": (1, 2), "nested": {"a": bytearray(b"x")}}
@@ -127,7 +127,7 @@ def test_get_gives_what_a_reopen_would_give(memory: MemoryStore) -> None:
 
 
 def test_maps_of_one_store_are_separate(memory: MemoryStore) -> None:
-    """Whatever their names are."""
+    """With any names."""
     names = ["orders", "../a b", "a/b", ".", "ä", "ORDERS", "*"]
     with embedded(memory) as store:
         for name in names:
@@ -256,7 +256,7 @@ def test_concurrent_changes_of_a_key_match_the_log(
     assert contents(memory) == held
 
 
-def test_rotation_and_archive_lose_nothing_and_segments_go(memory: MemoryStore) -> None:
+def test_rotation_and_archive_lose_nothing_and_delete_segments(memory: MemoryStore) -> None:
     with embedded(memory, segment_bytes=2000) as store:
         m = store.map("m")
         for number in range(200):
@@ -274,7 +274,7 @@ def test_rotation_and_archive_lose_nothing_and_segments_go(memory: MemoryStore) 
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os", "async"])
-def test_every_durability_keeps_what_was_closed(url: str, durability: str) -> None:
+def test_every_durability_keeps_all_entries_after_a_close(url: str, durability: str) -> None:
     with imap_wal.open(url, node="n", durability=durability, sync_interval_ms=20) as store:
         m = store.map("m")
         for number in range(300):
@@ -285,7 +285,7 @@ def test_every_durability_keeps_what_was_closed(url: str, durability: str) -> No
         assert dict(store.map("m").items()) == {number: number for number in range(300)}
 
 
-def test_a_barrier_makes_what_the_ring_held_readable_by_others(memory: MemoryStore) -> None:
+def test_a_barrier_makes_queued_changes_readable_by_others(memory: MemoryStore) -> None:
     store = embedded(memory, durability="async")
     for number in range(100):
         store.map("m")[number] = number

@@ -66,7 +66,7 @@ def test_expired_entries_are_removed_from_memory(
         assert len(m._state._deadlines) < 20
 
 
-def test_counting_a_map_from_many_threads_forgets_only_what_expired(memory: MemoryStore) -> None:
+def test_counting_in_many_threads_removes_only_expired_entries(memory: MemoryStore) -> None:
     clock = FakeClock()
     with embedded(memory, clock=clock, durability="os") as store:
         m = store.map("m")

@@ -1,4 +1,4 @@
-"""A store that is closed, damaged or configured wrongly says so, and changes nothing."""
+"""A store that is closed, damaged or configured wrongly raises an error, and changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from storage_backends.memory import MemoryStore
 from tests.support import copy_files, embedded, overwrite, segments
 
 
-def test_a_closed_store_says_so_and_closing_twice_is_fine(memory: MemoryStore) -> None:
+def test_a_closed_store_raises_closed_and_closing_twice_works(memory: MemoryStore) -> None:
     store = embedded(memory)
     m = store.map("m")
     m["a"] = 1

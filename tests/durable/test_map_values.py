@@ -1,4 +1,4 @@
-"""Which values a map takes: by serialiser and by size."""
+"""The values that a map accepts, by serializer and by size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `open` takes: folders as people write them; and who it says it is."""
+"""The arguments of `open`: folders in all common forms, and names of nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_tilde_is_the_home_folder(home: Path, url: Any) -> None:
 def test_wal_dir_takes_a_path_and_root_records_it(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`wal_dir` takes a path and the root remembers whose home it was."""
+    """`wal_dir` takes a path, and the root records it with the home folder resolved."""
     with imap_wal.open(home / "root", wal_dir=Path("~/fast")) as store:
         store.map("m")["a"] = 1
     assert list((home / "fast").rglob("*.wal"))
@@ -78,7 +78,7 @@ def test_asyncio_and_the_log_take_a_path_too(home: Path) -> None:
 
 
 def test_empty_url_is_refused_with_advice(home: Path) -> None:
-    """An empty url is refused with a word on what to pass."""
+    """An empty URL is refused, and the error says what to pass."""
 
     async def aopen() -> None:
         async with imap_wal.aopen(""):
@@ -101,7 +101,7 @@ def test_empty_url_is_refused_with_advice(home: Path) -> None:
 def test_node_is_named_embedded_and_host_logs_are_read(
     memory: MemoryStore,
 ) -> None:
-    """The node is called embedded wherever it runs and logs under a host name are still read."""
+    """The node is called `embedded` on every host, and logs under a host name are still read."""
     options: dict[str, Any] = {"storage": memory, "preallocate": False}
     with imap_wal.open(
         memory.url, node="some-host", **options
@@ -117,7 +117,6 @@ def test_node_is_named_embedded_and_host_logs_are_read(
 
 
 def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> None:
-    """A locked log is not answered with the advice to write another."""
     with (
         imap_wal.open(memory.url, storage=memory),
         pytest.raises(
@@ -152,13 +151,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_small_disk_takes_puts_and_is_freed_at_close(
     small_disk: Path,
 ) -> None:
-    """A disk with less room than a segment takes puts and gives all back at the end."""
+    """A disk smaller than a segment accepts puts, and all reserved space is freed at the end."""
     with imap_wal.open(small_disk / "log") as store:  # segments of 64 MiB
         m = store.map("m", raw=True)
         m[b"first"] = b"1"
         (small_disk / "others").write_bytes(
             bytes(2 * 1024 * 1024)
-        )  # who else writes to this disk still can
+        )  # other programs can still write to this disk
         for number in range(40):
             m[b"k"] = bytes(200 * 1024) + b"%d" % number
     used = sum(
@@ -171,7 +170,7 @@ def test_small_disk_takes_puts_and_is_freed_at_close(
 
 @pytest.mark.parametrize("url", [None, 5, "  ", "\t", b"maps"])
 def test_root_that_is_no_folder_or_url_is_refused(home: Path, url: Any) -> None:
-    """A root that is no folder or url is refused and creates nothing."""
+    """A root that is no folder or URL is refused, and nothing is created."""
     for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open, LogReader):
         with pytest.raises(InvalidSetting, match="url is"):
             use(url)
@@ -264,7 +263,7 @@ def test_a_map_name_that_is_no_text_is_refused(memory: MemoryStore, name: Any) -
 
 @pytest.mark.parametrize("name", ["takeover", "shared"])
 def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> None:
-    """A flag that is a text is refused and shuts no store out."""
+    """A flag that is a text is refused, and shuts no store out."""
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
@@ -329,8 +328,8 @@ def test_a_folder_whose_name_is_no_utf8_is_opened(tmp_path: Path) -> None:
 def test_lone_surrogate_is_an_error_of_the_library(
     tmp_path: Path,
 ) -> None:
-    """A key value or map name with a lone surrogate is an error of the library.
-    It was a bare UnicodeEncodeError, or one that is no ValueError."""
+    """A key, value or map name with a lone surrogate is an error of the library. It was a bare
+    UnicodeEncodeError, or one that is no ValueError."""
     with imap_wal.open(tmp_path) as store, imap_wal.log.create(tmp_path / "log") as log:
         m = store.map("m")
         for named in (lambda: store.map(LONE), lambda: log.append(LONE, (b"k", b"v"))):

@@ -1,6 +1,6 @@
-"""A killed process leaves what it wrote in the page cache, and a power loss after that takes what
-nobody synced. What an open gave back in between counts
-as acknowledged: every later open gives it back too.
+"""A killed process leaves its writes in the page cache, and a later power loss takes those that
+were not synced. Values that an open returned in between count as acknowledged: every later open
+must return them too.
 
 Random histories of several lives on one disk. Each life ends with a kill or a power loss, at any
 operation of the storage, also while it opens.
@@ -27,20 +27,20 @@ T = TypeVar("T")
 
 ROUNDS = 120
 INTERVAL_S = 10_000
-"""So long that the keeper's thread never wakes: time passes when the history says so, and a seed
-replays all of it."""
+"""So long that the keeper's thread never wakes: the history makes time pass, so a seed replays all
+of it."""
 
 
 class Disk(FaultyStore):
-    """The storage of one life. `before`: the life that was killed before it; what that had not
-    synced stands in the page cache alone."""
+    """The storage of one life. `before`: the life that was killed before it; its unsynced writes
+    are only in the page cache."""
 
     def __init__(self, inner: MemoryStore, before: Disk | None) -> None:
         super().__init__(inner)
         if before is not None:
             self._appenders += before._appenders
         for appender in self._appenders:
-            appender._store = self  # its bytes fall with this life's power
+            appender._store = self  # a power loss in this life takes its bytes
         self.inherited = self.unsynced
 
     @property
@@ -54,7 +54,7 @@ class Disk(FaultyStore):
                 "replace",
                 "truncate",
                 "delete",
-            ):  # durable on return: of this file nothing stands in the page cache alone any more
+            ):  # durable on return: no part of this file is only in the page cache any more
                 self._appenders[:] = [
                     appender for appender in self._appenders if appender.path != path
                 ]
@@ -80,7 +80,7 @@ class Disk(FaultyStore):
 
 
 class History:
-    """`given_back` is what the last open gave back; `changes` what was tried since, in order. The
+    """`returned`: what the last open returned. `changes`: what was tried since, in order; the
     first `kept` of them must be there after the deaths so far."""
 
     def __init__(self, name: str, chance: Random, only_always: bool) -> None:
@@ -88,7 +88,7 @@ class History:
         self.clock = FakeClock()
         self.memory = MemoryStore(name)
         self.disk: Disk | None = None
-        self.given_back: dict[str, str] = {}
+        self.returned: dict[str, str] = {}
         self.changes: list[Change] = []
         self.kept = self.safe = self.numbers = 0
         self.inherited_and_lost_power = False
@@ -169,7 +169,7 @@ class History:
 
     def compare(self, found: dict[str, str]) -> None:
         """A commit counts whole or not at all, and none without those before it."""
-        state = dict(self.given_back)
+        state = dict(self.returned)
         possible = [dict(state)]
         for change in self.changes:
             state.update({key: value for key, value in change.items() if value is not None})
@@ -177,14 +177,14 @@ class History:
                 del state[key]
             possible.append(dict(state))
         assert found in possible[self.kept :], f"{self.kept} of {len(self.changes)} must be there"
-        self.given_back, self.changes, self.kept, self.safe = found, [], 0, 0
+        self.returned, self.changes, self.kept, self.safe = found, [], 0, 0
 
 
 @pytest.mark.parametrize("first", ["always", "os", "interval"])
 def test_returned_values_survive_a_kill_then_power_loss(first: str, seed: int) -> None:
-    """What was acknowledged or returned survives a kill and then a power loss.
-    `first`: the durability of the first life. After `always` all are; after the others any, as
-    what an open gave back depends on none."""
+    """Acknowledged and returned values survive a kill and then a power loss. `first`: the
+    durability of the first life. If it is `always`, that of all lives; otherwise the others have
+    any, because returned values depend on none."""
     lost_power = 0
     for number in range(ROUNDS):
         chance = Random(f"{seed}/{number}")

@@ -55,8 +55,8 @@ def test_a_long_open_logs_its_progress(
 def test_replacement_of_a_missing_log_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A new log in place of a missing one is logged.
-    `recovery_policy="partial"` began one, and no text said that entries were lost."""
+    """A new log in place of a missing one is logged. `recovery_policy="partial"` used to begin one
+    without a text that entries were lost."""
     with imap_wal.open(tmp_path, node="n1") as store:
         store.map("m")["a"] = 1
     shutil.rmtree(tmp_path / "default/embedded/nodes/n1")

@@ -36,5 +36,4 @@ def test_a_map_with_durability_os_equals_a_dict_through_kills() -> None:
 
 
 def test_map_with_always_equals_dict_through_power_losses() -> None:
-    """A map with durability always equals a dict through power losses."""
     run_state_machine_as_test(LosingPower, settings=_settings)

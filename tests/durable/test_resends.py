@@ -1,5 +1,5 @@
-"""What a member sends again has one effect, also where a newer change of the same key stands
-between: put A, put B, put A again is B."""
+"""A change that a member sends again has one effect, also after a newer change of the same key:
+after put A, put B, and put A sent again, the value is B."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def resend_everything(member: Plugin, sent: list[tuple[int, dict[str, str | None
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("meanwhile", ["nothing", "archived", "archived, rewritten and pruned"])
 def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhile: str) -> None:
-    """Put a put b and put a sent again is b also after the agent was started anew."""
+    """After put A, put B, and put A sent again, the value is B, also after a restart of the
+    agent."""
     settings = config(tmp_path, archive_interval_s=0 if meanwhile == "nothing" else 0.05)
     sent: list[tuple[int, dict[str, str | None]]] = [
         (1, {"k": "A"}),
@@ -119,9 +120,9 @@ def test_resent_put_does_not_undo_a_later_put(tmp_path: Path, end: int, meanwhil
 
 
 def test_resent_changes_have_one_effect_over_kills(tmp_path: Path, seed: int) -> None:
-    """Of messages resent in any order over kills every change has one effect.
-    A member that lost answers sends again from any point on, on a new connection, to an agent
-    that may have been killed."""
+    """Messages are sent again in any order, over kills: every change has one effect. A member that
+    lost answers sends again from any point on, on a new connection, to an agent that may have been
+    killed."""
     chance = Random(seed)
     settings = config(tmp_path, segment_bytes=2000)
     sent: list[tuple[int, dict[str, str | None]]] = []

@@ -1,5 +1,5 @@
-"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long what a snapshot covers stays, and that
-nothing else ever goes."""
+"""`wal_ttl_seconds` and `wal_size_limit_mb`: how long covered files are kept, and that no other
+files are removed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def file(name: str, age_s: float, size: int = 100) -> StoredFile:
     return StoredFile(name, size, NOW - round(age_s * 1000))
 
 
-def test_by_age_only_what_is_older_goes() -> None:
+def test_the_age_limit_removes_only_older_files() -> None:
     files = [file("a", 10), file("b", 60), file("c", 61)]
     assert expired(files, NOW, 60, 0) == {"c"}
     assert expired(files, NOW, 0, 0) == set()
 
 
 def test_size_limit_removes_the_oldest_first() -> None:
-    """By size the oldest are removed until the rest takes no more."""
+    """The oldest files are removed until the rest is within the limit."""
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
     assert expired(files, NOW, 0, 2) == {"old", "oldest"}
     assert expired(files, NOW, 0, 3) == {"oldest"}
@@ -77,7 +77,7 @@ def archives(root: Path, name: str) -> list[Path]:
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
 def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> None:
-    """Covered archives go by age and what is not covered stays however old."""
+    """Covered archives are removed by age; uncovered ones are kept at any age."""
     expected = archived(tmp_path, 4)
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     for path in [*archives(tmp_path, "m")[:2], *archives(tmp_path, "other")]:
@@ -95,7 +95,7 @@ def test_age_limit_removes_only_covered_archives(tmp_path: Path, by: str) -> Non
 
 
 @pytest.mark.parametrize("by", ["owner", "prune"])
-def test_covered_archives_go_by_size_oldest_first(tmp_path: Path, by: str) -> None:
+def test_covered_archives_are_removed_by_size_oldest_first(tmp_path: Path, by: str) -> None:
     expected = archived(tmp_path, 12)  # some 200 kB each
     run("rewrite", tmp_path.as_uri(), "--map", "m")
     before = archives(tmp_path, "m")
@@ -114,7 +114,7 @@ def test_covered_archives_go_by_size_oldest_first(tmp_path: Path, by: str) -> No
         assert dict(store.map("m", raw=True)) == expected
 
 
-def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
+def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
     archived(tmp_path, 3)
     run("rewrite", tmp_path.as_uri())
     for path in archives(tmp_path, "m"):
@@ -124,7 +124,7 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
     assert len(archives(tmp_path, "m")) == 3
 
 
-# ---- by itself -----------------------------------------------------------------------------------
+# ---- automatic -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
@@ -132,7 +132,7 @@ def test_without_either_nothing_goes_by_itself(tmp_path: Path) -> None:
 def test_limits_apply_without_automatic_archives(
     tmp_path: Path, scheme: str, settings: dict[str, int]
 ) -> None:
-    """What is covered is removed by age or size also where nothing is archived by itself."""
+    """Covered files are removed by age or size also without automatic archives."""
     url = f"{scheme}://{tmp_path}"
     for values in ({b"a": Random(1).randbytes(MB)}, {b"b": b"2"}):
         with imap_wal.open(url, node="n") as store:
@@ -147,7 +147,7 @@ def test_limits_apply_without_automatic_archives(
             lambda: (
                 archives(tmp_path, "m") == ([] if "wal_ttl_seconds" in settings else before[1:])
             ),
-            "the covered archives go",
+            "the covered archives are removed",
         )
 
 
@@ -159,23 +159,23 @@ def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
     run("rewrite", f"{tmp_path}/log")
     os.utime(path, (1, 1))
     with serving(config(tmp_path, wal_ttl_seconds=1)) as agent, plugin(agent.config) as member:
-        eventually(lambda: not path.exists(), "the covered archive goes")
+        eventually(lambda: not path.exists(), "the covered archive is removed")
         assert member.values() == {"a": "1"}
         assert member.stat()["retention_error"] == ""
         agent._maintenance.retention_error = "Unavailable: the storage is away"
-        told = {check.name: check for check in doctor.agent(agent.config.endpoint)}
-        assert "the storage is away" in told["agent's retention"].what
+        checks = {check.name: check for check in doctor.agent(agent.config.endpoint)}
+        assert "the storage is away" in checks["agent's retention"].what
 
 
 def test_covered_files_are_checked_at_start_and_every_half_time(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is covered is looked for at the start and every half of its time."""
+    """The owner looks for covered files at the start, and after each half of the time limit."""
     monkeypatch.setattr(maintenance, "ARCHIVE_TICK_S", 0.002)
     clock = FakeClock()
 
     def fill(store: imap_wal.Store, key: str) -> None:
-        """An archive that is covered; this storage knows of no times, so it is old."""
+        """A covered archive; this storage has no modification times, so it counts as old."""
         store.map("m")[key] = 1
         store.archive()
         rewrite(ClusterLog(memory, "default", "embedded", clock), LocalEngine(Settings()))
@@ -188,14 +188,14 @@ def test_covered_files_are_checked_at_start_and_every_half_time(
         ({"wal_size_limit_mb": 1, "wal_ttl_seconds": 8}, 4),
     ):
         with embedded(memory, clock=clock, **settings) as store:
-            eventually(lambda: not parquet(memory), "what is covered goes at the start")
+            eventually(lambda: not parquet(memory), "covered files are removed at the start")
             for key in ("b", "c"):
                 fill(store, key)
                 clock.advance(seconds - 1)
                 time.sleep(0.05)
                 assert parquet(memory), f"{settings}: too early"
                 clock.advance(1)
-                eventually(lambda: not parquet(memory), f"{settings}: gone after {seconds} s")
+                eventually(lambda: not parquet(memory), f"{settings}: removed after {seconds} s")
             fill(store, "d")
     assert contents(memory) == dict.fromkeys("abcd", 1)
 
@@ -207,7 +207,7 @@ def parquet(storage: MemoryStore) -> list[str]:
 def test_failed_removal_is_reported_and_retried(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removal that fails is kept to be reported and tried again."""
+    """The error of a failed removal is kept for reports, and the removal is tried again."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
         store.archive()
@@ -231,7 +231,7 @@ def test_failed_removal_is_reported_and_retried(
 def test_removal_is_the_same_with_fewer_segments_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is removed is the same whether all segments are read for it or those that may go."""
+    """The same files are removed if all segments are read, or only those that may be removed."""
     monkeypatch.setattr(policy, "MB", 1000)
     chance = Random(7)
     with imap_wal.open(f"{tmp_path.as_uri()}/log", node="n", preallocate=False) as store:

@@ -1,5 +1,5 @@
-"""A map that several threads change while it is read: every walk shows one moment, and of two who
-want the same entry one gets it."""
+"""A map that several threads change while it is read: every iteration shows one moment, and only
+one of two threads pops an entry."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import FakeClock, Threads, contents, embedded, eventually
 
 
 class Ticking(FakeClock):
-    """Goes on by a second each time that somebody looks."""
+    """Advances by a second at each call."""
 
     def now_ms(self) -> int:
         self.advance(1)
@@ -39,7 +39,7 @@ WALKS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("walk", WALKS)
 def test_copy_shows_one_moment_while_entries_expire(memory: MemoryStore, walk: str) -> None:
-    """A copy shows the moment it began while entries expire at every look."""
+    """A copy shows the moment at which it began, while entries expire at every call."""
     clock = Ticking()
     with embedded(memory, clock=clock) as store:
         m = store.map("m")
@@ -54,7 +54,7 @@ def test_copy_shows_one_moment_while_entries_expire(memory: MemoryStore, walk: s
 def test_copy_shows_one_moment_while_a_thread_deletes(
     memory: MemoryStore,
 ) -> None:
-    """A copy shows the moment it began though another thread deletes in between."""
+    """A copy shows the moment at which it began, although another thread deletes meanwhile."""
     with embedded(memory) as store:
         m = store.map("m", serializer=(slow := Meddling()))
         m.update({number: number for number in range(10)})
@@ -82,9 +82,8 @@ class Meddling(imap_wal.MsgpackSerializer):
 
 
 def test_value_after_a_key_listing_is_not_old(memory: MemoryStore) -> None:
-    """Who asks for keys and then for a value gets no old one.
-    `dict(m)` is recognised by calls from the same instruction; other code is not taken for
-    it."""
+    """A caller that lists the keys and then gets a value gets no old value. `dict(m)` is recognised
+    by calls from the same instruction; other code is not taken for it."""
     with embedded(memory) as store:
         m = store.map("m")
         m["a"] = 1
@@ -102,13 +101,12 @@ def test_value_after_a_key_listing_is_not_old(memory: MemoryStore) -> None:
         assert not m._copies
 
 
-def test_walks_show_one_moment_during_expiry_and_writes(
+def test_iterations_show_one_moment_during_expiry_and_writes(
     memory: MemoryStore,
 ) -> None:
-    """Walks of a map where entries expire and threads write never fail and never mix two
-    moments.
-    All keys get the same number in one commit: a walk that shows two numbers mixes two
-    moments."""
+    """Iterations over a map in which entries expire and threads write never fail, and never mix two
+    moments. All keys get the same number in one commit: an iteration that shows two numbers mixes
+    two moments."""
     with embedded(memory, durability="os") as store:
         m = store.map("m")
         m.update(dict.fromkeys(range(50), 0))
@@ -141,7 +139,7 @@ def test_walks_show_one_moment_during_expiry_and_writes(
         assert seen
 
 
-def test_pairs_of_a_walk_are_those_that_were_put_together(memory: MemoryStore) -> None:
+def test_an_iteration_has_only_pairs_that_were_put_together(memory: MemoryStore) -> None:
     with embedded(memory, durability="os") as store:
         m = store.map("m")
         over = threading.Event()
@@ -201,7 +199,6 @@ def test_of_many_threads_that_pop_one_key_one_gets_it(
 
 
 def test_threads_setting_a_default_get_the_first_value(memory: MemoryStore) -> None:
-    """Threads that set a default all get the value of the first."""
     with embedded(memory) as store:
         m = store.map("m")
         got: list[list[int]] = [[] for _ in range(8)]
@@ -245,7 +242,6 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
 
 
 def test_pop_waits_only_for_puts_of_its_key(memory: MemoryStore) -> None:
-    """A pop waits for the put of its key and of no other."""
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")
@@ -267,7 +263,7 @@ def test_pop_waits_only_for_puts_of_its_key(memory: MemoryStore) -> None:
 def test_second_change_in_one_sync_sees_the_first(
     memory: MemoryStore,
 ) -> None:
-    """Of two whose changes of one key meet in one sync the second sees the first."""
+    """If two changes of one key share a sync, the second sees the first."""
     gate = Gate(memory)
     with embedded(gate) as store:  # type: ignore[arg-type]
         m = store.map("m")
@@ -344,13 +340,13 @@ def test_pop_and_setdefault_see_no_entry_that_has_expired(memory: MemoryStore) -
 
 
 def test_puts_with_a_lifetime_keep_few_deadlines() -> None:
-    """Puts with a lifetime keep one deadline a key and some."""
+    """Puts with a time to live keep about one deadline per key."""
     state = MapState("m", RawSerializer())
     for number in range(30_000):
         state.set(b"%d" % (number % 100), b"v", 10_000 + number)
         assert len(state._deadlines) <= 2 * 100 + HEAP_SPARE + 1
     for number in range(100):
-        state.set(b"%d" % number, b"for ever")
+        state.set(b"%d" % number, b"permanent")
     assert len(state._deadlines) <= HEAP_SPARE
     state.set(b"short", b"v", 5)
     state.set(b"long", b"v", 10)

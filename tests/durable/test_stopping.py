@@ -1,4 +1,5 @@
-"""A close does not wait for work that may be left unfinished; nothing of it is half done."""
+"""A close does not wait for work that can be left unfinished, and leaves no part of it half
+done."""
 
 from __future__ import annotations
 
@@ -53,14 +54,13 @@ def archives(store: SegmentStore) -> list[str]:
 def test_close_ends_an_archive_run_at_its_next_call(
     memory: MemoryStore,
 ) -> None:
-    """A close in the middle of an archive run ends it at its next call."""
     with embedded(memory) as store:
         for number in range(MAPS):
             store.map(f"m{number}")["a"] = number
     storage = Held(memory, "create_from", "imap-wal-archiver")
     store = embedded(
         storage, archive_interval_s=3600
-    )  # what an earlier run left is archived at once
+    )  # segments of an earlier run are archived at once
     assert storage.reached.wait(20)
     before = len(segments(memory))
     closing = Threads(store.close)
@@ -85,7 +85,6 @@ def test_close_ends_an_archive_run_at_its_next_call(
 def test_agent_stop_ends_an_archive_run_at_next_call(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stop of an agent in the middle of an archive run ends it at its next call."""
     settings = config(tmp_path, url=memory.url)
     with serving(settings), plugin(settings) as member:
         for number in range(MAPS):
@@ -131,7 +130,6 @@ def test_an_interrupted_merge_ends_at_its_next_batch(memory: MemoryStore) -> Non
 def test_stopped_agent_does_not_wait_for_its_restore(
     tmp_path: Path, memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that is stopped in the middle of its restore ends and does not wait for it."""
     settings = config(tmp_path, url=memory.url, segment_bytes=300)
     with serving(settings), plugin(settings) as member:
         for number in range(50):

@@ -1,4 +1,4 @@
-"""Which system calls come before an acknowledgement."""
+"""The system calls before an acknowledgement."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def strace(tmp_path: Path, url: str, durability: str) -> list[str]:
 
 
 def test_always_acknowledges_only_after_fdatasync(tmp_path: Path, url: str) -> None:
-    """Every acknowledgement of `always` comes after an fdatasync of what was written."""
+    """Every acknowledgement of `always` follows an fdatasync of the written bytes."""
     calls = strace(tmp_path, url, "always")
     assert len(calls) == 9
     for number in range(3):

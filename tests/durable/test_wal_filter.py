@@ -19,7 +19,7 @@ from tests.support import FakeClock, copy_files, embedded, segments
 def opened(
     memory: MemoryStore, wal_filter: Callable[[DataEntry], Any], **options: Any
 ) -> dict[str, dict[Any, Any]]:
-    """What the maps hold when a copy of the log is opened through the filter."""
+    """The contents of the maps when a copy of the log is opened with the filter."""
     with embedded(copy_files(memory), wal_filter=wal_filter, **options) as store:
         return {name: dict(store.map(name)) for name in store.maps()}
 
@@ -31,7 +31,8 @@ def key(entry: DataEntry) -> Any:
 def test_wal_filter_sees_entries_in_log_order(
     memory: MemoryStore,
 ) -> None:
-    """It sees every entry in the order of the log and what it keeps is what an open gives."""
+    """It sees every entry in the order of the log; an open has exactly the entries that it
+    keeps."""
     store = embedded(memory, segment_bytes=600)
     for number in range(20):
         store.map("a")[number % 7] = number
@@ -50,7 +51,7 @@ def test_wal_filter_sees_entries_in_log_order(
     assert len(segments(memory)) > 1
 
 
-def test_what_it_skips_never_was_so_an_older_value_shows(memory: MemoryStore) -> None:
+def test_an_older_value_counts_when_the_newer_is_skipped(memory: MemoryStore) -> None:
     store = embedded(memory)
     items = store.map("m")
     items["a"], items["b"], items["a"] = 1, 2, 3
@@ -61,7 +62,7 @@ def test_what_it_skips_never_was_so_an_older_value_shows(memory: MemoryStore) ->
 
 
 def test_wal_filter_changes_entries_and_keeps_their_order(memory: MemoryStore) -> None:
-    """It changes values keys maps and lifetimes and the order stays."""
+    """It can change values, keys, maps and times to live; the order does not change."""
     store = embedded(memory)
     store.map("m").update({"a": 1, "b": 2, "c": 3})
     answers: dict[str, dict[str, Any]] = {
@@ -80,7 +81,7 @@ def test_wal_filter_changes_entries_and_keeps_their_order(memory: MemoryStore) -
 
 @pytest.mark.parametrize("at", range(1, 31, 5))
 def test_wal_filter_stop_drops_all_later_entries(memory: MemoryStore, at: int) -> None:
-    """Stop leaves out its entry and all that come after also over archives of several maps."""
+    """STOP leaves out its entry and all later ones, also over archives of several maps."""
     store = embedded(memory)
     chance = Random(at)
     maps: dict[str, dict[Any, Any]] = {"a": {}, "b": {}, "c": {}}
@@ -99,7 +100,7 @@ def test_wal_filter_stop_drops_all_later_entries(memory: MemoryStore, at: int) -
 def test_wal_filter_changes_nothing_on_storage(
     memory: MemoryStore,
 ) -> None:
-    """Nothing on storage is changed and the next open sees all again."""
+    """Nothing on storage is changed, and the next open sees all entries again."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with embedded(memory, wal_filter=lambda entry: None) as store:
@@ -112,7 +113,7 @@ def test_wal_filter_changes_nothing_on_storage(
 def test_failed_wal_filter_leaves_the_log_closed_and_whole(
     memory: MemoryStore,
 ) -> None:
-    """An answer that is none and a filter that fails leave the log closed and whole."""
+    """A wrong answer and a filter that fails leave the log closed and whole."""
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with pytest.raises(InvalidSetting, match="wal_filter answered 7"):
@@ -123,5 +124,5 @@ def test_failed_wal_filter_leaves_the_log_closed_and_whole(
         assert dict(store.map("m")) == {"a": 1}
 
 
-def test_it_is_public() -> None:
+def test_the_constant_stop_is_public() -> None:
     assert imap_wal.STOP is STOP

@@ -24,8 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs/settings.md"
 
 
 def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
-    """The settings that users of RocksDB know have their names and the defaults that the page
-    says."""
+    """The settings that RocksDB has too have its names, and the defaults that the page names."""
     lines = [
         line
         for line in PAGE.read_text(encoding="utf-8")
@@ -67,7 +66,7 @@ def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
 def test_manual_wal_flush_logs_changes_only_when_flushed(
     memory: MemoryStore,
 ) -> None:
-    """With `manual_wal_flush` changes reach the log when they are flushed and not before."""
+    """With `manual_wal_flush`, changes reach the log when they are flushed, and not before."""
     store = embedded(memory, manual_wal_flush=True)
     items = store.map("m")
     items["a"] = 1
@@ -117,7 +116,7 @@ def test_an_agent_refuses_manual_wal_flush() -> None:
 def test_map_with_disable_wal_ends_with_the_store(
     memory: MemoryStore,
 ) -> None:
-    """A map with `disable_wal` is a map in memory and gone with the store."""
+    """A map with `disable_wal` is only in memory, and ends with the store."""
     with embedded(memory) as store:
         cache, kept = store.map("cache", disable_wal=True), store.map("kept")
         cache["a"] = 1
@@ -164,7 +163,8 @@ def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("avoid", [False, True])
 def test_earlier_wal_is_archived_at_start_unless_avoided(memory: MemoryStore, avoid: bool) -> None:
-    """What an earlier run left is archived at the start unless avoid flush during recovery."""
+    """Segments of an earlier run are archived at the start, except with
+    `avoid_flush_during_recovery`."""
     first = embedded(memory)
     first.map("m").update({number: number for number in range(100)})
     left = copy_files(memory)
@@ -199,8 +199,8 @@ NUMBERS = [field.name for field in fields(Settings) if field.type in ("int", "fl
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_an_impossible_number_is_refused_at_the_open_and_named(tmp_path: Path, name: str) -> None:
-    """`archive_interval_s=nan` was taken, and nothing was archived; a wait for 1e300 seconds failed
-    in a background thread."""
+    """`archive_interval_s=nan` was once accepted, and nothing was archived; a wait for 1e300
+    seconds failed in a background thread."""
     (kind,) = [field.type for field in fields(Settings) if field.name == name]
     values: list[Any] = [-1, 10**30]
     values += [math.nan, math.inf, -math.inf, 1e300, 2.0**40] if kind == "float" else []
@@ -214,7 +214,7 @@ def test_an_impossible_number_is_refused_at_the_open_and_named(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 1e300, "1"])
-def test_a_tail_that_would_look_at_impossible_times_is_refused(tmp_path: Path, value: Any) -> None:
+def test_a_tail_with_an_impossible_poll_time_is_refused(tmp_path: Path, value: Any) -> None:
     with imap_wal.log.create(tmp_path) as log, pytest.raises(InvalidSetting, match="poll_s is"):
         next(log.tail(poll_s=value))
 
@@ -226,8 +226,8 @@ def test_an_agents_clock_offset_is_a_possible_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scratch", ["none", "file", "", 5])
 def test_scratch_that_is_no_folder_is_refused_at_open(tmp_path: Path, scratch: Any) -> None:
-    """A scratch that is no folder is refused at the open.
-    A restore failed, when it did not fit in memory."""
+    """A scratch that is no folder is refused at the open. It used to fail in a restore that did not
+    fit in memory."""
     (tmp_path / "file").write_text("x")
     given = tmp_path / scratch if scratch in ("none", "file") else scratch
     for opened in (imap_wal.open, imap_wal.log.create):

@@ -24,8 +24,8 @@ from tests.kit.operations import ACK, operation
 def write_and_shrink_until_killed(
     url: str, durability: str, seed: int, starts: list[int], journal: Any
 ) -> None:
-    """One thread for each of `starts`, from that operation on; beside them archives, rewrites and
-    prunes, all the time."""
+    """One thread for each of `starts`, from that operation on; archives, rewrites and prunes at the
+    same time."""
     store = imap_wal.open(url, node="n", durability=durability, segment_bytes=8 * 1024)
     m = store.map("m")
     pipe = journal.fileno()
@@ -76,8 +76,8 @@ def work_until_killed(root: str, at: int, journal: Any) -> None:
 
 
 def write_until_refused(url: str, journal: Any) -> None:
-    """Puts ever new keys, each told with its outcome; the parent stops and resumes this process.
-    Ends when it is refused."""
+    """Puts new keys and reports the outcome of each; the parent stops and resumes this process.
+    Ends when a put is refused."""
     store = imap_wal.open(url, node="n", segment_bytes=4096)
     m = store.map("m")
     number = 0
@@ -93,7 +93,7 @@ def write_until_refused(url: str, journal: Any) -> None:
             journal.send((type(error).__name__, number))
             break
         journal.send(("ack", number))
-    for attempt in range(3):  # whatever it tries now: nothing more is acknowledged
+    for attempt in range(3):  # later attempts are not acknowledged either
         try:
             m[f"late{attempt}"] = 1
             journal.send(("ack", -attempt))

@@ -1,5 +1,5 @@
-"""Cases of the fault matrix are counted where they run; the session tells the sums, and keeps them
-for `docs/reliability.md` (`python -m tests.faults.report`)."""
+"""Cases of the fault matrix are counted where they run; the session prints the sums, and writes
+them to a file for `docs/reliability.md` (`python -m tests.faults.report`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _counts: Counter[tuple[str, str, str]] = Counter()
 
 @pytest.fixture
 def cases(request: pytest.FixtureRequest) -> Callable[[int], None]:
-    """Call it with the number of cases that were tried and held."""
+    """Call it with the number of cases that were tried and passed."""
     form = "long" if request.node.get_closest_marker("torture") else "short"
     test = request.node.name.partition("[")[0]
 
@@ -38,7 +38,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Only a run that passed says how much it ran."""
+    """Only a run that passed writes its counts."""
     if _counts and exitstatus == 0:
         known: dict[str, dict[str, int]] = (
             json.loads(Path(COUNTS).read_text()) if Path(COUNTS).exists() else {}

@@ -1,16 +1,15 @@
-"""A disk that forgets. It records the system calls that change what stands under a folder, and
-tells what of it may be left after a crash at any of them.
+"""A disk that loses what was not synced. It records the system calls that change a folder, and
+computes what may be left of the folder after a crash at any of them.
 
     with RecordedDisk(root) as disk:
         ... LocalStore(root) ...
     for image in disk.images(...):        # path → content
         ...
 
-After a kill all is left that was done. After a power loss a file has the content of its last sync,
-and of what was written since a beginning, or any of its 512-byte sectors; a folder has the names it
-had when it was last synced, and of the changes since none, a beginning, or any (a rename is one
-change). That a file was synced says nothing of its name: POSIX promises no more, and some file
-systems keep no more.
+After a kill, everything is left. After a power loss, a file has the content of its last sync and,
+of the later writes, nothing, a prefix, or any of the 512-byte sectors. A folder has the names of
+its last sync and, of the later changes, none, a prefix, or any (a rename is one change). The sync
+of a file says nothing about its name: POSIX promises no more, and some file systems do no more.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ CALLS = (
     "fsync",
     "fdatasync",
 )
-"""What changes a disk, of all that `storage_backends` calls."""
+"""The system calls of `storage_backends` that change a disk."""
 
 
 @dataclass
@@ -153,7 +152,7 @@ class Replay:
                 raise AssertionError(call)
 
     def left(self, names: str, data: str, chance: Random) -> Image:
-        """What stands there after a crash now; temporary files, which nobody reads, left out."""
+        """What is left after a crash now, without temporary files, which are never read."""
         image: Image = {}
 
         def walk(folder: int, prefix: str) -> None:
@@ -168,8 +167,8 @@ class Replay:
 
 
 class RecordedDisk:
-    """See the module. `calls` are the changes in order; `mark` puts a note between them, for
-    whoever replays."""
+    """See the module. `calls` are the changes in order; `mark` puts a note between them, for a
+    replay."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(root)

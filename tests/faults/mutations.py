@@ -1,5 +1,5 @@
 """Deliberate defects, each with the test that must catch it. A defect is a change of the source;
-where its text is no longer found, mend it here.
+where its text is no longer found, correct it here.
 
 python -m tests.faults.mutations        tries all of them
 """
@@ -29,7 +29,7 @@ _REWRITES = "tests/rewrite"
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`old` stands once in `file` and becomes `new`; then `test` fails."""
+    """`old` occurs once in `file`. When it is replaced by `new`, `test` fails."""
 
     name: str
     file: str
@@ -199,7 +199,7 @@ MUTATIONS = (
         "imap_wal/rewrite/plan.py",
         "-{number:05d}-{token}.parquet",
         "-{number:05d}.parquet",
-        "tests/spark/test_spark.py::test_a_task_that_runs_twice_takes_nothing_away",
+        "tests/spark/test_spark.py::test_a_task_that_runs_twice_loses_nothing",
     ),
     Mutation(
         "clock of the rewriting machine not measured",
@@ -255,14 +255,14 @@ MUTATIONS = (
         "rewrite_cli/commands/verify.py",
         "        texts = conflicts.found(log, check=deadline.check)\n",
         "        texts: list[str] = []\n",
-        "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[verify]",
+        "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[verify]",
     ),
     Mutation(
         "doctor does not look for conflicts of order",
         "rewrite_cli/doctor.py",
         "        texts = conflicts.found(ClusterLog(store, view.namespace, view.cluster))\n",
         "        texts: list[str] = []\n",
-        "tests/cli/test_conflicts.py::test_whoever_looks_names_map_key_and_positions[doctor]",
+        "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[doctor]",
     ),
     Mutation(
         "of two claims the one that was read first counts",
@@ -276,7 +276,7 @@ MUTATIONS = (
         "imap_wal/rewrite/local_engine.py",
         "                    writer.add(rows, nodes, tally.late, conflicts)\n",
         "                    writer.add(rows, nodes, tally.late)\n",
-        "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_until_it_is_told",
+        "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_without_a_resolution",
     ),
     Mutation(
         "the cluster's manifest is read for each acknowledgement",

@@ -1,8 +1,8 @@
 """Fills the numbers of `docs/reliability.md` from what the last runs that passed have counted:
 `python -m tests.faults.report`, after `make test` and `make torture`.
 
-A test of this folder that the page names in backticks has its two columns behind it: cases in the
-short form, cases in the long one."""
+A row of the page with a test of this folder in backticks ends with two columns: cases in the short
+form, cases in the long one."""
 
 from __future__ import annotations
 

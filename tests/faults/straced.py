@@ -3,8 +3,9 @@ real local log whose system calls fail now and then.
 
     python -m tests.faults.straced ROOT ROUNDS
 
-Prints how many steps failed and how many operations were acknowledged; ends with an error where
-something was lost, came back, or failed with an error that is not ours."""
+Prints how many steps failed and how many operations were acknowledged; ends with an error if
+something was lost, a deleted key returned, or a step failed with an error that is not of
+imap-wal."""
 
 from __future__ import annotations
 

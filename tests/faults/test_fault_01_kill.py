@@ -81,11 +81,11 @@ def work_killed_at(root: Path, at: int) -> bool:
     note: Any = ({}, None, FakeClock().now_ms())
     try:
         while True:
-            told = ours.recv()
-            if told == "done":
+            message = ours.recv()
+            if message == "done":
                 child.join(30)
                 return False
-            note = told
+            note = message
     except EOFError:
         pass
     child.join(30)
@@ -129,8 +129,8 @@ def kill_at_random(
     url: str, durability: str, seed: int, starts: list[int], chance: Random
 ) -> list[int]:
     """Let a child write, archive, rewrite and prune, and kill it some time after some
-    acknowledgements; returns how far each thread's acknowledgements came, read to the last byte
-    that the child had sent."""
+    acknowledgements; returns, for each thread, the number of its first operation that was not
+    acknowledged. Reads to the last byte that the child had sent."""
     ours, theirs = _context.Pipe(duplex=False)
     child = _context.Process(
         target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs)
@@ -165,8 +165,8 @@ def kill_at_random(
 def kill_again_and_again(
     url: str, durability: str, seed: int, kills: int, cases: Cases, threads: int = 3
 ) -> None:
-    """After each kill: of every thread's keys there is what it had acknowledged, or that and the
-    whole of the one operation that was under way."""
+    """After each kill: the log has what each thread had acknowledged, or that and the whole of the
+    one operation that was under way."""
     chance = Random(seed)
     states: list[dict[str, Any]] = [{} for _ in range(threads)]
     done = [0] * threads
@@ -206,9 +206,9 @@ def test_ten_thousand_kills_at_random_moments_lose_nothing(
     url: str, durability: str, cases: Cases, seed: int
 ) -> None:
     """While writing, archiving, rewriting and pruning.
-    Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25
-    logs; a log that was killed some thousand times and hardly ever lives long enough to archive is
-    all segments, and the test would read nothing else."""
+    Fault 1, with processes: 5,000 for each durability that promises to survive a kill, on 25 logs;
+    a single log that is killed thousands of times is rarely open long enough to archive, so the
+    test would read segments only."""
     for log in range(25):
         kill_again_and_again(f"{url}/{log}", durability, seed + log, 200, cases)
 
@@ -220,7 +220,7 @@ def test_a_killed_holder_leaves_the_log_free_at_once(url: str, seed: int) -> Non
 
 
 def test_the_recorded_disk_is_the_disk(tmp_path: Path) -> None:
-    """What the system-call tests stand on: replayed to the end, the record has every file of the
+    """The system-call tests depend on this: replayed to the end, the record has every file of the
     real folder, byte for byte."""
     root = tmp_path / "disk"
     images = list(record(root, preallocate=True).images((("all", "all"),), Random(0)))

@@ -1,4 +1,4 @@
-"""Fault 2: power loss. Bytes and names that were not synced are gone, or are there in part."""
+"""Fault 2: power loss. Bytes and names that were not synced are lost, or kept in part."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def test_a_power_loss_at_every_storage_operation_loses_nothing(
     Fault 2."""
     kinds = operations()
     for at in range(1, len(kinds) + 1):
-        # Only writing makes bytes that can be lost; of two reads in a row the second stands where
-        # the first stood.
+        # Only writing makes bytes that can be lost; of two reads in a row, the second finds the
+        # same state as the first.
         if kinds[at - 1] in (
             "sync",
             "append",
@@ -38,7 +38,7 @@ def test_a_power_loss_at_every_storage_operation_loses_nothing(
 def test_a_power_loss_dropping_everything_unsynced_loses_nothing(
     tmp_path: Path, cases: Cases, seed: int
 ) -> None:
-    """At every system call; every name and byte that was not synced is gone.
+    """At every system call; every name and byte that was not synced is lost.
     Fault 2: names too."""
     check_images(record(tmp_path / "disk"), (("none", "none"),), seed, cases)
 

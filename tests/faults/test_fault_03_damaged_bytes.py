@@ -46,7 +46,7 @@ def damaged(memory: MemoryStore, path: str, data: bytes) -> MemoryStore:
 
 
 def found(store: SegmentStore) -> dict[str, str]:
-    """What the log gives; opened, written to, and opened again: what the first open gave stays."""
+    """The contents of the log at an open. A write and a second open must keep them."""
     with embedded(store) as opened:
         first = dict(opened.map("m").items())
         opened.map("m")["after"] = "x"
@@ -109,7 +109,7 @@ def test_a_tail_of_noise_loses_nothing_acknowledged(
     memory: MemoryStore, cases: Cases, seed: int
 ) -> None:
     """The tail is cut.
-    Fault 3: what was never written whole is not even zeros."""
+    Fault 3: bytes that were never written completely need not be zeros."""
     path, whole, _ = killed(memory)
     chance = Random(seed)
     for size in (1, 11, 12, 13, 64, 512, 4096):
@@ -124,7 +124,7 @@ def test_a_tail_of_noise_loses_nothing_acknowledged(
 def refused(
     store: MemoryStore, path: str, data: bytes, why: str, kinds: Any = LogError
 ) -> LogError:
-    """The open names file and place, and touches nothing."""
+    """The error of the open names the file and the offset, and nothing is changed."""
     with pytest.raises(kinds) as raised:
         embedded(store).close()
     error: LogError = raised.value
@@ -243,8 +243,8 @@ def test_a_bit_flipped_in_any_field_is_found_and_located(
 
 def test_a_flipped_bit_never_gives_another_value(memory: MemoryStore, cases: Cases) -> None:
     """The bit is in the last commit.
-    Fault 5: of the last frame nothing says that it was synced, so it may be a torn tail; but it
-    is never read as something else."""
+    Fault 5: nothing shows that the last frame was synced, so it may be a torn tail; but it is never
+    read as something else."""
     path, whole, frames = killed(memory)
     for bit in range(frames[-1].offset * 8, frames[-1].end * 8):
         data = bytearray(whole)
@@ -277,8 +277,7 @@ def test_a_segment_of_random_bytes_costs_nothing(
     memory: MemoryStore, cases: Cases, size: int, seed: int
 ) -> None:
     """It is refused, or it was never begun.
-    Fault 5: where a segment stood it is damage; where the next one would begin nothing of it is
-    read."""
+    Fault 5: in place of a segment it is damage; in place of the next one, nothing of it is read."""
     path, _, _ = killed(memory)
     noise = Random(seed).randbytes(size)
     refused(
@@ -294,10 +293,9 @@ def test_a_segment_of_random_bytes_costs_nothing(
     cases(2)
 
 
-def test_a_newer_version_is_told_from_damage_and_not_touched(
-    memory: MemoryStore, cases: Cases
-) -> None:
-    """Fault 5: the version field, with a checksum that fits."""
+def test_a_newer_version_is_not_reported_as_damage(memory: MemoryStore, cases: Cases) -> None:
+    """It raises `UnsupportedVersion`, and the file is not changed.
+    Fault 5: the version field, with a checksum that fits."""
     import google_crc32c
 
     path, whole, _ = killed(memory)
@@ -340,7 +338,7 @@ def flip_bits_of_parquet(
             rows = [row for changes in view.changes() for row in changes.rows]
         except CorruptLog as error:
             found_in = error.file
-            assert found_in == path  # many bits do no harm
+            assert found_in == path  # many bits change nothing
         else:
             found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3] or b"") for row in rows}
             assert found == right, f"bit {bit}, {why}"

@@ -121,7 +121,7 @@ def fail_at(at: int, fault: Fault, seed: int, **options: Any) -> None:
     assert faulty.fired, f"operation {at}"
     for more in range(
         fault.times - 1
-    ):  # what is left of the fault: of some kinds of operation each of these has one only
+    ):  # the fault may remain: of some kinds of operation each of these has only one
         life.play_through(
             (
                 ("put", f"left{more}", 1),
@@ -203,7 +203,7 @@ def test_any_failing_storage_operation_loses_nothing(
     for kind in operations():
         seen[kind] = seen.get(kind, 0) + 1
         if kind == "lock" and when == "after":
-            # A lock that is held by nobody: that of a process ends with it, a lease runs out.
+            # A lock without a holder: that of a process ends with it, a lease expires.
             continue
         fail_at(
             seen[kind],

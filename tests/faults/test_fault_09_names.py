@@ -112,7 +112,7 @@ def test_local_operations_survive_losing_unsynced_names(
     tmp_path: Path, cases: Cases, seed: int, operation: str
 ) -> None:
     """Every name that was not synced is lost.
-    Fault 9: when it had returned it is done, before that it is done or not, whole."""
+    Fault 9: after it has returned it is done; before that it is done as a whole or not at all."""
     prepare, action, before, after = OPERATIONS[operation]
     for returned, image in crashes(tmp_path / "disk", prepare, action, seed):
         found = image.get("a/b/c")
@@ -126,7 +126,7 @@ def test_local_operations_survive_losing_unsynced_names(
 def test_a_lost_file_name_is_never_silent(
     cases: Cases,
 ) -> None:
-    """The file of the log is missed.
+    """The missing file of the log is reported.
     Fault 9: a disk that lies about its syncs; each segment, archive and snapshot in turn."""
     inner = MemoryStore(f"names-{next(_names)}")
     reference = Reference()
@@ -139,8 +139,8 @@ def test_a_lost_file_name_is_never_silent(
         left = copy_files(inner)
         left.delete(file.path)
         if file.path == max(each.path for each in inner.list("") if each.path.endswith(".wal")):
-            # Of the newest nothing elsewhere tells: its name and its directory were synced before
-            # its first commit.
+            # No other file names the newest one: its name and its directory were synced before its
+            # first commit.
             continue
         with pytest.raises(ImapWalError):
             contents(left, clock=reference.clock)
@@ -151,8 +151,8 @@ def test_a_lost_file_name_is_never_silent(
 @pytest.mark.parametrize("action", ["kill", "power-loss"])
 def test_a_dying_rewriter_damages_nothing(cases: Cases, seed: int, action: str) -> None:
     """It dies at any operation of publish and prune, or between them.
-    Fault 9: the owner of the log writes on meanwhile, and the next rewriter takes up what is
-    left."""
+    Fault 9: the owner of the log continues to write meanwhile, and the next rewriter continues with
+    what is left."""
 
     def shrink(life: Life, storage: FaultyStore) -> None:
         rewriter = Life(storage, life.reference)

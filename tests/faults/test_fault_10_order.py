@@ -1,4 +1,4 @@
-"""Faults 10, 11: clocks that go backwards, several changes in one millisecond, duplicates and
+"""Faults 10, 11: clocks that are set back, several changes in one millisecond, duplicates and
 reorderings."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _names = itertools.count()
 
 
 class Wandering(FakeClock):
-    """A clock of people that is set at will; durations go on as they must."""
+    """A wall clock that can be set to any time; durations stay right."""
 
     def set(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -127,8 +127,8 @@ def shuffle(seed: int) -> None:
     for number in range(1, 41):
         key, owner = chance.choice("abcd"), chance.randrange(2)
         value = None if chance.random() < 0.3 else number
-        # One owner a key and partition version, as Hazelcast has it; clocks say anything, and are
-        # young enough for every tombstone to stay.
+        # One owner for each key and partition version, as in Hazelcast; clocks may show any time,
+        # recent enough that every tombstone stays.
         rows.append(
             (
                 owner,
@@ -170,7 +170,7 @@ def test_repeated_or_reordered_changes_give_the_same_state(cases: Cases, seed: i
 @pytest.mark.torture
 @pytest.mark.timeout(3600)
 def test_repeated_or_reordered_changes_agree_in_many_histories(cases: Cases, seed: int) -> None:
-    """They give the same state.
+    """The result is the same state.
     Fault 11, long."""
     for more in range(2000):
         shuffle(seed + more)
@@ -180,8 +180,8 @@ def test_repeated_or_reordered_changes_agree_in_many_histories(cases: Cases, see
 def test_segments_beside_their_archive_count_once(
     cases: Cases,
 ) -> None:
-    """They bring nothing back.
-    Fault 11: a copy of every segment that was archived or pruned comes back, as after a crash
+    """No deleted key returns.
+    Fault 11: a copy of every segment that was archived or pruned is put back, as after a crash
     before it was deleted."""
     name = f"order-{next(_names)}"
     store = MemoryStore(name)

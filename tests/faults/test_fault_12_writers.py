@@ -1,5 +1,5 @@
-"""Faults 12, 13: a writer that was replaced and goes on; rewriters, restores, archivers and prunes
-at the same time."""
+"""Faults 12, 13: a writer that was replaced and continues; rewriters, restores, archivers and
+prunes at the same time."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
     child.start()
     theirs.close()
     acknowledged, begun = set(), 0
-    told: list[tuple[str, int]] = []
-    told += [ours.recv() for _ in range(chance.randrange(1, 60))]
+    reports: list[tuple[str, int]] = []
+    reports += [ours.recv() for _ in range(chance.randrange(1, 60))]
     time.sleep(chance.random() / 500)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGSTOP)
@@ -62,21 +62,21 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
         seen = dict(m.items())
         m["new0"] = 0
         if chance.random() < 0.5:
-            store.archive()  # and the names that the old one was to write are gone
+            store.archive()  # then the names that the old one was to write do not exist
         os.kill(child.pid, signal.SIGCONT)
-        for number in range(1, 20):  # while the old one tries to go on
+        for number in range(1, 20):  # while the old one tries to continue
             m[f"new{number}"] = number
         with suppress(EOFError):
             while True:
-                told.append(ours.recv())
+                reports.append(ours.recv())
         child.join(30)
         assert child.exitcode == 0
-        assert told[-1] == ("end", 0)
+        assert reports[-1] == ("end", 0)
         if chance.random() < 0.5:
             store.archive()
         m["new20"] = 20
         after = dict(m.items())
-    for what, number in told:
+    for what, number in reports:
         if what == "ack":
             acknowledged.add(f"old{number}")
         elif what == "begin":
@@ -93,8 +93,8 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
         assert dict(again.map("m").items()) == expected, (
             f"seed {seed}: late bytes of the old writer came in"
         )
-    refused = [what for what, number in told if number <= 0 and what != "end"]
-    assert "ack" not in refused and "archived" not in refused, f"seed {seed}: {told[-8:]}"
+    refused = [what for what, number in reports if number <= 0 and what != "end"]
+    assert "ack" not in refused and "archived" not in refused, f"seed {seed}: {reports[-8:]}"
 
 
 def test_a_replaced_and_resumed_writer_acknowledges_nothing(
@@ -131,7 +131,7 @@ def test_many_replaced_and_resumed_writers_acknowledge_nothing(
 
 
 class Interrupted(FaultyStore):
-    """Before its `at`-th operation something else happens, once."""
+    """Before its `at`-th operation another action runs, once."""
 
     def __init__(
         self, inner: MemoryStore, at: int = 0, what: Callable[[], None] = lambda: None
@@ -166,7 +166,7 @@ STEPS = (
 
 
 def replaced_before(at: int) -> bool:
-    """The takeover comes before the `at`-th operation of the old writer's life."""
+    """The takeover is before the `at`-th operation of the old writer."""
     inner = MemoryStore(f"writers-{next(_names)}")
     old, new = Reference(), Reference()
     successor = Life(inner, new, takeover=True)
@@ -230,8 +230,8 @@ def test_a_late_writer_never_fences_its_successor_silently(
     cases: Cases,
 ) -> None:
     """It is replaced after it takes the lock and before it reads the manifest.
-    Fault 12: it reads the manifest of its successor and goes on from there; the successor must
-    then be fenced, or it acknowledges into a file that was replaced."""
+    Fault 12: it reads the manifest of its successor and continues from there; the successor must
+    then be fenced, or it acknowledges changes in a file that was replaced."""
     for at in range(2, operations_of_an_open() + 1):
         inner = MemoryStore(f"writers-{next(_names)}")
         with embedded(inner) as store:
@@ -292,7 +292,7 @@ def prepared() -> tuple[MemoryStore, Life]:
 
 
 def at_once(first: str, second: str, at: int) -> bool:
-    """`second` before the `at`-th operation of `first`; False: it has no more so many."""
+    """`second` before the `at`-th operation of `first`; False: it has fewer operations."""
     inner, life = prepared()
     done = []
 
@@ -327,7 +327,7 @@ def at_once(first: str, second: str, at: int) -> bool:
         log = life.store.committer.log
         archive_sealed(storage, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
     else:
-        with suppress(LostRace, NotFound):  # told, and nothing was harmed: it is run again
+        with suppress(LostRace, NotFound):  # reported, without damage: it is run again
             beside.step(first)
     assert contents(inner, clock=life.reference.clock) == live(
         life.reference.state, life.reference.clock.now_ms()
@@ -406,9 +406,7 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
             view = MaterializedView(Life(LocalStore(root), Reference()).cluster(), Settings())
             try:
                 view.catch_up()
-            except (
-                NotFound
-            ):  # files that go without a pause, eight passes long: told, and begun again
+            except NotFound:  # files vanished in eight passes: reported, and begun again
                 view.close()
                 continue
             restored.append(1)

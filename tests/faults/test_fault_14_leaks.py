@@ -1,4 +1,4 @@
-"""Fault 14: what a store holds it lets go of, also when its open or its close fails."""
+"""Fault 14: a store releases everything that it opened, also when its open or its close fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def no_leaks() -> Iterator[None]:
 
 def open_and_close(url: str, times: int, cases: Cases) -> None:
     """With the threads of the keeper in every tenth."""
-    with imap_wal.open(url, node="n") as store:  # what is loaded once
+    with imap_wal.open(url, node="n") as store:  # loads modules once
         store.map("m")["a"] = 0
         store.archive()
     with no_leaks():
@@ -75,7 +75,7 @@ def test_three_thousand_opens_leak_nothing(url: str, cases: Cases) -> None:
 
 def test_failed_opens_and_lives_leak_nothing(tmp_path: Path, cases: Cases) -> None:
     """They fail at any operation. No file descriptor and no thread is left.
-    Fault 14: the storage fails at each operation of a life, from there on for good."""
+    Fault 14: the storage fails at each operation of a life, and at all later ones."""
 
     def live(storage: FaultyStore) -> None:
         with (
@@ -100,7 +100,7 @@ def test_failed_opens_and_lives_leak_nothing(tmp_path: Path, cases: Cases) -> No
 
 def test_refused_opens_leak_nothing(url: str, cases: Cases) -> None:
     """No file descriptor and no thread is left.
-    Fault 14: the log is held by another, or damaged."""
+    Fault 14: another writer has the log, or it is damaged."""
     with imap_wal.open(url, node="n") as store:
         store.map("m")["a"] = 1
         with no_leaks():

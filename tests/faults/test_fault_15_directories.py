@@ -44,7 +44,7 @@ def _unprivileged(root: str, works: list[Callable[[str], None]], answer: Any) ->
 
 
 def unprivileged(root: Path, *works: Callable[[str], None]) -> list[str]:
-    """What a process without root's rights gets."""
+    """The outcomes in a process without root's rights."""
     ours, theirs = _context.Pipe(duplex=False)
     child = _context.Process(target=_unprivileged, args=(str(root), list(works), theirs))
     child.start()
@@ -56,7 +56,7 @@ def unprivileged(root: Path, *works: Callable[[str], None]) -> list[str]:
 
 @pytest.fixture
 def common() -> Iterator[Path]:
-    """A folder that everybody may enter."""
+    """A folder that every user may enter."""
     folder = Path(tempfile.mkdtemp(prefix="imap-wal-test-"))
     folder.chmod(0o777)
     yield folder
@@ -118,7 +118,7 @@ def test_a_foreign_file_is_left_alone_and_does_not_disturb(
 
 def test_a_read_only_directory_is_never_changed(common: Path, cases: Cases) -> None:
     """It is reported as unavailable.
-    Fault 15: the whole log belongs to somebody else."""
+    Fault 15: the whole log belongs to another user."""
     root = common / "log"
     written(root)
     before = files(root)
@@ -160,7 +160,7 @@ def test_an_unwritable_folder_fails_and_frees_the_lock(
     common: Path, cases: Cases, folder: str
 ) -> None:
     """The folder of the manifest or of the log: the open or the put fails.
-    Fault 15: one folder of the log cannot be written; when it can, work goes on."""
+    Fault 15: one folder of the log cannot be written; when it can, work continues."""
     root = common / "log"
     written(root)
     for path in [root, *root.rglob("*")]:
@@ -186,8 +186,8 @@ def test_an_unwritable_folder_fails_and_frees_the_lock(
     ["log", "log/default", "log/default/embedded/nodes/n", "log/default/embedded/nodes/n/wal"],
 )
 def test_a_symbolic_link_can_replace_a_directory(tmp_path: Path, cases: Cases, linked: str) -> None:
-    """It leads where it points.
-    Fault 15: the log lives on another disk."""
+    """The files are in the target of the link.
+    Fault 15: the log is on another disk."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / linked).parent.mkdir(parents=True, exist_ok=True)
@@ -196,9 +196,7 @@ def test_a_symbolic_link_can_replace_a_directory(tmp_path: Path, cases: Cases, l
     written(root)
     with imap_wal.open(root.as_uri(), node="n") as store:
         store.map("m")["c"] = 3
-        if not linked.endswith(
-            "wal"
-        ):  # a folder that is left empty goes, and a link is no folder that could
+        if not linked.endswith("wal"):  # an archive deletes an empty folder, but not a link
             store.archive()
     assert read(root) == {"a": 1, "b": 2, "c": 3}
     assert any(elsewhere.rglob("*"))

@@ -1,5 +1,5 @@
-"""Do the tests see what they are for? Each deliberate defect must be caught by the test that is
-named for it."""
+"""Do the tests find defects? Each deliberate defect must be caught by the test that is named for
+it."""
 
 from __future__ import annotations
 

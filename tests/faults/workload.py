@@ -1,10 +1,9 @@
-"""One life of a log with everything that is done to logs, and a reference that knows what must be
-there whatever happens in between.
+"""One life of a log with everything that is done to logs, and a reference that knows what the log
+must contain, whatever happens meanwhile.
 
 The reference is two dicts: what was acknowledged, and the same with the one operation that is under
-    way. After any fault the map equals the one or the other;
-a key that only a deletion explains and that is there again is a resurrected delete, a key whose
-acknowledged value is missing a lost record.
+way. After any fault the map equals the one or the other. If a deleted key exists again, it is a
+resurrected delete; if an acknowledged value is missing, it is a lost record.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ WORK: tuple[Step, ...] = (
 
 @dataclass
 class Reference:
-    """What must be there."""
+    """What the log must contain."""
 
     clock: FakeClock = field(default_factory=FakeClock)
     state: Entries = field(default_factory=dict)
@@ -94,8 +93,8 @@ class Reference:
         self.on_change()
 
     def settle(self, found: dict[str, Any], why: object = "") -> None:
-        """What was found after a fault is one of what may be there; from now on it is what must
-        be."""
+        """What was found after a fault must be one of the two; from now on the log must contain
+        it."""
         now = self.clock.now_ms()
         expected = live(self.state, now)
         if found == expected:
@@ -124,7 +123,7 @@ def live(entries: Entries, now_ms: int) -> dict[str, Any]:
 
 
 class Life:
-    """Plays steps on a log of node n1, and tells the reference."""
+    """Plays steps on a log of node n1, and reports them to the reference."""
 
     def __init__(self, storage: SegmentStore, reference: Reference, **options: Any) -> None:
         self.storage, self.reference = storage, reference
@@ -153,8 +152,9 @@ class Life:
             self.step(*step)
 
     def play_through(self, steps: Sequence[Step] = WORK) -> int:
-        """The same on a storage that fails now and then: no other errors than ours, memory
-        unchanged by what failed, and after a reopen work goes on. Returns how many steps failed."""
+        """The same on a storage that sometimes fails: no other errors than those of imap-wal,
+        memory unchanged by what failed, and work continues after a reopen. Returns how many steps
+        failed."""
         failures = 0
         for step in steps:
             try:
@@ -173,7 +173,7 @@ class Life:
                     f"{step} failed and changed memory"
                 )
                 if self.store.committer.failure is None:
-                    continue  # an archive, a rewrite: the log goes on
+                    continue  # an archive, a rewrite: the log continues
             self.reopen_when_it_can()
         return failures
 

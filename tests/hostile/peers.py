@@ -60,10 +60,10 @@ class RawPeer:
         )
         self.socket.sendall(GREETING)
         theirs = b""
-        while len(theirs) < len(GREETING):  # libzmq refuses a READY that comes with the greeting
+        while len(theirs) < len(GREETING):  # libzmq refuses a READY sent with the greeting
             theirs += self.socket.recv(len(GREETING) - len(theirs))
         self.socket.sendall(frame(b"\x05READY" + properties, 4))
-        # Until the agent has admitted it, libzmq takes a request for a wrong handshake.
+        # Until the agent has admitted it, libzmq treats a request as a wrong handshake.
         command, size = self._read(2)
         assert (command, self._read(size)[:6]) == (4, b"\x05READY")
 
@@ -94,7 +94,7 @@ class RawPeer:
         return parts(self._read(int.from_bytes(self._read(8 if flags else 1))))[0]
 
     def ended(self, timeout_s: float = 10) -> bool:
-        """Whether the agent closes the connection; reads all that comes before."""
+        """Whether the agent closes the connection; reads everything that was sent before."""
         self.socket.settimeout(timeout_s)
         with suppress(ConnectionError):
             try:
@@ -184,7 +184,7 @@ class AgentProcess:
 
 @contextmanager
 def agent_process(settings: AgentConfig, folder: Path, files: int = 4096) -> Iterator[AgentProcess]:
-    """It must end well: a crash fails the test."""
+    """The agent must end with code 0: a crash fails the test."""
     agent = AgentProcess(settings, folder, files)
     try:
         yield agent

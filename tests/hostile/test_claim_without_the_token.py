@@ -70,7 +70,7 @@ def test_a_stranger_without_the_token_claims_nothing(tmp_path: Path) -> None:
 
 
 def test_the_next_cluster_claims_with_the_token(tmp_path: Path) -> None:
-    """The token stays needed after a restart of the agent; the storage has only its hash."""
+    """The token is still needed after a restart of the agent; the storage has only its hash."""
     settings = settings_of(tmp_path)
     with serving(settings), plugin(settings, greet=False) as member:
         member.hello(token=TOKEN)
@@ -91,7 +91,7 @@ def test_the_next_cluster_claims_with_the_token(tmp_path: Path) -> None:
     assert TOKEN not in "".join(file.read_text() for file in claims)
 
 
-def test_a_log_without_a_token_takes_the_next_clusters(tmp_path: Path) -> None:
+def test_a_log_without_a_token_gets_the_next_clusters_token(tmp_path: Path) -> None:
     """Until then every cluster may claim it, and the agent warns."""
     settings = settings_of(tmp_path)
     with capture_logs() as lines, serving(settings), plugin(settings, greet=False) as member:

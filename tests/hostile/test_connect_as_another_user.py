@@ -37,7 +37,7 @@ except NotAllowed as error:
 
 
 def asked_as(uid: int, endpoint: str) -> str:
-    """What a process of that user gets as an answer."""
+    """The answer to a process of that user."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", ASK, endpoint, str(uid)]
     return subprocess.run(
@@ -47,8 +47,7 @@ def asked_as(uid: int, endpoint: str) -> str:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every user may enter, so that only the agent's rules are between them and
-    it."""
+    """A folder that every user may enter, so that only the agent's own rules can refuse them."""
     with tempfile.TemporaryDirectory(prefix="imap-wal-") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -69,7 +68,7 @@ def agent_at(folder: Path, **settings: object) -> AgentConfig:
 @needs_root
 def test_another_user_is_refused(open_folder: Path) -> None:
     """The kernel names the user, whatever the mode of the socket is, and the refusal is logged."""
-    # The mode lets everybody in: what refuses is the list of users alone.
+    # The mode admits every user: only the list of users refuses.
     settings = agent_at(open_folder, endpoint_mode="0666", allow_uids=[12345])
     with capture_logs() as lines, serving(settings), plugin(settings) as member:
         assert asked_as(OTHER, settings.endpoint).startswith("NotAllowed: the agent at ipc://")
@@ -114,7 +113,7 @@ def test_repeated_refusals_are_logged_once(open_folder: Path) -> None:
     ],
 )
 def test_a_peer_with_an_unknown_user_is_refused(address: str) -> None:
-    """The address that the kernel gives has no valid number of a user."""
+    """The address that the kernel reports has no valid number of a user."""
     assert Users(frozenset({0})).judge(address, b"").why
 
 

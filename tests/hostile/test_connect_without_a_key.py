@@ -93,7 +93,7 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
 
 def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:
     """The handshake proves that the peer has the secret key."""
-    # The member's public key with the secret of another one: the handshake proves the secret.
+    # The member's public key with the secret key of another one.
     forged = replace(STRANGER, public=MEMBER.public)
     with (
         serving(settings),
@@ -201,7 +201,7 @@ def test_untrustworthy_key_files_are_refused_at_the_start(
         Agent(settings)
     assert said in str(refusal.value)
     assert AGENT.secret not in str(refusal.value)
-    assert not (tmp_path / "log/default/c/nodes").exists()  # nothing was opened
+    assert not (tmp_path / "log/default/c/nodes").exists()  # no log was opened
 
 
 def test_a_secret_is_in_no_repr() -> None:

@@ -1,4 +1,5 @@
-"""Attack: use up the time or the memory of an agent, so that others wait or lose what is theirs."""
+"""Attack: use up the time or the memory of an agent, so that other peers wait or lose their
+listings."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_a_peer_cannot_take_later_routing_ids(settings: AgentConfig) -> None:
 
 
 class SlowHello:
-    """Hellos of an agent that take long: each waits for `release`, for a moment. `served`: their
+    """Slow hellos of an agent: each waits for `release`, at most `wait_s`. `served`: their
     number."""
 
     def __init__(self, agent: Agent, monkeypatch: pytest.MonkeyPatch, wait_s: float) -> None:
@@ -125,7 +126,7 @@ def test_a_payload_where_none_belongs_is_refused_and_not_kept(
 
 
 def test_waiting_requests_take_bounded_memory(tmp_path: Path) -> None:
-    """Small requests always have room."""
+    """Small requests are still accepted."""
     settings = config(tmp_path, max_value_bytes=WAITING_BYTES_MAX)
     large = msgpack.packb(b"k" * (WAITING_BYTES_MAX * 2 // 3))
     with serving(settings) as agent, plugin(settings) as member, ExitStack() as opened:
@@ -260,7 +261,7 @@ def test_a_load_of_too_many_keys_is_refused(settings: AgentConfig) -> None:
         assert member.values() == {"a": "1"}
 
 
-def test_a_load_that_takes_long_is_answered_in_parts(
+def test_a_slow_load_is_answered_in_parts(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reads, "LOAD_S", 0.0)

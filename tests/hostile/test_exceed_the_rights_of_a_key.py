@@ -56,7 +56,7 @@ def test_a_reader_may_not_write_or_claim(settings: AgentConfig) -> None:
         plugin(settings, MEMBER) as member,
         plugin(settings, READER, uuid="r", member="reader") as reader,
     ):
-        # A key that may only read does not have the log claimed, not even the first time.
+        # A key that may only read claims nothing, not even a log that was never claimed.
         assert "reader may not claim it: that needs the rights 'write' and 'claim'" in refused(
             reader, "hello", reader.about(purpose="read")
         )
@@ -161,7 +161,7 @@ def test_a_hello_for_reading_changes_nothing(
             (sign._heard, sign._greeted_at),
             agent._sessions.claims.known,
         )
-        # It says what a member would say, also the number of the view and the id of the plug-in.
+        # Its hello is that of a member, with the number of the view and the id of the plug-in.
         for about in (
             {},
             {"view": 2},
@@ -190,7 +190,7 @@ def test_a_hello_for_reading_changes_nothing(
         assert stored(settings) == before
         assert ((sign._heard, sign._greeted_at), agent._sessions.claims.known) == (heard, claims)
         assert len(agent._sessions._by_number) == 2
-        # Its bye is not that of the plug-in whose id it gave.
+        # Its bye does not end the session of the plug-in whose id it sent.
         reader.hello(purpose="read")
         assert reader.client.ask("bye")[0][0] == "bye"
         assert reader.client.ask("keys", "orders", None, 10)[0][2] == "not-ready"

@@ -1,5 +1,5 @@
-"""Attack: take all connections, descriptors or memory of an agent, or have it keep things without
-end."""
+"""Attack: take all connections, descriptors or memory of an agent, or make it store data without
+limit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def comes_in(settings: AgentConfig) -> bool:
         late.hello()
         return late.values() == {"a": "1", "b": "2"}
     except TimeoutError:
-        return False  # it was the one too many: a plug-in would try again, too
+        return False  # this connection was over the limit; a plug-in would try again
     finally:
         late.close()
 
@@ -96,7 +96,7 @@ def test_a_flood_of_connections_does_not_end_the_agent(tmp_path: Path, kind: str
     files = wanted_files(100)
     with agent_process(settings, tmp_path, files) as agent, plugin(settings) as member:
         member.put(a="0")
-        until = time.monotonic() + 4  # how fast connections come in this time is what is tested
+        until = time.monotonic() + 4  # the test is how many connections are opened in this time
         flooding = [
             multiprocessing.get_context("fork").Process(
                 target=_flood, args=(settings.endpoint, until)

@@ -278,8 +278,8 @@ def test_repair_continues_with_the_manifest_before_a_forged_one(
             imap_wal.open(url)
     ended = run("verify", url)
     assert ended.code == 3 and "Traceback" not in ended.err + ended.out
-    told = run("repair", url, "--to", f"file://{tmp_path}/copy", "-o", "json")
-    assert told.code == 3, told.err
+    report = run("repair", url, "--to", f"file://{tmp_path}/copy", "-o", "json")
+    assert report.code == 3, report.err
     with imap_wal.open(f"file://{tmp_path}/copy") as store:
         assert dict(store.map("m")) == {"a": "1"}
     assert open_store(url).exists(str(path.relative_to(url.removeprefix("file://"))))

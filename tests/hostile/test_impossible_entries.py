@@ -172,9 +172,9 @@ def test_verify_names_impossible_numbers_and_repair_drops_them(
 
 def _dropped(url: str, tmp_path: Path, run: Run, position: Position) -> None:
     target = tmp_path / "copy"
-    told = run("repair", url, "--to", f"file://{target}", "--drop-entry", position, "-o", "json")
-    assert told.code == 3, told.err  # something was given up
-    assert told.json["summary"]["given_up_records"] == 1
+    report = run("repair", url, "--to", f"file://{target}", "--drop-entry", position, "-o", "json")
+    assert report.code == 3, report.err  # something was given up
+    assert report.json["summary"]["given_up_records"] == 1
     assert restored(f"file://{target}") == {b"a": GOOD}
     (aside,) = target.rglob("lost/dropped-*.msgpack")
     assert str(position) in aside.name

@@ -1,4 +1,4 @@
-"""A loss of files must not open a log to everybody: the manifests that had its token are gone, and
+"""A loss of files must not open a log to every cluster: the manifests with its token are lost, and
 the log is repaired."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Attack: have an agent keep more and more of sessions and members, or give one connection two
-sessions."""
+"""Attack: make an agent keep ever more sessions and members, or get two sessions for one
+connection."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:
     log.close()
 
 
-def test_members_that_are_kept_out_are_bounded_by_another_view(memory: MemoryStore) -> None:
+def test_another_view_bounds_the_list_of_lost_members(memory: MemoryStore) -> None:
     clock = FakeClock()
     log = opened(memory, clock)
     sessions = SessionRegistry(log, cluster(memory, clock))

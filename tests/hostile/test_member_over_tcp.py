@@ -1,5 +1,5 @@
-"""Attack: between a real member and its agent over TCP with keys: read what passes, change it, take
-the agent's place; as a member, have a revoked key or no token."""
+"""Attack: between a real member and its agent over TCP with keys: read the messages, change them,
+take the agent's place; as a member, use a revoked key or no token."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ OPERATOR = new_pair("operator")
 
 
 class Tap:
-    """Passes on what a member and an agent send each other, and keeps it. `spoil` changes a byte of
-    what the member sends from then on."""
+    """Forwards what a member and an agent send to each other, and records it. `spoil` changes a
+    byte of what the member sends from then on."""
 
     def __init__(self, target: int) -> None:
         self.seen = bytearray()
@@ -151,7 +151,7 @@ def world(tmp_path: Path, java: str) -> Iterator[World]:
 
 
 def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
-    """What passes over the network can be neither read nor changed."""
+    """What is sent over the network can be neither read nor changed."""
     cluster = world.cluster
     cluster.start(1)
     orders = cluster.client().get_map("orders").blocking()
@@ -167,8 +167,8 @@ def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
     assert b"orders" not in seen
     assert b"t" * 64 not in seen
 
-    # What is changed on the way is not taken: the change either fails or is repeated, never
-    # another.
+    # Bytes that were changed on the way are not accepted: the change either fails or is repeated,
+    # and its value is never another.
     world.tap.spoil.set()
     with pytest.raises(Exception, match=r"NotAppended|OutcomeUnknown|LogUnavailable"):
         orders.put("k7", "changed")

@@ -1,5 +1,5 @@
-"""Somebody who may write to the storage, and has no key, puts a segment of another place into an
-encrypted log: with its header as it was, damaged, or changed to fit."""
+"""Attack: with access to the storage, and without a key, put a segment of another place into an
+encrypted log: with its header unchanged, damaged, or changed to fit."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def keys_after_repair(store: SegmentStore, mode: str) -> set[str]:
 @settings(deadline=None)
 @given(elsewhere(), st.sampled_from(sorted(CHANGES)))
 def test_no_frame_of_another_place_is_read(changes: dict[str, object], change: str) -> None:
-    """Neither when it is judged nor when it is salvaged."""
+    """Neither by a check nor by a salvage."""
     home = header().home
     assert home._replace(**changes) != home  # type: ignore[arg-type]
     forget("moved")

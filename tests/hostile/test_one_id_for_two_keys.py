@@ -1,4 +1,4 @@
-"""A mistake: one key id is used for two keys. Each node could read only what it wrote itself."""
+"""A mistake: one key id is used for two keys. Each node could read only its own entries."""
 
 from __future__ import annotations
 

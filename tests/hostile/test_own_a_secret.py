@@ -1,4 +1,4 @@
-"""Attack: as another user of the machine, own or replace a file that says who is who."""
+"""Attack: as another user of the machine, own or replace a file of keys, tokens or rights."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_folder_that_others_may_write_to_is_refused(
                 read(file)
             assert f"other users may write to the folder {part} (" in str(refused.value)
             assert str(refused.value).endswith(f"run: chmod go-w {part}")
-        part.chmod(0o1777)  # as /tmp: nobody can replace what belongs to another user
+        part.chmod(0o1777)  # as /tmp: no user can replace a file of another user
         read(file)
         part.chmod(0o755)
 

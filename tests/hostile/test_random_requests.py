@@ -182,9 +182,9 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
     """Send `together` messages, `examples` times. A member in between must not be affected. In the
     end the whole log is archived and read.
 
-    Which answer comes may depend on time: a read that is sent with a hello is served before or
-    after it. So a failure is raised as it came. Hypothesis would try the example again, find
-    another answer, and report that instead."""
+    The answer may depend on time: a read that is sent with a hello is served before or after it. So
+    the first failure is raised unchanged. Hypothesis would try the example again, find another
+    answer, and report that instead."""
     good = Plugin(settings.endpoint)
     expected: dict[str, str] = {}
     fuzzing = Plugin(settings.endpoint, uuid="fuzz-plugin", member=FUZZ)
@@ -219,7 +219,8 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
         socket = fuzzing.client._socket
         sent = answered = 0
         while answered < together:
-            # At once as many as the agent lets wait, or one after the other: each is served then.
+            # Several at once, as many as may wait in the agent, or one after the other: each is
+            # served.
             for _ in range(min(data.draw(st.sampled_from([1, 5, together])), together - sent)):
                 socket.send_multipart(data.draw(messages(fuzzing, sent + 1)))
                 sent += 1
@@ -268,7 +269,7 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
 
 
 def read_whole(settings: AgentConfig) -> None:
-    """Everything that got into the log can be opened, archived and restored."""
+    """Everything that was logged can be opened, archived and restored."""
     store = open_store(settings.url)
     log = open_node_log(
         LogContext(

@@ -258,7 +258,7 @@ def test_storage_options_of_the_configuration_reach_the_storage(
         assert_nothing_in(*stored())
 
 
-def test_credentials_are_given_only_to_named_places(tmp_path: Path) -> None:
+def test_credentials_are_used_only_for_named_places(tmp_path: Path) -> None:
     """Places with a similar name get none."""
     file = tmp_path / "credentials.toml"
     file.write_text(

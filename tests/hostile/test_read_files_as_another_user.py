@@ -32,7 +32,7 @@ UNIT = Path(__file__).parents[2] / "docs/reference/imap-wal-agent.service"
 
 
 class RunAsAgent:
-    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or what went wrong."""
+    """Runs a statement about `agent/access/keys.py` as the agent's user; "" or the error."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -180,7 +180,7 @@ def test_the_unit_exposes_little(tmp_path: Path, network: bool) -> None:
 def test_commands_keep_the_modes_of_a_log(
     tmp_path: Path, umask: int, root: int, namespace: int, files: int
 ) -> None:
-    """They shut no user out, and let none in."""
+    """No user loses access, and none gets it."""
     place = tmp_path / "root"
     with imap_wal.open(str(place), node="n") as store:
         store.map("m")["a"] = 1
@@ -202,8 +202,8 @@ def test_commands_keep_the_modes_of_a_log(
 
 
 def test_the_group_of_the_socket_reads_no_secrets() -> None:
-    """The member is in the agent's group: its configuration and credentials are root's, and handed
-    over."""
+    """The member is in the agent's group: its configuration and credentials belong to root, and
+    systemd passes copies to the agent."""
     unit = UNIT.read_text()
     lines = unit.splitlines()
     assert "LoadCredential=agent.toml:/etc/imap-wal/agent.toml" in lines
@@ -212,7 +212,7 @@ def test_the_group_of_the_socket_reads_no_secrets() -> None:
     assert len(starts) == 2 and not any("/etc/" in line for line in starts)
     assert "#   chown -R root:root /etc/imap-wal; chmod 0755 /etc/imap-wal" in lines
     assert any(line.startswith("#   cd /etc/imap-wal; chmod 0600 agent.toml  ") for line in lines)
-    # What is read again when it changes is no copy, and the agent's user can read it.
+    # A file that is read again when it changes is no copy, and the agent's user can read it.
     assert "# LoadCredential=agent-1.key:/etc/imap-wal/agent-1.key" in lines
     assert '#   clients = "/etc/imap-wal/clients.toml"' in lines
     assert not any("LoadCredential=clients" in line or "*.toml" in line for line in lines)
@@ -233,7 +233,7 @@ def test_the_units_user_can_read_its_files(run_as_agent: RunAsAgent) -> None:
     keys.write_clients(etc / "clients.toml", {pair.public: Peer("member-1", frozenset(Right))})
     keys.write_new(
         credentials / "owned.key", pair.text(), 0o400
-    )  # without access lists, systemd gives the copy to the user
+    )  # without access lists, the user owns systemd's copy
     os.chown(credentials / "owned.key", AGENT, AGENT)
     keys.write_new(
         credentials / "listed.key", pair.text(), 0o440

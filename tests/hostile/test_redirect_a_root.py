@@ -124,7 +124,7 @@ def test_which_redirections_are_followed(root: str, wal_dir: str, followed: bool
     assert (why_not_followed(Location(root), wal_dir) == "") is followed
 
 
-def test_options_go_only_to_the_same_place() -> None:
+def test_options_are_used_only_for_the_same_place() -> None:
     """Segments in another place get no options of the root."""
     root = Location("s3://mine/a", {"secret": "x"})
     assert of_wal_dir(root, Location("s3://mine/b")).options == {"secret": "x"}

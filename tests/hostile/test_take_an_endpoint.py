@@ -64,7 +64,7 @@ def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:
             plugin(first) as member,
         ):
             assert member.put(a="1")[0] == "ack"
-            agent._router.close()  # the former one ends at last: what is its successor's stays
+            agent._router.close()  # the former one ends, and its successor's socket stays
             with plugin(first, greet=False) as late:
                 assert late.stat()["appends"] == 1
             with pytest.raises(InvalidSetting, match="is held by"):
@@ -157,7 +157,7 @@ def test_the_socket_is_private_from_the_bind_on(
 @pytest.fixture
 def another_user() -> Iterator[Path]:
     """A folder in which this process cannot open a file whose mode allows nothing. Root can open
-    everything, so the process becomes user nobody meanwhile."""
+    everything, so the process becomes the user `nobody` meanwhile."""
     root = os.geteuid() == 0
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o777)

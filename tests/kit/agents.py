@@ -1,4 +1,4 @@
-"""An agent in a process of its own, and what is in its log."""
+"""An agent in its own process, and the contents of its log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
 
 
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
-    """What a restore of the cluster gives."""
+    """What a restore of the cluster returns."""
     view = MaterializedView(
         ClusterLog(open_store(settings.url), settings.namespace, settings.cluster), Settings()
     )
@@ -54,7 +54,7 @@ def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
 
 
 class Process:
-    """An agent in a process of its own."""
+    """An agent in its own process."""
 
     def __init__(self, settings: AgentConfig, fault: Fault | None = None) -> None:
         ours, theirs = _context.Pipe(duplex=False)

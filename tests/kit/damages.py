@@ -19,7 +19,7 @@ FOLDER = IDENTITY.node_folder
 
 
 def history(memory: MemoryStore, *, segments_: int = 3, frames: int = 4, sync: bool = True) -> None:
-    """Segments of so many frames with one entry each (key = number of the frame, from 0), then a
+    """Segments of `frames` frames with one entry each (key = number of the frame, from 0), then a
     kill: nothing is closed."""
     log = node_log(memory)
     number = 0
@@ -104,8 +104,8 @@ DAMAGES: dict[str, tuple[Damage, bool, list[int], int]] = {
         4,
     ),
     "a sealed segment cut between two frames": (lambda store: cut(store, 0, 2), False, ALL[:2], 8),
-    "the first segment cut behind its header": (lambda store: cut(store, 0, 0), False, [], 8),
-    "a sealed segment cut behind its header": (lambda store: cut(store, 1, 0), False, ALL[:4], 4),
+    "the first segment cut after its header": (lambda store: cut(store, 0, 0), False, [], 8),
+    "a sealed segment cut after its header": (lambda store: cut(store, 1, 0), False, ALL[:4], 4),
     "a segment missing": (lambda store: store.delete(segments(store)[1]), False, ALL[:4], 4),
     "the first segment missing": (lambda store: store.delete(segments(store)[0]), False, [], 8),
     "a sealed segment of random bytes": (

@@ -1,4 +1,4 @@
-"""A storage whose syncs wait."""
+"""A storage whose syncs can be delayed."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def restored(url: str) -> dict[str, str]:
 
 
 class Halves:
-    """Members a, b and c of one cluster, each with an agent of its own; all have written."""
+    """Members a, b and c of one cluster, each with its own agent; all have written."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.settings = {name: config(folder, f"n-{name}") for name in "abc"}

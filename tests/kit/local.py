@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def python(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Another process running `code`; it has said something on its output when this goes on."""
+    """Another process running `code`; it has written to its output when this continues."""
     process = subprocess.Popen(
         [
             sys.executable,

@@ -1,5 +1,5 @@
-"""Operations of a thread that is killed: the same numbers give the same operations, in the child
-and in its parent."""
+"""Operations of a thread that is killed. The same numbers mean the same operations in the child and
+in its parent."""
 
 from __future__ import annotations
 

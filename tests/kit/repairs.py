@@ -21,7 +21,7 @@ def always(_: str) -> bool:
 
 
 def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[MemoryStore, list[Any]]:
-    """A repaired copy in memory, and the items; the dry run before it says the same."""
+    """A repaired copy in memory, and the items; a dry run before it reports the same."""
     plans = []
     target = MemoryStore(name)
     for dry_run in (True, False):

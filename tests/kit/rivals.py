@@ -39,7 +39,7 @@ changes = st.tuples(
 
 
 def as_rows(history: list[tuple[str, str, int, int, int, str | None, int]]) -> list[Claim]:
-    """Each order once in a node's log, as a node gives it."""
+    """Each order once in a node's log, as a node assigns it."""
     found: dict[tuple[str, str, int, int, int], Claim] = {}
     for writer, key, version, session, request, value, expires in history:
         row = put(key, value, (1, version, session, request), expires_at_ms=expires if value else 0)

@@ -27,12 +27,12 @@ def fill(opened: Log, *values: Any, name: str = "m") -> list[Position]:
     return [opened.append(name, (b"k", str(value).encode())) for value in values]
 
 
-def told(records: Any) -> list[str]:
+def texts_of(records: Any) -> list[str]:
     return [(record.entry.value or b"").decode() for record in records]
 
 
 def everywhere(opened: Log, storage: SegmentStore, places: list[Position]) -> None:
-    """Reading from every position, and from between them, gives exactly what is there from it
+    """Reading from every position, and from between them, returns exactly the records from there
     on."""
     for source in (opened, reading(storage)):
         assert [record.position for record in source.read(START)] == places

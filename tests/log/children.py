@@ -1,4 +1,4 @@
-"""What runs in other processes."""
+"""Functions that run in other processes."""
 
 from __future__ import annotations
 

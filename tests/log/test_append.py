@@ -27,7 +27,7 @@ from imap_wal.manifest.store import KEEP
 from rewrite_cli.cli import group
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
-from tests.kit.standalone import SMALL, create, fill, reading, reopen, told
+from tests.kit.standalone import SMALL, create, fill, reading, reopen, texts_of
 from tests.support import Threads, segments
 
 
@@ -64,7 +64,7 @@ def test_positions_are_monotone_over_segments_reopens_and_takeovers(
     with log.create(url, **SMALL) as opened:
         places += fill(opened, *range(20))
     for life in range(3):
-        opened = log.open(url, takeover=bool(life), **SMALL)  # not closed: the next one takes over
+        opened = log.open(url, takeover=bool(life), **SMALL)  # not closed: the next open takes over
         places += fill(opened, *range(7))
         opened.rotate()
     assert places == sorted(places) and len(set(places)) == len(places)
@@ -74,7 +74,7 @@ def test_positions_are_monotone_over_segments_reopens_and_takeovers(
 
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
-def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, scheme: str) -> None:
+def test_a_log_continues_after_its_hundred_millionth_segment(tmp_path: Path, scheme: str) -> None:
     url, at = f"{scheme}://{tmp_path}", 99_999_996
     with log.create(url, **SMALL) as opened:
         opened._log.manifests.update(
@@ -109,7 +109,7 @@ def test_a_log_goes_on_behind_its_hundred_millionth_segment(tmp_path: Path, sche
 def test_manifest_does_not_grow_with_segments(
     memory: MemoryStore,
 ) -> None:
-    """Segment follows segment without end, and the manifest does not grow. Metadata is published by
+    """Many segments are written, and the manifest does not grow. Metadata is published by
     compare-and-swap, and the names of the segments are their list."""
     with create(memory) as opened:
         places = fill(opened, 0)
@@ -168,17 +168,17 @@ def test_each_thread_gets_its_own_append_position(memory: MemoryStore) -> None:
         (lambda opened: list(opened.read("1.2.3")), ValueError),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_appended(
+def test_invalid_appends_are_refused_and_append_nothing(
     memory: MemoryStore, append: Callable[[Log], Any], error: type[Exception]
 ) -> None:
     with create(memory, max_value_bytes=100) as opened:
         with pytest.raises(error):
             append(opened)
         fill(opened, "fine")
-        assert told(opened.read()) == ["fine"]
+        assert texts_of(opened.read()) == ["fine"]
 
 
-def test_a_closed_log_says_so(memory: MemoryStore) -> None:
+def test_every_call_on_a_closed_log_raises_closed(memory: MemoryStore) -> None:
     opened = create(memory)
     opened.close()
     opened.close()
@@ -196,7 +196,7 @@ def test_a_closed_log_says_so(memory: MemoryStore) -> None:
 
 
 def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStore) -> None:
-    """What was acknowledged before is in the log."""
+    """The changes acknowledged before are in the log."""
     faulty = FaultyStore(memory)
     opened = create(faulty)
     fill(opened, 1)
@@ -205,11 +205,13 @@ def test_failed_write_is_reported_and_the_next_open_continues(memory: MemoryStor
         fill(opened, 2)
     with pytest.raises(NotAppended):
         fill(opened, 3)
-    assert told(opened.read()) == ["1"], "a reader of the log itself sees acknowledged entries only"
+    assert texts_of(opened.read()) == ["1"], (
+        "a reader of the log itself sees acknowledged entries only"
+    )
     opened.close()
     with reopen(memory) as again:
         fill(again, 4)
-        assert told(again.read()) in (["1", "4"], ["1", "2", "4"])
+        assert texts_of(again.read()) in (["1", "4"], ["1", "2", "4"])
 
 
 def test_second_writer_is_refused_unless_it_takes_over(
@@ -227,8 +229,8 @@ def test_second_writer_is_refused_unless_it_takes_over(
     with pytest.raises((Fenced, NotAppended)):
         fill(old, "void")
     assert later > place
-    assert told(new.read()) == ["old", "new"]
-    assert told(old.read()) == ["old", "new"], "who was shut out reads as everybody does"
+    assert texts_of(new.read()) == ["old", "new"]
+    assert texts_of(old.read()) == ["old", "new"], "who was shut out reads as everybody does"
     old.close()
     new.close()
-    assert told(reading(memory).read()) == ["old", "new"]
+    assert texts_of(reading(memory).read()) == ["old", "new"]

@@ -1,4 +1,5 @@
-"""What still works when a part of the storage is down: the table of docs/log.md, cell by cell."""
+"""The operations that work when a part of the storage is down: the table of docs/log.md, cell by
+cell."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 class Bench:
-    """A log of five entries over a storage of which parts can be taken away. Segments take two
+    """A log of five entries over a storage of which parts can fail. A segment has room for two
     entries."""
 
     def __init__(self, name: str) -> None:
@@ -133,7 +134,7 @@ def act_tail_begins(bench: Bench) -> Act:
     return act
 
 
-def act_tail_goes_on(bench: Bench) -> Act:
+def act_tail_continues(bench: Bench) -> Act:
     tail = bench.reader().tail(poll_s=0.001)
     seen = [next(tail).position for _ in range(4)]
 
@@ -165,7 +166,7 @@ ACTS: dict[str, Callable[[Bench], Act]] = {
     "read": act_read,
     "read from an archive": act_read_archive,
     "tail that begins": act_tail_begins,
-    "tail that goes on, over a rotation": act_tail_goes_on,
+    "tail that continues, over a rotation": act_tail_continues,
     "archive": lambda bench: lambda: [bench.log.archive()].clear(),
     "shrink": act_shrink,
     "close": lambda bench: bench.log.close,
@@ -177,7 +178,7 @@ def test_the_page_has_a_row_for_every_operation() -> None:
 
 
 @pytest.mark.parametrize(("operation", "what", "outcome"), list(table()))
-def test_what_works_when_a_part_is_down(
+def test_operations_during_an_outage_end_as_the_table_says(
     operation: str, what: str, outcome: str, memory: MemoryStore
 ) -> None:
     bench = Bench(f"{memory.url}-{operation}-{what}")

@@ -20,7 +20,7 @@ from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
-from tests.kit.standalone import create, fill, reading, reopen, told
+from tests.kit.standalone import create, fill, reading, reopen, texts_of
 from tests.support import FakeClock, Threads, embedded
 
 
@@ -35,7 +35,7 @@ def test_a_log_is_created_once_and_opened_from_then_on(url: str) -> None:
         fill(opened, 2)
     with log.open(url) as opened:
         fill(opened, 3)
-        assert told(opened.read()) == ["1", "2", "3"]
+        assert texts_of(opened.read()) == ["1", "2", "3"]
 
 
 def test_created_but_unopened_log_can_be_opened(
@@ -67,7 +67,7 @@ def test_one_of_many_concurrent_creators_makes_the_log(url: str) -> None:
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os"])
 def test_appended_entries_survive_a_reopen_with_any_durability(url: str, durability: str) -> None:
-    """Their positions stay the same."""
+    """Their positions do not change."""
     with log.create(url, durability=durability) as opened:
         places = fill(opened, *range(10))
         opened.sync()
@@ -91,7 +91,7 @@ def test_durability_that_storage_cannot_keep_is_refused(
     assert not (tmp_path / "log").exists()
 
 
-def test_logs_and_maps_keep_out_of_each_others_folders(memory: MemoryStore) -> None:
+def test_logs_and_maps_refuse_each_others_folders(memory: MemoryStore) -> None:
     with embedded(memory) as store:
         store.map("m")["a"] = 1
     with pytest.raises(InvalidSetting, match=r"is the log of maps.*LogReader"):
@@ -133,7 +133,7 @@ def test_logs_sharing_a_cluster_have_newest_map_values(memory: MemoryStore) -> N
     create(memory, node="a", exist_ok=True).close()
 
 
-def test_segments_may_stand_elsewhere(tmp_path: Path, url: str) -> None:
+def test_segments_may_have_a_storage_of_their_own(tmp_path: Path, url: str) -> None:
     with log.create(url, wal_dir=f"file://{tmp_path}/quick") as opened:
         places = fill(opened, 1, 2)
         assert list((tmp_path / "quick").rglob("*.wal"))

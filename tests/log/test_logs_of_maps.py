@@ -17,7 +17,7 @@ from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import append as append_rows
 from tests.kit.logs import node as agent_log
-from tests.kit.standalone import create, reading, told
+from tests.kit.standalone import create, reading, texts_of
 from tests.support import embedded
 
 
@@ -56,10 +56,10 @@ def test_agent_log_is_read_without_void_entries(
     )
     append_rows(writer, put("a", "2", (2, 1, 1, 1)))
     read = reading(memory, namespace="ns", cluster="c", node="n1")
-    assert told(read.read()) == ["1", "2"]
+    assert texts_of(read.read()) == ["1", "2"]
     writer.close()
     archive_sealed(memory, writer.identity.node_folder, "n1", writer.manifests)
-    assert told(read.read()) == ["1", "2"]
+    assert texts_of(read.read()) == ["1", "2"]
 
 
 def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> None:
@@ -88,7 +88,7 @@ def test_log_is_replicated_by_read_and_append(memory: MemoryStore, url: str) -> 
 def test_log_refuses_a_number_outside_the_archive_range(
     memory: MemoryStore, field: str, value: int
 ) -> None:
-    """Such an entry was acknowledged, and every later `archive` failed."""
+    """Such an entry was acknowledged once, and every later `archive` failed."""
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
     with create(memory) as opened:
         with pytest.raises(

@@ -23,7 +23,7 @@ from storage_backends import SegmentStore
 from storage_backends.faults import FaultyStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
-from tests.kit.standalone import create, everywhere, fill, reading, told
+from tests.kit.standalone import create, everywhere, fill, reading, texts_of
 from tests.log.children import append_one, child
 from tests.support import overwrite, segments
 
@@ -34,7 +34,7 @@ def test_a_reader_follows_while_another_process_takes_the_log_over(url: str) -> 
     stop = threading.Event()
     tail = LogReader(url).tail(poll_s=0.002, stop=stop)
     own = opened.tail(poll_s=0.002, stop=stop)
-    assert told([next(tail), next(own)]) == ["one", "one"]
+    assert texts_of([next(tail), next(own)]) == ["one", "one"]
     with child(append_one, url, b"two") as (_, pipe):
         place = pipe.recv()
         assert str(next(tail).position) == place
@@ -115,7 +115,7 @@ def test_damaged_frame_is_an_error_with_its_place(
         for record in reading(memory).read():
             seen.append(record)  # noqa: PERF402
     assert raised.value.file == path
-    assert told(seen) == [str(number) for number in range(len(seen))] and 0 < len(seen) < 9
+    assert texts_of(seen) == [str(number) for number in range(len(seen))] and 0 < len(seen) < 9
 
 
 def test_a_reader_of_nothing_says_what_is_missing(memory: MemoryStore) -> None:
@@ -130,13 +130,13 @@ def test_a_reader_of_nothing_says_what_is_missing(memory: MemoryStore) -> None:
         assert list(reading(memory).read()) == [] and reading(memory).oldest() == START
 
 
-def test_a_segment_whose_header_appears_between_two_looks_is_read(memory: MemoryStore) -> None:
+def test_a_segment_whose_header_appears_between_two_reads_is_read(memory: MemoryStore) -> None:
     with create(memory) as opened:
         places = fill(opened, 1)
     (path,) = segments(memory)
 
     class Late(FaultyStore):
-        """The first read of the segment comes before its writer's first write."""
+        """The first read of the segment is before its writer's first write."""
 
         def read(self, path_: str, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path_, offset, length)

@@ -118,15 +118,15 @@ class Reference(RuleBasedStateMachine):
             try:
                 found = list(source.read(str(start) if text else start))
             except PositionGone as error:
-                told = error.oldest
+                oldest = error.oldest
             else:
-                told = ""
+                oldest = ""
                 assert found == self.expected(start)
-            assert told == (str(self.oldest) if start < self.oldest else "")
+            assert oldest == (str(self.oldest) if start < self.oldest else "")
 
     @rule()
     def catch_up(self) -> None:
-        """The tail gets all that it has not seen, or an error that it was removed."""
+        """The tail gets all new entries, or an error that they were removed."""
         expected = [place for place, *_ in self.model]
         try:
             while len(self.seen) < len(expected):
@@ -197,7 +197,7 @@ def test_readers_in_threads_and_processes_see_the_same(url: str, seed: int) -> N
                 return
 
     def look() -> None:
-        """Reads from a position that was acknowledged find it first, at once."""
+        """A read from an acknowledged position returns its entry first, at once."""
         while not done.is_set():
             known = list(acknowledged.items())
             if known:

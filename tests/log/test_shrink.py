@@ -17,7 +17,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
-from tests.kit.standalone import create, everywhere, fill, reading, reopen, told
+from tests.kit.standalone import create, everywhere, fill, reading, reopen, texts_of
 from tests.support import FakeClock, eventually, segments
 
 
@@ -84,11 +84,11 @@ def test_shrink_upto_a_position_keeps_everything_above_it(
         assert [record.position for record in opened.read()] == after
     with reopen(memory) as opened:
         assert after[0] < fill(opened, "again")[0]
-        assert told(opened.read()) == ["after", "again"]
+        assert texts_of(opened.read()) == ["after", "again"]
 
 
 def test_covered_files_are_removed_after_their_retention(memory: MemoryStore) -> None:
-    """What a snapshot covers is removed when its time has passed."""
+    """Files that a snapshot covers are removed when the retention time is over."""
     with create(memory, wal_ttl_seconds=1, clock=FakeClock()) as opened:
         places = fill(opened, *range(12))
         opened.archive()
@@ -96,7 +96,7 @@ def test_covered_files_are_removed_after_their_retention(memory: MemoryStore) ->
         covered(memory)
         places += fill(opened, "new")
         opened.archive()
-        assert told(opened.read()) == ["new"] and opened.shrink(START) == places[-2].after()
+        assert texts_of(opened.read()) == ["new"] and opened.shrink(START) == places[-2].after()
 
 
 def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> None:
@@ -107,10 +107,10 @@ def test_a_log_removes_what_a_snapshot_covers_by_itself(memory: MemoryStore) -> 
     with reopen(memory, wal_ttl_seconds=1) as opened:
         eventually(
             lambda: not any("/archive/" in file.path for file in memory.list("")),
-            "the covered archive goes",
+            "the covered archive is removed",
         )
         fill(opened, "new")
-        assert told(opened.read()) == ["new"]
+        assert texts_of(opened.read()) == ["new"]
 
 
 def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore) -> None:
@@ -123,30 +123,30 @@ def test_reader_at_pruned_position_gets_the_oldest_position(memory: MemoryStore)
         with pytest.raises(PositionGone) as raised:
             list(opened.read(places[3]))
         assert raised.value.oldest == str(places[-1].after())
-        assert told(opened.read(places[-1].after())) == ["new"]
-        assert told(opened.read()) == ["new"]
+        assert texts_of(opened.read(places[-1].after())) == ["new"]
+        assert texts_of(opened.read()) == ["new"]
 
 
 def test_only_a_tail_that_missed_removed_entries_fails(
     memory: MemoryStore,
 ) -> None:
-    """A tail that has read what is removed continues; one that has not gets an error."""
+    """A tail that has read the removed entries continues; one that has not gets an error."""
     with create(memory) as opened:
         places = fill(opened, *range(20))
         opened.rotate()
         places += fill(opened, "last")
-        ahead, behind = reading(memory).tail(poll_s=0.001), reading(memory).tail(poll_s=0.001)
+        ahead, late = reading(memory).tail(poll_s=0.001), reading(memory).tail(poll_s=0.001)
         assert [next(ahead).position for _ in places] == places
-        next(behind)
+        next(late)
     with reopen(memory) as opened:  # the last frame is a clean shutdown now, which is no entry
         opened.shrink(places[-1], uncovered=True)
         fill(opened, "new")
-        assert told([next(ahead)]) == ["new"]
+        assert texts_of([next(ahead)]) == ["new"]
         with pytest.raises(PositionGone):
-            list(behind)
+            list(late)
 
 
-def test_a_log_archives_by_size_when_it_is_told_to(memory: MemoryStore) -> None:
+def test_a_log_with_a_size_limit_archives_by_size(memory: MemoryStore) -> None:
     with create(memory, max_total_wal_size=600) as opened:
         places = fill(opened, *range(60))
         eventually(

@@ -21,18 +21,18 @@ from imap_wal.log import START, LogReader, Position, Record
 from imap_wal.read.log_reader import Bound
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
-from tests.kit.standalone import SMALL, create, fill, reading, told
+from tests.kit.standalone import SMALL, create, fill, reading, texts_of
 from tests.log.children import child, tail_until, write_until_killed
 from tests.support import Threads, eventually
 
 
 def collect(tail: Any) -> tuple[list[Record], Callable[[], None]]:
-    """What a thread reads from `tail`, as it comes, and how to wait for its end."""
+    """The entries that a thread has read from `tail`, and a function that waits for its end."""
     found: list[Record] = []
 
     def work() -> None:
         for record in tail:
-            found.append(record)  # noqa: PERF402  # one by one: others look meanwhile
+            found.append(record)  # noqa: PERF402  # one by one: other threads read the list
 
     return found, Threads(work).join
 
@@ -52,7 +52,7 @@ def test_tail_sees_an_entry_once_its_append_returned(memory: MemoryStore) -> Non
         )
         if number % 20 == 7:
             opened.archive()
-        if number % 20 == 13:  # not under the feet of the other one
+        if number % 20 == 13:  # only after the other tail has read it
             eventually(
                 lambda number=number: len(other) == number + 1, "the entry in the other tail"
             )
@@ -81,7 +81,7 @@ def test_tail_ends_with_its_closed_log(
     assert len(found) == 50
 
 
-def test_a_tail_stops_when_it_is_told(memory: MemoryStore) -> None:
+def test_a_tail_stops_when_its_event_is_set(memory: MemoryStore) -> None:
     with create(memory) as opened:
         fill(opened, *range(5))
         stop = threading.Event()
@@ -92,13 +92,13 @@ def test_a_tail_stops_when_it_is_told(memory: MemoryStore) -> None:
         assert list(reading(memory).tail(stop=stop)) == []
 
 
-def test_a_tail_waits_where_it_was_told_to_begin(memory: MemoryStore) -> None:
+def test_a_tail_waits_at_its_start_position(memory: MemoryStore) -> None:
     with create(memory) as opened:
         last = fill(opened, *range(5))[-1]
         found, join = collect(opened.tail(last.after(), poll_s=0.01))
         fill(opened, "new")
     join()
-    assert told(found) == ["new"]
+    assert texts_of(found) == ["new"]
 
 
 def test_tail_in_another_process_sees_everything(url: str) -> None:
@@ -147,7 +147,7 @@ def test_killed_writer_leaves_acknowledged_entries_to_readers(url: str) -> None:
     assert seen == [str(record.position) for record in LogReader(url).read()]
 
 
-def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -> None:
+def test_a_failed_tail_continues_from_its_last_position(memory: MemoryStore) -> None:
     faulty = FaultyStore(memory)
     with create(memory) as opened:
         places = fill(opened, *range(9))
@@ -163,7 +163,7 @@ def test_a_tail_that_fails_goes_on_from_its_last_position(memory: MemoryStore) -
 def test_limited_reader_continues_in_the_same_segment(
     memory: MemoryStore,
 ) -> None:
-    """Its limit moves on, and it continues where it stopped."""
+    """Its limit advances, and it continues where it stopped."""
 
     class Limited(Bound):
         def limit(self) -> Position | None:

@@ -1,6 +1,6 @@
-"""Callers of the cluster that record every answer, and when it came.
+"""Callers of the cluster that record every answer and its time.
 
-acknowledged   it took effect, and gave this result
+acknowledged   it took effect, with this result
 refused        `NotAppended` or `LogUnavailable`: nothing was changed
 unknown        `OutcomeUnknown`, any other error, or no answer in time: it may take effect, also
                later
@@ -46,7 +46,7 @@ class Key:
 
 
 class NoAnswer(Exception):
-    """`answered` is set when the answer comes after all."""
+    """`answered` is set if a late answer arrives."""
 
     def __init__(self, answered: threading.Event) -> None:
         super().__init__(f"no answer for {ANSWER_S} s")
@@ -59,8 +59,8 @@ def stored(value: str | None) -> str | None:
 
 
 def told_apart(found: Any) -> str | None:
-    """The value without its padding, from what a map answered. A damaged value is reported as
-    such."""
+    """The value without its padding, from the answer of a map. A damaged value is marked as
+    damaged."""
     value = None if found is None else str(found).partition("~")[0]
     return value if stored(value) == found else f"damaged: {str(found)[:80]}"
 
@@ -148,8 +148,8 @@ class Callers:
         self._go.set()
 
     def pause(self) -> None:
-        """When this returns, no operation of a caller is in flight. Those that a caller gave up
-        waiting for were answered, or their time is over."""
+        """When this returns, no operation of a caller is in flight. Those that a caller stopped
+        waiting for were answered, or their time-out has passed."""
         self._go.clear()
         for number, idle in enumerate(self._idle):
             assert idle.wait(120), f"caller {number} hangs"
@@ -189,7 +189,7 @@ class Callers:
         try:
             return self._connect(number, _direct(number))
         except Exception:
-            self._end.wait(0.2)  # nothing there to connect to; the next try may name other members
+            self._end.wait(0.2)  # nothing to connect to; the next try may name other members
             return None
 
     def _one(

@@ -16,7 +16,7 @@ CLOCK_MS = 600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """`stale`: a member may be out of date without knowing, so what it answers from memory alone is
+    """`stale`: a member may be out of date without noticing, so its answers from memory alone are
     not judged while the fault lasts. `bare`: makes sense without agents."""
 
     name: str
@@ -123,7 +123,7 @@ def freeze_agent_then_kill_machine(world: World, rng: Random) -> None:
     time.sleep(rng.uniform(0.5, 3))
 
 
-# ---- members come and go ----
+# ---- members join and leave ----
 
 
 @episode()
@@ -170,8 +170,7 @@ def join_with_an_agent_down(world: World, rng: Random) -> None:
 
 @episode(bare=False, stale=True)
 def start_alone(world: World, rng: Random) -> None:
-    """A machine that cannot reach the healthy others starts a cluster of its own, which has
-    callers."""
+    """A machine that cannot reach the healthy others starts another cluster, which has callers."""
     machine = some(rng)
     world.kill(machine, "machine")
     world.split([machine], [each for each in MACHINES if each != machine])

@@ -1,9 +1,10 @@
-"""Is every answer right, is every acknowledged change there, and does a restart keep what is there?
+"""Is every answer right, is every acknowledged change present, and does a restart restore the same
+contents?
 
-live map      a read of everything, after the cluster is whole: part of the history of each key
+live map      a read of everything, after the cluster works again: part of the history of each key
 history       each key's history is linearizable
 query         a query (`entry_set`) and reads of single keys say the same
-restart       what was live before everything was killed is what is live after the restart
+restart       what was live before everything was killed is live after the restart, and nothing else
 stale read    a member that was frozen or cut off answered from memory before it noticed: counted,
               but not a failure
 """
@@ -92,7 +93,8 @@ class Judge:
             if each.outcome == "refused" and each.operation.value is not None
         ]
         text = (
-            f"{told(operation)}, but it could be only {' or '.join(map(repr, violation.possible))}"
+            f"{described(operation)}, but it could be only "
+            f"{' or '.join(map(repr, violation.possible))}"
         )
         if any(each.operation.value == operation.result for each in refused):
             text += "; that value was refused"
@@ -114,7 +116,7 @@ class Judge:
         ]
 
     def begin_anew(self, contents: Mapping[Key, Any]) -> None:
-        """After damage of another kind: what is there counts from now on."""
+        """After damage of another kind: the present contents count from now on."""
         for key in self._checkers:
             self._checkers[key] = Checker(contents.get(key), again=True)
 
@@ -180,7 +182,7 @@ def _last_seen(operations: Sequence[Operation]) -> Any:
 # ---- tables ----
 
 
-def told(operation: Operation) -> str:
+def described(operation: Operation) -> str:
     arguments = [repr(each) for each in (operation.expected, operation.value) if each is not None]
     answer = "" if operation.result is UNSEEN else f" = {operation.result!r}"
     return f"{operation.kind}({', '.join(arguments)}){answer}"
@@ -201,6 +203,6 @@ def table(attempts: Sequence[Attempt], wrong: Operation | None = None) -> str:
         error = f"  {each.error[:140]}" if each.error else ""
         lines.append(
             f"  {mark} {each.operation.start - first:9.3f} {each.ended - first:9.3f}  "
-            f"{each.operation.client:6}  {each.outcome:12}  {told(each.operation)}{error}"
+            f"{each.operation.client:6}  {each.outcome:12}  {described(each.operation)}{error}"
         )
     return "\n".join(lines)

@@ -236,5 +236,5 @@ class Checker:
 def check(
     operations: Sequence[Operation], *, initial: Any = None, again: bool = False
 ) -> Violation | None:
-    """A whole history at once."""
+    """Checks a complete history."""
     return Checker(initial, again).feed(operations)

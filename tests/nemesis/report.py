@@ -111,7 +111,7 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
-    """Of the runs of the newest commit that was run, beside all baselines."""
+    """Prints the table for the newest commit that was run, with all baselines."""
     lines = kept()
     newest = next(line["commit"] for line in reversed(lines) if not line["baseline"])
     those = [line for line in lines if line["commit"] == newest]

@@ -157,7 +157,7 @@ class Run:
     def _judged(
         self, record: Record, attempts: list[Attempt], stale: tuple[float, float] | None
     ) -> dict[Any, Any]:
-        """The query comes first: a read of a single key may load it."""
+        """The query is first, because a read of a single key may load it."""
         start = time.monotonic()
         contents = self.world.contents()
         queried = seen(contents, KEYS, start)

@@ -1,5 +1,5 @@
-"""The judge on known records: a lost change, one that came back, a stale answer of a frozen member,
-and the longest time without a success."""
+"""The judge on known records: a lost change, a removed key that returned, a stale answer of a
+frozen member, and the longest time without a success."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attempt(
 
 
 def read(start: float, result: Any) -> Attempt:
-    """The judge's own, when the cluster is whole."""
+    """A read of the judge, when the cluster works again."""
     operation = dataclasses.replace(attempt("get", start, result=result).operation, client=READER)
     return Attempt(KEY, operation, "acknowledged", operation.end)
 

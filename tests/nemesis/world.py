@@ -48,7 +48,7 @@ WHOLE_S = 90.0
 
 
 class NoAgent(Agent):
-    """The place of an agent, beside members without the plug-in."""
+    """In place of an agent, for members without the plug-in."""
 
     def launch(self, module: str = "") -> None: ...
 
@@ -126,7 +126,8 @@ class World:
         return self.cluster.client(cluster_connect_timeout=20, **more)
 
     def connect(self, number: int, direct: bool) -> hazelcast.HazelcastClient:
-        """For a caller: `direct` ones first know one member, and send everything through one."""
+        """The client of a caller. A `direct` one knows one member at first, and sends everything
+        through one."""
         running = [each.address for each in self.cluster.running]
         if not running:
             raise ConnectionError("no member runs")
@@ -247,7 +248,7 @@ class World:
                 resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
     def command(self, *arguments: str) -> str:
-        """One of imap-wal; what it said."""
+        """Run a command of imap-wal; return its output."""
         self.say("imap-wal " + " ".join(arguments))
         run = subprocess.run(
             [sys.executable, "-m", "rewrite_cli.cli", *arguments],
@@ -335,7 +336,7 @@ class World:
         self.cluster.start({"fewer": 2, "one by one": 1}.get(how, len(MACHINES)))
 
     def complete(self) -> None:
-        """The machines that a restart left out."""
+        """Start the machines that a restart left out."""
         for machine in MACHINES:
             if not self.runs(machine):
                 self.join(machine)

@@ -54,7 +54,7 @@ def append_clear(log: NodeLog, *rows: Row) -> None:
 
 
 def rows_of(store: SegmentStore) -> list[Row]:
-    """What the snapshots of a cluster hold."""
+    """The rows in the snapshots of a cluster."""
     log = cluster(store)
     return [
         row
@@ -69,7 +69,6 @@ def rows_of(store: SegmentStore) -> list[Row]:
 
 
 def test_clear_hides_only_older_entries_of_its_partition(memory: MemoryStore) -> None:
-    """A clear hides what is older in its partition and nothing else."""
     log = node(memory)
     keys = [f"{HEAD}key-{number}" for number in range(40)]
     append(log, *(put(key, "old", (1, 1, 1, number)) for number, key in enumerate(keys, 1)))
@@ -91,7 +90,7 @@ def test_clear_hides_only_older_entries_of_its_partition(memory: MemoryStore) ->
 def test_late_change_with_lower_order_stays_cleared(
     memory: MemoryStore,
 ) -> None:
-    """A late change with a lower order is hidden whatever is read first."""
+    """A late change with a lower order is hidden in any order of reading."""
     first, second = node(memory), node(memory, "n2")
     append_clear(second, clear((1, 2, 1, 1)))
     made = view(memory)
@@ -102,7 +101,6 @@ def test_late_change_with_lower_order_stays_cleared(
 
 
 def test_clear_uses_the_partition_count_of_its_writer() -> None:
-    """A clear counts in the number of partitions that its writer had."""
     floors = Floors()
     keys = [random.Random(number).randbytes(20) for number in range(200)]
     floors.add(clear((2, 1, 1, 1), 3, 7), "n1")
@@ -118,7 +116,7 @@ def test_clear_uses_the_partition_count_of_its_writer() -> None:
 def test_key_is_hashed_once_per_lookup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A key is hashed once for a lookup whatever the number of counts."""
+    """A key is hashed once for a lookup, with any number of partition counts."""
     floors = Floors()
     for count in range(2, 60):
         floors.add(clear((2, 1, 1, count), count // 2, count), "n1")
@@ -140,8 +138,8 @@ def test_key_is_hashed_once_per_lookup(
 
 
 def test_too_many_partition_counts_of_clears_are_refused() -> None:
-    """Clears with too many numbers of partitions are refused by the map and the order.
-    20,000 of them made a lookup of 64 keys take 12 seconds."""
+    """Clears with too many different partition counts are refused. With 20,000 counts, a lookup of
+    64 keys took 12 seconds."""
     index = NewestIndex(1 << 30)
     index.add(
         "n1",
@@ -161,8 +159,8 @@ def test_too_many_partition_counts_of_clears_are_refused() -> None:
 def test_index_with_clears_equals_its_definition(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """An index with clears equals its definition in any order and on scratch.
-    Also where two nodes claim a key: a claim that was cleared is none."""
+    """An index with clears equals its definition, in any order and on scratch. Also where two nodes
+    claim a key: a claim that was cleared is none."""
     random_ = random.Random(seed)
     for _ in range(10):
         everything: list[tuple[str, Row]] = []
@@ -222,7 +220,7 @@ def test_index_with_clears_equals_its_definition(
 
 
 def test_repeatedly_cleared_map_uses_space_of_one_filling() -> None:
-    """A map that is filled and cleared again and again takes the room of one filling."""
+    """A map that is filled and cleared many times takes the space of one filling."""
     index = NewestIndex(3_000_000)
     for round_ in range(1, 30):
         for start in range(0, 1000, 100):
@@ -263,7 +261,6 @@ def test_older_version_refuses_frames_with_a_clear(
 def test_clear_in_archive_or_snapshot_raises_manifest_format(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An archive and a snapshot with a clear raise the manifests format."""
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "1", (1, 1, 1, 1)))
     append_clear(second, clear((1, 1, 1, 2)))
@@ -305,7 +302,6 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
 
 
 def test_clear_is_read_in_place_from_segments_and_archives(memory: MemoryStore) -> None:
-    """A clear is read in its place from segments and archives."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)), put("a", "2", (1, 1, 1, 3)))
@@ -342,7 +338,7 @@ def test_a_rewrite_drops_a_clear_with_what_it_hides(memory: MemoryStore) -> None
 def test_clear_after_the_first_look_is_kept(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clear that came after the first look is kept until the next rewrite."""
+    """A clear that is logged after the first look is kept until the next rewrite."""
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     logs = cluster(memory)
@@ -386,7 +382,6 @@ def test_clear_is_kept_while_another_store_may_append(
 
 
 def test_snapshot_keeps_the_newer_clear_of_a_partition(memory: MemoryStore) -> None:
-    """Of two clears of a partition a snapshot keeps the newer."""
     first, second = node(memory), node(memory, "n2")
     append_clear(first, clear((1, 0, 1, 1)), clear((1, 0, 1, 2), 1, 2))
     append_clear(second, clear((2, 0, 1, 1)))
@@ -418,7 +413,6 @@ def test_clear_of_an_embedded_map_is_one_entry(memory: MemoryStore) -> None:
 
 
 def test_clear_of_a_shared_store_keeps_unknown_entries(memory: MemoryStore) -> None:
-    """Clear of a shared store keeps what it does not know."""
     import imap_wal
 
     options = {"storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True}

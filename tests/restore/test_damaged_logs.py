@@ -68,7 +68,7 @@ def test_a_missing_segment_is_named(memory: MemoryStore) -> None:
         view(memory)
 
 
-def test_the_last_segment_of_a_closed_log_cannot_vanish(memory: MemoryStore) -> None:
+def test_a_missing_last_segment_of_a_closed_log_is_found(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     log.close()

@@ -1,4 +1,4 @@
-"""The index of a merge: newest of every key, and no more memory than it was given."""
+"""The index of a merge: newest of every key, and no more memory than its limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows_of(random_: random.Random, count: int) -> list[tuple[str, Row]]:
 
 
 @pytest.mark.parametrize("memory_bytes", [1 << 30, 100_000, 1])
-def test_it_equals_a_dict_whether_or_not_memory_suffices(
+def test_an_index_equals_a_dict_in_memory_and_on_scratch(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
     random_ = random.Random(seed)
@@ -119,9 +119,9 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
 def test_many_conflicting_nodes_merge_alike_in_any_order(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """Many nodes that fall out give the same rows and conflicts in any order.
-    Against the definition: of all rows of a key those with the greatest (incarnation, partition
-    version) count, of each node the newest."""
+    """The entries of many nodes in conflict give the same rows and conflicts in any order. Against
+    the definition: of all rows of a key those with the greatest (incarnation, partition version)
+    count, of each node the newest."""
     random_ = random.Random(seed)
     for _ in range(10):
         history: dict[bytes, list[tuple[str, Row]]] = {}
@@ -176,7 +176,7 @@ def test_many_conflicting_nodes_merge_alike_in_any_order(
 
 
 def on_disk(folder: Path) -> int:
-    """Bytes of the files without a name that this process holds in a folder."""
+    """Bytes of the unnamed files in a folder that this process has open."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -188,7 +188,7 @@ def on_disk(folder: Path) -> int:
 def test_disk_use_follows_rows_and_not_writes(
     tmp_path: Path,
 ) -> None:
-    """Disk grows with the newest rows and not with how often they were written."""
+    """Disk use grows with the number of newest rows, not with the number of writes."""
     most = {}
     for keys, rounds in ((4_000, 1), (8_000, 1), (16_000, 1), (4_000, 12)):
         index = NewestIndex(1_000_000, tmp_path)
@@ -270,7 +270,6 @@ def test_a_listing_of_keys_reads_no_value(tmp_path: Path, monkeypatch: pytest.Mo
 def test_listing_misses_no_key_while_the_index_changes(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """A listing under way misses no key whatever happens to the index."""
     random_ = random.Random(seed)
     rows = [put(f"key-{number:03d}", number, (1, 1, 1, number)) for number in range(300)]
     index = NewestIndex(memory_bytes, tmp_path)
@@ -300,7 +299,7 @@ def test_listing_misses_no_key_while_the_index_changes(
     index.close()
 
 
-def test_a_full_scratch_is_said_and_loses_nothing(
+def test_a_full_scratch_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = NewestIndex(20_000, tmp_path)
@@ -385,7 +384,6 @@ def keys_in(index: NewestIndex, name: str, wanted: Partitions) -> list[bytes]:
 def test_partition_keys_are_listed_while_keys_are_added(
     memory_bytes: int, seed: int, tmp_path: Path
 ) -> None:
-    """The keys of some partitions are listed while keys are added."""
     random_ = random.Random(seed)
     index = NewestIndex(memory_bytes, tmp_path)
     there: set[bytes] = set()

@@ -244,7 +244,7 @@ def test_changes_continue_in_the_archive_of_a_segment(
     assert [row for changes in since for row in changes.rows] == rows[4:]
 
 
-def test_where_every_commit_is_an_object_each_is_one_read(tmp_path: Path) -> None:
+def test_each_object_of_a_log_is_read_once(tmp_path: Path) -> None:
     inner = open_store(f"objects+file://{tmp_path}")
     log = node(inner)
     for number in range(20):
@@ -297,7 +297,7 @@ def test_look_reads_only_the_changed_one_of_fifty_nodes(
 def test_cheap_view_misses_no_earlier_acknowledged_change(
     memory: MemoryStore,
 ) -> None:
-    """Each of the ways in which an acknowledged change can be where the view did not look last
+    """Each way in which an acknowledged change can be in a place that the view did not read last
     time."""
     names = ("n1", "n2", "n3")
     logs = {name: node(memory, name) for name in names}

@@ -1,5 +1,4 @@
-"""A file that a manifest names and that is not there: every reader names it, and says what is
-missing with it."""
+"""A missing file of a manifest: every reader names it, and says which entries are missing."""
 
 from __future__ import annotations
 
@@ -79,7 +78,6 @@ def remove(url: str, path: str) -> str:
 
 @pytest.mark.parametrize("read", [*READERS, read_in_order, archive_again])
 def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str], Any]) -> None:
-    """A missing archive is named with the entries that are missing."""
     archive = next(each for each in log_of(url).node("n1").manifest.archives if each.map == "b")
     path = remove(url, archive.path)
     with pytest.raises(ShortLog) as raised:
@@ -93,7 +91,6 @@ def test_missing_archive_is_named_with_its_entries(url: str, read: Callable[[str
 def test_missing_snapshot_file_is_named_with_its_contents(
     url: str, read: Callable[[str], Any]
 ) -> None:
-    """A missing file of a snapshot is named with what is missing."""
     manifest = log_of(url).manifest()
     snapshot = manifest.snapshots["a"]
     path = remove(url, snapshot.files[0])

@@ -1,4 +1,4 @@
-"""What a restore has: the newest value of each key, without clocks and without void entries."""
+"""A restore has the newest value of each key, without clocks and without void entries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_tombstone_and_an_expired_value_hide_what_is_older(memory: MemoryStore
     assert made.statistics.tombstones == 2 and made.statistics.live == 0
 
 
-def test_two_claims_of_a_version_do_not_stop_restore(
+def test_two_claims_of_a_version_do_not_stop_a_restore(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two nodes claim one version of a partition."""
@@ -76,7 +76,7 @@ def test_two_claims_of_a_version_do_not_stop_restore(
     )
 
 
-def test_bytes_of_an_older_incarnation_behind_the_cut_are_void(memory: MemoryStore) -> None:
+def test_entries_of_an_older_incarnation_after_the_cut_are_void(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", "before", (1, 1, 1, 1)))
     made = cluster(memory)
@@ -117,7 +117,7 @@ def test_returning_node_counts_in_the_lifetime_it_missed(
     assert values(view(memory)) == {"a": "1"}
 
 
-def test_metadata_of_all_nodes_comes_once_also_from_archives(memory: MemoryStore) -> None:
+def test_metadata_of_each_node_is_read_once_also_from_archives(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     for log in (first, second):
         log.write(format.METADATA, 1, [pack_plain(["schema", -5, b"\x00\xff"])])

@@ -1,5 +1,5 @@
 """Where several nodes claim one change of a key, every reader takes the same claim and reports the
-same conflicts, whatever it reads first, in memory or not, before and after a rewrite."""
+same conflicts, in any order of reading, in memory or not, before and after a rewrite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
     history: list[tuple[str, str, int, int, int, str | None, int]],
     order: random.Random,
 ) -> None:
-    """An index has the same winners and conflicts in any order."""
     claims = as_rows(history)
     winners, rivals = expected(claims)
     for _ in range(3):
@@ -56,7 +55,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
         for row, writer in [
             *claims,
             *claims[:3],
-        ]:  # some come twice, as from an archive and a segment
+        ]:  # some appear twice, as from an archive and a segment
             index.add(writer, [row])
             table.offer(row[1], (*row, writer))
         found = {
@@ -99,7 +98,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
 
 @contextmanager
 def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
-    """The logs of three nodes; what each wrote is in any order."""
+    """The logs of three nodes, each in any order."""
     name = f"rivals-{next(names)}"
     store = MemoryStore(name)
     try:
@@ -140,7 +139,6 @@ def test_readers_agree_before_and_after_a_rewrite(
 
 
 def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
-    """A value is taken before a tombstone and then the first name."""
     first, second = node(memory), node(memory, "n2")
     append(
         first,
@@ -161,7 +159,7 @@ def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
     )
 
 
-def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> None:
+def test_one_change_in_two_logs_is_no_conflict(memory: MemoryStore) -> None:
     for name in NODES:
         append(node(memory, name), put("a", "1", (1, 1, 1, 1)))
     assert list(conflicts.find(cluster(memory))) == []
@@ -171,7 +169,6 @@ def test_one_change_that_two_logs_hold_is_no_conflict(memory: MemoryStore) -> No
 def test_reader_names_each_conflicting_key_once_up_to_hundred(
     memory: MemoryStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A reader names each key once and not more than a hundred."""
     first, second = node(memory), node(memory, "n2")
     for log, value in ((first, "1"), (second, "2")):
         append(
@@ -208,7 +205,6 @@ def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_large_conflicting_values_are_not_all_in_memory(tmp_path: Path) -> None:
-    """Large values in conflict are not all in memory at once."""
     index = NewestIndex(1_000_000, tmp_path)
     for number in range(60):
         for writer, size in (("n1", 10), ("n2", 100_000), ("n3", 100_000)):

@@ -1,4 +1,4 @@
-"""A changed file of a snapshot or an archive is not served, and what it covers stays."""
+"""A changed file of a snapshot or an archive is not read, and the files that it covers are kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def spoil(store: SegmentStore, path: str, damage: str, other: str) -> None:
         store.create(path, data[:-1])
     elif damage == "changed":
         store.create(path, data[:40] + bytes([data[40] ^ 1]) + data[41:])
-    elif damage == "another":  # whole, and not ours
+    elif damage == "another":  # whole, but of another snapshot
         store.create(path, store.read(other))
 
 

@@ -1,4 +1,4 @@
-"""A drop forgets one map, whatever is damaged, and no older change of it returns."""
+"""A drop forgets one map, also with damaged files, and no older change of it returns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whatever happens to a cluster and to its logs, a restore gives the newest of every key, and
-nothing that was deleted."""
+"""After any history of a cluster and its logs, a restore has the newest entry of every key, and no
+deleted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large values under a small bound: memory follows the bound, not the values."""
+"""Large values under a small bound: memory depends on the bound, not on the values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ print(count, peak() - base)
 
 
 def run(what: str, folder: Path) -> tuple[int, int]:
-    """Entries, and the memory that a process of its own took for it."""
+    """Run it in a process of its own: the number of entries, and the memory that the process
+    used."""
     environment = {**os.environ, "PYTHONPATH": str(Path(imap_wal.__file__).parent.parent)}
     done = subprocess.run(
         [sys.executable, "-c", WORK, what, folder.as_uri()],
@@ -75,7 +76,6 @@ def run(what: str, folder: Path) -> tuple[int, int]:
 
 
 def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) -> None:
-    """Restore and rewrite of large values keep to a small bound."""
     filler = os.urandom(VALUE_BYTES)
     with imap_wal.open(tmp_path.as_uri(), node="n1", durability="os") as store:
         items = store.map("big", raw=True)
@@ -101,7 +101,7 @@ def test_large_values_restore_and_rewrite_within_memory_bound(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("form", export.FORMATS)
-def test_an_export_holds_few_large_values_at_a_time(tmp_path: Path, form: str) -> None:
+def test_an_export_keeps_few_large_values_in_memory(tmp_path: Path, form: str) -> None:
     def entries() -> Any:
         for number in range(VALUES):
             yield dict.fromkeys(export.COLUMNS, "") | {

@@ -89,7 +89,7 @@ def test_prune_removes_what_is_covered_and_nothing_else(memory: MemoryStore) -> 
     assert values(view(memory))["b"] == "4"
 
 
-def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> None:
+def test_a_segment_with_an_entry_of_another_map_is_kept(memory: MemoryStore) -> None:
     log = node(memory)
     for number in range(3):
         append(
@@ -104,10 +104,10 @@ def test_a_segment_with_an_entry_of_another_map_stays(memory: MemoryStore) -> No
     assert values(view(memory)) == {"a": "3"} and values(view(memory), "other") == {"x": "1"}
 
 
-def goes_now(store: MemoryStore) -> set[str]:
-    """What may be removed, judged from the bytes of the files and the marks alone: an archive at or
-    below its map's mark; a sealed segment of which every map is covered, if none before it
-    stays."""
+def removable(store: MemoryStore) -> set[str]:
+    """What may be removed, judged from the bytes of the files and the marks alone: an archive at
+    or below its map's mark; a sealed segment of which every map is covered, if none before it is
+    kept."""
     state = cluster(store).state()
     node_state, marks = state.nodes["n1"], state.covered("n1")
     found = {
@@ -168,7 +168,7 @@ def test_log_file_is_removed_once_snapshots_cover_every_map(
                     for file in memory.list("ns/c/nodes/n1")
                     if file.path.endswith((".wal", ".parquet"))
                 },
-                goes_now(memory),
+                removable(memory),
             )
             prune(cluster(memory))
             assert before - {file.path for file in memory.list("")} == due, f"step {step}"
@@ -190,7 +190,7 @@ def real_log(store: SegmentStore, offset_ms: int = 0) -> ClusterLog:
 
 
 def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
-    """A rewrite under way keeps its files."""
+    """A rewrite in progress keeps its files."""
     store = open_store(str(tmp_path))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -209,7 +209,7 @@ def test_prune_removes_only_rewrites_that_died(tmp_path: Path) -> None:
     assert values(view(store)) == {"a": "3"}, "later rewrites are not below the floor"
 
 
-def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) -> None:
+def test_a_rewrite_that_a_prune_treated_as_dead_publishes_nothing(tmp_path: Path) -> None:
     """It took more than a day: its files are deleted, and it must not name them."""
     store = open_store(str(tmp_path))
     log = node(store)
@@ -225,7 +225,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
             assert len(prune(real_log(store)).snapshot_files) == 2
             return result
 
-    with pytest.raises(LostRace, match="took this rewrite"):
+    with pytest.raises(LostRace, match="treated this rewrite"):
         rewrite(real_log(store), Slow(SMALL))
     assert real_log(store).manifest().snapshots == {}
     prune(real_log(store))
@@ -233,7 +233,7 @@ def test_a_rewrite_that_a_prune_took_for_dead_publishes_nothing(tmp_path: Path) 
 
 
 def test_the_floor_is_checked_in_the_compare_and_swap(tmp_path: Path) -> None:
-    """The prune comes after the parts were looked at, and before the manifest is published."""
+    """The prune runs after the parts were read, and before the manifest is published."""
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     log = real_log(store)

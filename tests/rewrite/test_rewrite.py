@@ -78,7 +78,7 @@ def test_snapshot_has_newest_values_without_touching_the_service(
     }
 
 
-def test_a_dry_run_says_the_same_and_publishes_nothing(memory: MemoryStore) -> None:
+def test_a_dry_run_reports_the_same_and_publishes_nothing(memory: MemoryStore) -> None:
     log = node(memory)
     append(log, *(put(f"k{number % 10}", number, (1, 1, 1, number + 1)) for number in range(100)))
     before = [(file.path, file.size) for file in memory.list("")]
@@ -101,7 +101,7 @@ def test_a_map_that_did_not_change_is_not_written_again(memory: MemoryStore) -> 
         ("orders", True),
         ("other", False),
     ]
-    assert snapshot(memory).marks["n1"].position == log.end, "but its mark moves on"
+    assert snapshot(memory).marks["n1"].position == log.end, "but its mark advances"
     assert values(view(memory)) == {"a": "1"} and values(view(memory), "other") == {"a": "2"}
 
 
@@ -122,12 +122,14 @@ def test_one_of_two_rewriters_publishes(memory: MemoryStore) -> None:
     assert gate.is_set()
     published = snapshot(memory).files
     assert [file.path for file in memory.list("ns/c/snapshot")] == list(published), (
-        "the loser leaves nothing behind"
+        "the loser leaves no files"
     )
 
 
 @pytest.mark.parametrize("meanwhile", ["lifetime", "node", "drop"])
-def test_what_no_longer_fits_is_not_published(memory: MemoryStore, meanwhile: str) -> None:
+def test_a_rewrite_whose_plan_is_outdated_is_not_published(
+    memory: MemoryStore, meanwhile: str
+) -> None:
     append(node(memory), put("a", "1", (1, 1, 1, 1)))
 
     class Disturbed(LocalEngine):
@@ -166,7 +168,7 @@ def test_files_of_a_rewrite_that_failed_are_removed(memory: MemoryStore) -> None
 
 
 def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> None:
-    """Later entries stay in the log."""
+    """Later entries are only in the log."""
     clock = FakeClock()
     log = node(memory)
     start = clock.now_ms()
@@ -304,7 +306,7 @@ def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["create", "list", "read", "delete"])
 def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None:
     """Publishing fails at each operation. Whether the manifest names the new files is not known
-    then: they must stay, or a published snapshot would name missing files."""
+    then: they must be kept, or a published snapshot would name missing files."""
     at = 0
     while True:
         at += 1
@@ -330,7 +332,7 @@ def test_failed_publishing_leaves_a_restorable_log(kind: str, when: Any) -> None
         assert contents(memory) == {"a": 1, "b": 2, "c": 3}, f"operation {at}"
         if not faulty.fired:
             break
-        assert not (failed and kind == "delete"), "a clean-up that fails is nobody's concern"
+        assert not (failed and kind == "delete"), "a clean-up that fails is no error"
     assert at > 1
 
 

@@ -31,10 +31,9 @@ from tests.support import FakeClock
 
 @pytest.mark.parametrize("history", ["clock late", "commit stuck", "resend after a pause"])
 def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: str) -> None:
-    """n1 owns the partition (version 1) and its change is under way; the partition moves to n2
+    """n1 owns the partition (version 1) and its change is in progress; the partition moves to n2
     (version 2), which deletes the key; a rewrite drops the tombstone; only then the change arrives.
-    It is never acknowledged, and must not count, whatever the clocks say and however long it
-    took."""
+    It is never acknowledged, and must not count, with any clocks and after any time."""
     clock = FakeClock()
     first, second = node(memory), node(memory, "n2")
     members(memory)
@@ -81,7 +80,7 @@ def test_tombstone_unseen_by_later_rewrite_still_voids_older(
     prune(cluster(memory))
     append(first, put("a", "late", (1, 1, 1, 2)))
     assert values(view(memory)) == {"c": "of another"}
-    assert len(cluster(memory).manifest().versions) <= 2, "old tables go"
+    assert len(cluster(memory).manifest().versions) <= 2, "old tables are removed"
 
 
 def test_transaction_logged_after_later_turns_counts(
@@ -174,7 +173,7 @@ def test_shared_log_keeps_later_writes_of_earlier_open(
     memory: MemoryStore,
 ) -> None:
     """Each open has an incarnation of its own, and all may be writing: none is replaced by another.
-    A tombstone is then kept until no node but its own is open."""
+    A tombstone is then kept until no other node is open."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", None, (2, 0, 1, 1)))
     append(first, put("a", "older than the tombstone", (1, 0, 1, 1)))
@@ -187,7 +186,7 @@ def test_shared_log_keeps_later_writes_of_earlier_open(
     assert cluster(memory).manifest().versions == {}
 
 
-def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) -> None:
+def test_a_tombstone_is_dropped_when_all_other_logs_are_closed(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(second, put("a", "old", (1, 1, 1, 1)))
     append(first, put("a", None, (1, 2, 1, 1)))
@@ -198,7 +197,7 @@ def test_a_tombstone_goes_when_all_other_logs_are_closed(memory: MemoryStore) ->
     assert values(view(memory)) == {}
 
 
-def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> None:
+def test_a_tombstone_of_a_former_lifetime_is_dropped(memory: MemoryStore) -> None:
     first, second = node(memory), node(memory, "n2")
     append(first, put("a", None, (1, 2, 1, 1)))
     members(memory, 2)
@@ -207,7 +206,7 @@ def test_a_tombstone_of_a_lifetime_that_is_over_goes(memory: MemoryStore) -> Non
     assert values(view(memory)) == {}
 
 
-def test_tombstones_stay_while_a_node_is_missing(
+def test_tombstones_are_kept_while_a_node_is_missing(
     memory: MemoryStore,
 ) -> None:
     """What a snapshot covers of that node stays covered."""

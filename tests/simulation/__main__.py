@@ -40,7 +40,7 @@ def main() -> int:
             result = run_seed(names[0], chosen.seed)
             if chosen.trace:
                 print(table(result))
-            return told(names[0], chosen.seed, result)
+            return report(names[0], chosen.seed, result)
     start = time.monotonic()
     tally = explore(names, chosen.seed, chosen.runs, chosen.workers, chosen.failures)
     spent = time.monotonic() - start
@@ -54,12 +54,12 @@ def main() -> int:
     if tally.failures:
         failure = tally.failures[0]
         with installed():
-            told(failure.scenario, failure.seed, run_seed(failure.scenario, failure.seed))
+            report(failure.scenario, failure.seed, run_seed(failure.scenario, failure.seed))
     return 1 if tally.failures else 0
 
 
-def told(scenario: str, seed: int, result: Result) -> int:
-    """Shows what broke; 1 if anything did. Inside of `installed()`."""
+def report(scenario: str, seed: int, result: Result) -> int:
+    """Prints the violation; 1 if there is one. Called inside of `installed()`."""
     if result.violation is None:
         print(f"{scenario} --seed {seed}: {result.steps} calls, nothing broken")
         return 0

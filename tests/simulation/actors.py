@@ -1,4 +1,4 @@
-"""What processes do: operations on the real code, each with what may come out of it.
+"""What processes do: operations on the real code, each with its possible outcomes.
 
 A `Spec` is one process: its threads, each a list of operations such as ("put", 3). The first thread
 opens the store (or says hello); the others wait for that.
@@ -73,7 +73,8 @@ class Spec:
 
 
 KEEPER_ERRORS = (Fenced, LostRace, NotAppended, NotFound, StorageUnavailable, Closed)
-"""What may come of an archive or a removal: it is tried again. (A failed one poisons nothing.)"""
+"""Errors that an archive or a removal may raise: it is tried again. (A failed one does no
+damage.)"""
 
 
 class Stop(Exception):
@@ -103,7 +104,7 @@ class Stage:
         self.forgotten: set[str] = set()
         """Nodes that an operator has forgotten: their stores may be refused."""
         self.exclusive = True
-        """Of all embedded stores under this root one at a time may acknowledge."""
+        """Only one embedded store at a time under this root may acknowledge."""
 
     def spread(self, machine: str) -> bool:
         """Whether there are segments on a disk that this machine does not have."""
@@ -119,7 +120,7 @@ def key_of(number: int) -> bytes:
 
 
 def verify(store: Any, clock: Clock) -> None:
-    """`imap-wal verify`, which finds no damage where there is none. A `Violation`."""
+    """`imap-wal verify` finds no damage where there is none; otherwise `Violation`."""
     for view in survey(store):
         findings, units = verifier.plan(store, view, lambda node: True)
         read, _ = verifier.check(units, lambda text: None, Deadline(clock, None))
@@ -244,7 +245,7 @@ class Actor:
             self._change((key_of(number),), None, self._map.__delitem__)
 
     def clear(self) -> None:
-        """As if each key were deleted, by one entry. Of an empty map nothing is written."""
+        """As if each key were deleted, by one entry. For an empty map nothing is written."""
         if self._map:
             keys = [key_of(number) for number in range(KEYS)]
             self._change(keys, None, lambda _: self._map.clear())
@@ -334,7 +335,7 @@ class Actor:
         self.past.check(found, start, self.world.tick(), f"the listing of {self.spec.name}")
 
     def copy(self, order: str, seed: int = 0) -> None:
-        """A copy of the whole root, file by file, as a general copy tool makes it."""
+        """A copy of the whole root, file by file, as a copy tool makes it."""
         start = self.world.tick()
         name = f"copy of {self.spec.name}"
         source = self.storage()
@@ -359,7 +360,7 @@ class Actor:
         self.stage.copies.append((name, start, self.world.tick()))
 
     def verify(self) -> None:
-        """Beside all that others do."""
+        """At the same time as all other actors."""
         try:
             verify(self.storage(), self.process.clock)
         except Violation:
@@ -414,7 +415,7 @@ class Actor:
             self._refused(error, LostRace, NotFound, *refusals)
 
     def wait(self, hours: int) -> None:
-        """Time passes, for all."""
+        """Time passes for all processes."""
         self.world.extra_ms += hours * 3_600_000
 
     def prune(self) -> None:

@@ -52,9 +52,9 @@ class Priorities:
 
 
 class Pause:
-    """Tasks run whole, in the order `first`, then `paused` up to its call number `at` (of those
-    that change something, with `changes`); then those of `during`, whole; then the rest of
-    `paused`; then all others by number."""
+    """Runs the tasks of `first` in order, each to its end; then `paused` up to its call number `at`
+    (of those that change something, with `changes`); then the tasks of `during`, each to its end;
+    then the rest of `paused`; then all others by number."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Pause:
 
 
 class Replay:
-    """The schedule of a former run, as runs of (task, steps). Where the task named cannot go, the
-    one that can still run is kept, so that a schedule with a run left out still means something."""
+    """The schedule of a former run, as runs of (task, steps). Where the named task cannot run, the
+    current one continues, so that a schedule is still valid when one of its runs is left out."""
 
     def __init__(self, runs: list[tuple[int, int]]) -> None:
         self._runs = [list(run) for run in runs]

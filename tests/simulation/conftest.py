@@ -16,7 +16,7 @@ _counts: Counter[tuple[str, str, str]] = Counter()
 
 @pytest.fixture
 def cases(request: pytest.FixtureRequest) -> Callable[[int], None]:
-    """Call it with the number of schedules that were played and held."""
+    """Call it with the number of schedules that were played without a violation."""
     form = "long" if request.node.get_closest_marker("torture") else "short"
     test = request.node.name.partition("[")[0]
 
@@ -34,7 +34,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Only a run that passed says how much it ran."""
+    """Only a run that passed writes its counts."""
     if _counts and exitstatus == 0:
         path = Path(COUNTS)
         known = json.loads(path.read_text()) if path.exists() else {}

@@ -24,7 +24,7 @@ class Failure:
     text: str
     runs: list[tuple[int, int]]
     number: int = 0
-    """Which schedule it was, counted from 1."""
+    """The number of the schedule, from 1."""
 
 
 def chooser_of(seed: int, plan: Plan) -> Chooser:
@@ -60,7 +60,7 @@ _CALLS = {
     "drop": (16, 1),
     "forget": (60, 20),
 }
-"""Operation → about so many calls it makes, and so many that change something."""
+"""Operation → about how many calls it makes, and how many of them change something."""
 
 
 def plan_of(scenario: str, seed: int) -> Plan:
@@ -81,8 +81,8 @@ def failure_of(scenario: str, seed: int, result: Result, number: int = 0) -> Fai
 
 
 Order = tuple[tuple[int, ...], int, tuple[int, ...]]
-"""Tasks that run whole before, the one that is paused, those that run whole inside its pause; the
-others after it."""
+"""Tasks that run to their end before, the one that is paused, and those that run to their end
+during its pause. The others run after it."""
 
 
 def orders(tasks: int) -> Iterator[Order]:

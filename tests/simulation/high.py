@@ -134,7 +134,7 @@ class TwoRanges(TwoAttempts):
 
 @contextmanager
 def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
-    """Replaces what Spark gives to a task, by the process in which the task runs."""
+    """Replaces what Spark passes to a task, by the process in which the task runs."""
 
     class Context:
         @staticmethod
@@ -175,8 +175,8 @@ class FullAgent(AgentActor):
 
 class Member(MemberActor):
     def put_and_leave(self, number: int) -> None:
-        """As in the base class, but the process lives until its agent has answered or is gone. So
-        the run does not end before the change is in the log."""
+        """As in the base class, but the process runs until its agent has answered or ended. So the
+        run does not end before the change is in the log."""
         try:
             super().put_and_leave(number)
         finally:

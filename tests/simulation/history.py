@@ -1,7 +1,7 @@
 """The requests and answers of a run, and the states that they allow.
 
 A write is open from its call to its answer (an error, or the death of its process, ends it too). A
-read that was open from `start` to `end` may give a write that began before `end`, was not surely
+read that was open from `start` to `end` may return a write that began before `end`, was not surely
 refused, and was not followed, before `start`, by an acknowledged write that began after its end.
 """
 
@@ -26,7 +26,7 @@ class Write:
     end: float = inf
     outcome: str = PENDING
     order: tuple[int, ...] = ()
-    """Where it has one: a read gives nothing that is lower than what is acknowledged."""
+    """If it has one: a read returns nothing that is lower than what is acknowledged."""
     safe: bool = True
     """Whether it survives a power loss once it is acknowledged."""
 
@@ -52,7 +52,7 @@ class History:
         self.acked = 0
 
     def copy(self) -> History:
-        """Of a history that is over."""
+        """A copy of a history that has ended."""
         other = History()
         other.writes = {key: list(writes) for key, writes in self.writes.items()}
         other.acked = self.acked
@@ -104,7 +104,7 @@ class History:
         *,
         partial: bool = False,
     ) -> None:
-        """`Violation` unless a read from `start` to `end` may give this. `partial`: keys that are
+        """`Violation` unless a read from `start` to `end` may return this. `partial`: keys that are
         not in `found` were not asked for."""
         for key, value in found.items():
             if key not in self.writes:

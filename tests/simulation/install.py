@@ -1,6 +1,6 @@
-"""Puts the world's locks and time in place of the real ones, in the modules of the log. And what
-makes a run quick without changing what it does: manifests are packed, and what is made of the same
-bytes or of the same listing is made once."""
+"""Puts the world's locks and time in place of the real ones, in the modules of the log. It also
+makes runs quick without changing what they do: manifests are packed, and a value of the same bytes
+or of the same listing is made once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Secrets:
 
 
 class _Randomness:
-    """For callers that were given none: the one of the process that runs."""
+    """For callers that were passed none: that of the process that runs."""
 
     _alone = SeededRandomness(0)
 
@@ -130,8 +130,8 @@ class _At:
 
 
 def _once(make: Callable[..., T]) -> Callable[..., T]:
-    """What is made of a listing, once for each listing: a file that did not change is the same
-    value there."""
+    """Makes a value of a listing once for each listing: in listings, a file that did not change is
+    the same value."""
     known: dict[Any, tuple[Any, T]] = {}
 
     def made(files: Iterable[Any], *more: Any) -> T:
@@ -258,7 +258,7 @@ def installed() -> Iterator[None]:
     put(writer, "holder_text", lambda what: what)
     put(
         sys.modules["imap_wal.segment.reader"], "READERS", 1
-    )  # a thread of its own would not wait for its turn
+    )  # a separate thread would not wait for its turn
     logger = logging.getLogger("imap_wal")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

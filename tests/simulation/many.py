@@ -16,12 +16,12 @@ from tests.simulation.install import installed
 
 CHUNK = 100
 COLLECT = 20
-"""So many runs leave little enough garbage that its memory is still in the processor's caches."""
+"""The garbage of this number of runs still fits into the processor's caches."""
 
 
 @dataclass
 class Tally:
-    """What a number of runs came to."""
+    """The sums of a number of runs."""
 
     schedules: int = 0
     steps: int = 0
@@ -38,10 +38,10 @@ class Tally:
 
 
 def chunk(job: tuple[str, int, int]) -> Tally:
-    """Seeds from `first` on, so many; inside of `installed()`."""
+    """Plays a number of seeds from `first` on; called inside of `installed()`."""
     scenario, first, count = job
     tally = Tally()
-    gc.disable()  # walking over all that is remembered takes a quarter of the time
+    gc.disable()  # scanning everything that is remembered takes a quarter of the time
     for seed in range(first, first + count):
         result = run_seed(scenario, seed)
         tally.schedules += 1
@@ -52,7 +52,7 @@ def chunk(job: tuple[str, int, int]) -> Tally:
             tally.failures.append(failure_of(scenario, seed, result))
         if tally.schedules % COLLECT == 0:
             gc.collect()
-            gc.freeze()  # what is left is remembered for later runs: it is not walked over again
+            gc.freeze()  # what is left is remembered for later runs: it is not scanned again
     return tally
 
 

@@ -1,9 +1,9 @@
-"""What the disks hold, and a `SegmentStore` of each kind over them.
+"""The files of the disks, and a `SegmentStore` of each kind over them.
 
 append    a local disk: appended bytes are in the page cache until synced
 objects   no append; one object per commit, leases in place of locks
 hdfs      append by path: an appender knows a name, not a file; leases
-nfs       append, but each machine has a cache of listings and of names that were not there
+nfs       append, but each machine has a cache of listings and of names that did not exist
 split     two of them: the segments on the disk of one machine, the rest shared
 """
 
@@ -47,8 +47,8 @@ _numbers = itertools.count(1)
 
 
 class File:
-    """`synced`: so many bytes survive a power loss. `before`: what an unsynced truncation or the
-    like would leave is not modelled: all but appends are durable on return."""
+    """`synced`: how many bytes survive a power loss. What an unsynced truncation would leave is not
+    modelled: all calls but appends are durable on return."""
 
     __slots__ = ("data", "listed", "modified_ms", "synced")
 
@@ -57,7 +57,7 @@ class File:
         self.synced = len(data) if synced < 0 else synced
         self.modified_ms = modified_ms
         self.listed: StoredFile | None = None
-        """The same value as long as nothing changed: listings are most of what is asked for."""
+        """The same value until the file changes: most requests are listings."""
 
     def copy(self) -> File:
         other = File(self.data, self.modified_ms, self.synced)
@@ -218,7 +218,7 @@ class SimAppender:
 
 
 class SimLock:
-    """A lock that the operating system lets go of when its holder dies."""
+    """A lock that the operating system releases when its holder dies."""
 
     expires_ms = 0
 
@@ -246,12 +246,12 @@ class SimLock:
 
 
 class SimStore:
-    """One process's way to a medium. Every method is a step of the world."""
+    """The access of one process to a medium. Every method is a step of the world."""
 
     def __init__(self, world: World, process: Process, medium: Medium, kind: str) -> None:
         self.world, self.process, self.medium, self.kind = world, process, medium, kind
         self.url = f"sim+{kind}://{process.name}/{next(_numbers)}"
-        """Of this store alone: what a process remembers of one storage is of no use in another
+        """Each store has its own: what a process remembers of one storage is of no use in another
         run."""
         self.capabilities = _CAPABILITIES[kind]
         self.cache: Cache | None = None
@@ -401,9 +401,9 @@ class SimStore:
 
 
 class Cache:
-    """What one machine caches of a file system that others change too (NFS): listings of
-    folders, with sizes and times, and names that it looked up in vain. Each is used until it is
-    STALE_STEPS old, or until this machine changes something there."""
+    """What one machine caches of a file system that others change too (NFS): listings of folders,
+    with sizes and times, and names that it did not find. Each is used until it is STALE_STEPS old,
+    or until this machine changes something there."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -35,12 +35,12 @@ from tests.simulation.world import BASE_MS, Killed, Process, Task, Violation
 
 AGAIN = "sent again"
 TRIES = 6
-"""How often a member looks for its agent before it gives up a change."""
+"""How often a member looks for its agent before it abandons a change."""
 PATIENCE = 60
 """Steps between two tries: the agent opens a failed log again after a second."""
 
 _here: list[Actor] = []
-"""The actor where no task runs: before and after a run."""
+"""The actor when no task runs: before and after a run."""
 
 
 def actor() -> Any:
@@ -49,7 +49,7 @@ def actor() -> Any:
 
 
 def packed(kind: str, number: int, *fields: Any) -> bytes:
-    """A header. The names of clusters, members and plug-ins travel as UUIDs."""
+    """A header. The names of clusters, members and plug-ins are sent as UUIDs."""
     whole = map(identified, fields) if kind in ("hello", "view") else fields
     header: bytes = msgpack.packb([kind, number, *whole])
     return header
@@ -63,7 +63,7 @@ class Wires:
         self._numbers = itertools.count(1)
 
     def broken(self, process: Process) -> None:
-        """A process died: wake those who wait for its answers."""
+        """A process died: wake the tasks that wait for its answers."""
         for router in self.routers.values():
             if router.process is process:
                 for connection in router.connections.values():
@@ -218,7 +218,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         (lines, "_log", _Silent()),
         (reads, "queue", Queues),
         (lane, "PAUSE", 0),
-        # Its looks by a clock would be most of all steps.
+        # Its periodic looks would be most of all steps.
         (reads, "FRESH_BYTES", 0),
     ]
 
@@ -301,7 +301,7 @@ class MemberActor(Actor):
         super().__init__(*arguments)
         self._connection: Connection | None = None
         self._reading: dict[Any, Connection | None] = {}
-        """Each thread that reads has a connection of its own."""
+        """Each thread that reads has its own connection."""
         self._former: dict[int, int] = {}
         """Session of an earlier view → the last request that counts."""
         self._lost: tuple[str, ...] = ()
@@ -310,7 +310,7 @@ class MemberActor(Actor):
         self._opened.set()
 
     def _hello(self, purpose: str) -> tuple[Connection, dict[str, Any]] | None:
-        """None: no agent answers; `Stop`: this cluster's time is over."""
+        """None: no agent answers; `Stop`: this cluster has been replaced."""
         world = self.world
         for attempt in range(TRIES):
             if attempt:
@@ -357,8 +357,8 @@ class MemberActor(Actor):
         self._append(number, None)
 
     def put_and_leave(self, number: int) -> None:
-        """The member no longer waits for the answer: its time is over, the change may still come.
-        (Its partition may migrate now.)"""
+        """The member no longer waits for the answer: its time-out has passed, and the change may
+        still be logged. (Its partition may migrate now.)"""
         place = self.spec.cluster_id, number
         owner, version = self.stage.owners.setdefault(place, (self.spec.name, 0))
         if owner != self.spec.name or (self._connection is None and not self.hello()):

@@ -1,4 +1,4 @@
-"""The mends of C1–C9 and of some H items, each taken back; the machine must catch every one.
+"""The fixes of C1–C9 and of some H items, each reverted; the simulation must catch every one.
 
 python -m tests.simulation.mutations            with one long pause at every call of a drill
 python -m tests.simulation.mutations --random   by itself: how many schedules of a scenario it takes
@@ -40,7 +40,8 @@ Put = Callable[[Any, str, Any], None]
 
 @dataclass(frozen=True)
 class Mutation:
-    """`take_back` replaces functions by what they did before; `drills` names plans that see it."""
+    """`take_back` replaces functions by what they did before; `drills` names plans that catch
+    it."""
 
     item: str
     what: str
@@ -53,7 +54,7 @@ class Mutation:
         return f"{self.item} {self.what}"
 
 
-# ---- what was before ----------------------------------------------------------------------------
+# ---- the code before the fixes -------------------------------------------------------------------
 
 
 def _state_of_the_cluster_first(put: Put) -> None:

@@ -2,11 +2,11 @@
 
 python -m tests.simulation.pieces --schedules 200000          the next 200,000
 python -m tests.simulation.pieces --minutes 30 --workers 1    as many as fit into 30 minutes
-python -m tests.simulation.pieces --sum                       what was played up to now
+python -m tests.simulation.pieces --sum                       what was played so far
 
 Each piece begins with the seed after the last one that was played, and is one line in the record:
 the commit, the seeds, how many schedules, which of them failed. Schedules of another commit count
-for that commit: the sum is given for each, newest last.
+for that commit: the sums are printed for each, newest last.
 """
 
 from __future__ import annotations

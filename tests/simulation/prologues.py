@@ -98,7 +98,7 @@ class _Past:
         self.store.close()
 
     def serve(self, node: str, *, archive: bool = False) -> None:
-        """Changes of members, by way of an agent."""
+        """Changes of members, through an agent."""
         agent = Alone(self, node)
         agent.hello()
         for number in range(KEYS) if node == "n1" else (0, 1):
@@ -115,7 +115,7 @@ class _Past:
 
 
 def _empty(past: _Past) -> None:
-    """Nothing at all."""
+    """An empty storage."""
 
 
 def _some(past: _Past) -> None:

@@ -37,8 +37,8 @@ from tests.simulation.world import Chooser, Fault, Process, Step, Violation, Wor
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens, but for the order of it. `faults`: (process, call) → kind of fault.
-    `after`: what an operator does when all have ended, before the log is opened again."""
+    """What happens, without its order. `faults`: (process, call) → kind of fault. `after`: what an
+    operator does when all have ended, before the log is opened again."""
 
     kind: str
     prologue: str
@@ -76,7 +76,7 @@ class Result:
 
 KEYS = Keys(ring=ring("a", "plain"))
 ENCRYPTED_EACH = 3
-"""Of so many runs, one is encrypted. Its prologue is not: what is there already is read too."""
+"""One of this number of runs is encrypted. Its prologue is not: unencrypted files are read too."""
 
 
 def play(plan: Plan, chooser: Chooser) -> Result:
@@ -190,7 +190,7 @@ def _epilogue(plan: Plan, stage: Stage, older: dict[str, Medium]) -> None:
 
 
 def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, ...]) -> bool:
-    """What is done between two runs. Returns whether changes may be gone for good."""
+    """What an operator does between two runs. Returns whether changes may be lost."""
     what, *more = op
     survivor = Survivor(stage, stage.media, plan.seed * 64 + 40, f"the operator's {what}")
     try:
@@ -336,7 +336,7 @@ def _judge_cluster(plan: Plan, stage: Stage) -> None:
             raise Violation("two reads differ", f"{found}, then {again}")
 
 
-# ---- shrinking and telling ---------------------------------------------------------------------
+# ---- shrinking and printing ---------------------------------------------------------------------
 
 
 def replay(plan: Plan, runs: list[tuple[int, int]]) -> Result:

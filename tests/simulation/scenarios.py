@@ -278,7 +278,7 @@ def splits(rng: Random) -> Plan:
 
 
 def programs(rng: Random) -> Plan:
-    """A program has an embedded store open when the first members come: they shut it out."""
+    """A program has an embedded store open when the first members start: they fence it."""
     specs = []
     for node in ("n1", "n2") if rng.random() < 0.2 else ("n1",):
         threads: tuple[tuple[Op, ...], ...] = ((("serve",),),)

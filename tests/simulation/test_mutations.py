@@ -1,5 +1,5 @@
-"""Does the machine see what it is for? Each mend taken back must be caught; with all mends in
-place, no drill fails."""
+"""Does the simulation find defects? Each reverted fix must be caught; with all fixes, no drill
+fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_long_pause_at_any_call_breaks_nothing(drill: str, cases: Cases) -> No
     "mutation", [*MUTATIONS, *high.MUTATIONS, *views.MUTATIONS], ids=lambda each: each.name
 )
 def test_a_reverted_fix_is_caught_by_a_drill(mutation: Mutation, cases: Cases) -> None:
-    """Each mutation takes one fix back."""
+    """Each mutation reverts one fix."""
     number, _ = caught_by_drills(mutation)
     assert number, f"{mutation.name} was not caught"
     cases(number)

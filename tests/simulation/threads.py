@@ -1,5 +1,5 @@
-"""What the code under test finds in place of `threading` and `time`: a task that would block
-lets others run, and only the world's time passes."""
+"""What the code under test gets in place of `threading` and `time`: while a task would block,
+others run, and only the world's time passes."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class RLock:
 
 
 class Condition:
-    """As `threading.Condition`. A wait with a timeout lets others run and then returns False
-    unless it was notified."""
+    """As `threading.Condition`. During a wait with a timeout others run; it returns False unless it
+    was notified."""
 
     def __init__(self, lock: Any = None) -> None:
         self._lock = lock or RLock()
@@ -176,8 +176,8 @@ class Event:
 
 
 class Thread:
-    """A thread of the process whose task starts it. The keeper's are not run: what they do is an
-    actor of its own, which runs when the scheduler chooses it, not by a clock."""
+    """A thread of the process whose task starts it. The keeper's are not run: their work is a
+    separate actor, which runs when the scheduler chooses it, not by a clock."""
 
     def __init__(
         self,

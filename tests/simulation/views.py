@@ -1,4 +1,4 @@
-"""A split network: the drill, and the mends that it needs, each taken back."""
+"""A split network: the drill, and the fixes that it needs, each reverted."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class Task(greenlet):
         self.expects: object = None
         """What wakes it before that."""
         self.daemon = False
-        """It may wait without end: it serves others."""
+        """It may wait without limit: it serves other tasks."""
 
     def _work(self) -> None:
         try:
@@ -175,7 +175,7 @@ class World:
         return [Step(*each, self.notes.get(each[0], "")) for each in self._trace]
 
     def tick(self) -> float:
-        """A moment of its own within this step, later than all before."""
+        """A new moment within this step, later than all before."""
         self._ticks += 1
         return self.step + self._ticks / 1_000_000
 
@@ -230,7 +230,7 @@ class World:
     # ---- called by tasks ----
 
     def enter(self, process: Process, call: str, path: str) -> Fault | None:
-        """A call to the storage is about to be made: perhaps others go first. Returns what
+        """A call to the storage is about to be made: other tasks may run first. Returns what
         happens to it. `Killed`."""
         if process.dead:
             raise Killed
@@ -302,7 +302,7 @@ class World:
         self._switch_away(task)
 
     def wake(self, what: object) -> None:
-        """Those blocked on it may run."""
+        """The tasks that are blocked on it may run."""
         if self.blocked:
             for task in self.tasks:
                 if task.waiting is what:
@@ -327,8 +327,8 @@ class World:
             self._forget(task)
             task.parent = current
             task.throw(Killed if task else GreenletExit)  # the latter: it has not begun
-        for told in self.on_death:
-            told(process)
+        for callback in self.on_death:
+            callback(process)
 
     def power_loss(self) -> None:
         """All processes die, and what was not synced is lost."""
@@ -336,8 +336,8 @@ class World:
             process.hurt = True
             if not process.dead:
                 self.kill(process)
-        for told in self.on_power:
-            told()
+        for callback in self.on_power:
+            callback()
 
     # ---- inside ----
 

@@ -1,4 +1,4 @@
-"""One Spark session for all of it."""
+"""One Spark session for all tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark on an encrypted log: the workers read the keys themselves, from where they are told."""
+"""Spark on an encrypted log: the workers read the keys themselves, from the named source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_data_source_reads_with_the_keys(
             read(**options)
 
 
-def test_the_keys_come_from_the_variable_of_the_worker_too(
+def test_the_keys_are_read_from_the_workers_variable_too(
     spark: Any, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source that was named for the root wins over it."""

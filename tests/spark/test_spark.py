@@ -1,4 +1,4 @@
-"""Spark reads the log as everybody else does, and rewrites it to the same snapshot."""
+"""Spark reads the log like every other reader, and rewrites it to the same snapshot."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.spark
 
 
 def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
-    """A rewrite whose clock does not run, over a storage whose clock does."""
+    """A rewrite with a stopped clock, over a storage with a running one."""
     return rewrite(log, engine, skew_ms_max=2**60, **options)
 
 
@@ -49,7 +49,7 @@ def run(log: ClusterLog, engine: Engine, **options: Any) -> RewriteReport:
         Phase.explicit,
         Phase.reuse,
         Phase.generate,
-    ],  # a second for each example: what fails is shown as it was found
+    ],  # a second for each example: no shrinking of failures
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(history=steps)
@@ -92,7 +92,7 @@ def parquet_rows(store: Any, path: str) -> list[Any]:
     ]
 
 
-def test_raw_gives_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
+def test_raw_reads_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = node(store)
     append(
@@ -181,7 +181,7 @@ def test_an_empty_root_is_an_empty_frame(spark: Any, tmp_path: Path) -> None:
 def test_spark_resolves_claims_like_every_other_reader(
     spark: Any, tmp_path: Path, history: list[tuple[str, str, int, int, int, str | None, int]]
 ) -> None:
-    """Spark takes the same claims as every other reader and keeps the same ones."""
+    """Spark takes the same claims as every other reader, and keeps the same ones."""
     claims = rivals.as_rows(history)
     winners, in_conflict = rivals.expected(claims)
     root = tmp_path / f"rivals-{len(list(tmp_path.iterdir()))}"
@@ -221,7 +221,7 @@ def test_spark_resolves_claims_like_every_other_reader(
 
 
 def test_conflicting_keys_do_not_stop_spark_jobs(spark: Any, tmp_path: Path) -> None:
-    """Keys that two nodes claim stop no spark job and are decided by resolve."""
+    """Keys that two nodes claim stop no Spark job, and `resolve` decides them."""
     store = open_store(str(tmp_path))
     append(node(store), put("a", "1", (1, 1, 1, 1)))
     append(node(store, "n2"), put("a", "2", (1, 1, 1, 2)))
@@ -233,7 +233,7 @@ def test_conflicting_keys_do_not_stop_spark_jobs(spark: Any, tmp_path: Path) -> 
     assert values(view(store)) == {"a": "2"}
 
 
-def test_damage_comes_back_as_our_own_error(spark: Any, tmp_path: Path) -> None:
+def test_damage_is_raised_as_our_own_error(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "damage"))
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -291,7 +291,7 @@ def test_a_conflict_is_decided_as_the_local_engine_does(spark: Any, tmp_path: Pa
     assert (lost[0][3], lost[1]) == (b"2", "n2") and report.maps[0].conflicts == 1
 
 
-def test_a_task_that_runs_twice_takes_nothing_away(
+def test_a_task_that_runs_twice_loses_nothing(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Speculation, or a stage that is tried again: two attempts at one range write at the same
@@ -307,9 +307,9 @@ def test_a_task_that_runs_twice_takes_nothing_away(
     def twice(*given: Any) -> Any:
         def write(batches: Any) -> Any:
             held = list(batches)
-            list(once(*given)(iter(held)))  # its answer is thrown away
+            list(once(*given)(iter(held)))  # its answer is not used
             answer = list(once(*given)(iter(held)))
-            list(once(*given)(iter(held[:1])))  # this one saw less
+            list(once(*given)(iter(held[:1])))  # this one read fewer rows
             yield from answer
 
         return write
@@ -342,8 +342,8 @@ def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
 def test_range_of_many_parts_is_complete_and_ordered(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A range of more than a thousand parts is whole and in key order.
-    Two ranges, of some 1,300 keys each."""
+    """A range of more than a thousand parts is whole and in key order. There are two ranges, of
+    some 1,300 keys each."""
     from imap_wal.rewrite import local_engine
     from pyspark_imap_wal import rewrite_engine
 

@@ -1,4 +1,4 @@
-"""The helpers of this folder can be imported by its tests whatever pytest's import mode."""
+"""The tests of this folder can import its helpers in every import mode of pytest."""
 
 from __future__ import annotations
 

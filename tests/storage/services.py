@@ -1,5 +1,6 @@
 """Real services for the tests of stores: found or installed, started on a free port, stopped again.
-Nothing is skipped: what is missing fails the test that asked for it, and says what to install."""
+Nothing is skipped: a missing service fails the test that needs it, and the error says what to
+install."""
 
 from __future__ import annotations
 
@@ -26,8 +27,7 @@ def need(program: str, why: str) -> str:
 
 
 def go_program(name: str, module: str) -> str:
-    """A program written in Go, installed into build/services when it is not there yet (a minute or
-    two)."""
+    """A program written in Go, installed into build/services if it is missing (a minute or two)."""
     found = shutil.which(name) or shutil.which(name, path=str(BUILD))
     if found is None:
         go = need("go", f"the storage tests build {name} with `go install {module}`")

@@ -1,4 +1,4 @@
-"""Every store that needs no service keeps the promises of the interface. Stores behind services:
+"""Every store that needs no service keeps the promises of the interface. Stores that need services:
 test_s3.py, test_hdfs.py."""
 
 from __future__ import annotations

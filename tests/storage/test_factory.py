@@ -33,7 +33,7 @@ def test_paths_and_file_urls_are_a_directory(
         assert store.url == f"file://{root}"
 
 
-def test_opening_makes_nothing(tmp_path: Path) -> None:
+def test_opening_creates_nothing(tmp_path: Path) -> None:
     for url in (f"file://{tmp_path}/new", f"objects+file://{tmp_path}/new"):
         store = open_store(url)
         assert store.list("") == []

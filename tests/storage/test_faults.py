@@ -1,4 +1,4 @@
-"""The wrapper that fails on purpose does what its plan says, no more and no less."""
+"""The wrapper that fails on purpose does exactly what its plan says."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plan(*faults: Fault, seed: int = 0, **more: object) -> Plan:
     return Plan(faults, seed, **more)  # type: ignore[arg-type]
 
 
-def test_operations_are_counted_and_told(inner: SegmentStore) -> None:
+def test_operations_are_counted_and_recorded(inner: SegmentStore) -> None:
     store = FaultyStore(inner)
     store.create("a", b"1")
     appender = store.open_append("b")
@@ -102,7 +102,7 @@ def test_append_that_fails_after_it_was_done_leaves_its_bytes(inner: SegmentStor
     assert inner.read("1") == b"done"
 
 
-def test_killed_process_stays_dead_and_lets_go_of_its_lock(inner: SegmentStore) -> None:
+def test_killed_process_stays_dead_and_frees_its_lock(inner: SegmentStore) -> None:
     store = FaultyStore(inner, plan(Fault("kill", kind="sync")))
     lock = store.lock("writer.lock", "victim")
     appender = store.open_append("1")
@@ -196,7 +196,7 @@ def test_workload_can_be_killed_at_every_operation(inner: SegmentStore) -> None:
     assert left == [0, 1, 2, 2, 2, 3]
 
 
-def test_an_appender_dies_with_its_store(inner: SegmentStore) -> None:
+def test_an_appender_fails_after_its_store_was_killed(inner: SegmentStore) -> None:
     """In other threads, too."""
     store = FaultyStore(inner, plan(Fault("kill", kind="exists")))
     appenders = [store.open_append(str(number)) for number in range(3)]

@@ -1,4 +1,4 @@
-"""HDFS for real: a name node and a data node of Hadoop 3.4.1 in one JVM, over WebHDFS."""
+"""Real HDFS: a name node and a data node of Hadoop 3.4.1 in one JVM, over WebHDFS."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         f"{folder}/ready",
     ]
     with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
-        # Whoever started the cluster owns its root: only that user may make the folder of another.
+        # The user that started the cluster owns its root: only it may create folders of others.
         yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"  # noqa: E501
 
 
@@ -71,7 +71,7 @@ def test_hdfs_keeps_every_promise(url: str) -> None:
     check_segment_store(open_store(url), reopen=lambda: open_store(url))
 
 
-def test_what_it_declares(url: str) -> None:
+def test_hdfs_declares_its_capabilities(url: str) -> None:
     store = open_store(url)
     assert store.capabilities.durable_append
     assert not store.capabilities.durable_sync, "WebHDFS has no hsync"
@@ -100,7 +100,7 @@ def test_appender_whose_append_failed_is_not_used_again(url: str) -> None:
     assert appender.size == 3
 
 
-def test_user_without_rights_is_told(url: str) -> None:
+def test_missing_rights_of_a_user_are_reported(url: str) -> None:
     store = open_store(
         url.replace(url.removeprefix("webhdfs://").partition("@")[0], "nobody-at-all")
     )
@@ -150,6 +150,6 @@ def test_a_late_append_misses_the_recovered_segment(url: str, tail: str) -> None
             assert dict(again.map("m")) == {"a": 1, "b": 2, "c": 4}
 
 
-def test_name_node_that_is_away_is_unavailable() -> None:
+def test_a_name_node_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable):
         open_store(f"webhdfs://localhost:{free_port()}/x").exists("1")

@@ -1,5 +1,5 @@
-"""The lock of storage without locks runs out, is renewed, is taken over, and is never held twice by
-its own count."""
+"""The lease, for storage without locks: it expires, is renewed and taken over, and never has two
+holders by its own clock."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_resumed_holder_overwrites_nothing_of_its_successor(
 
 
 def test_outdated_lease_objects_are_removed(store: LocalObjects) -> None:
-    """No one can still take them for the newest."""
+    """No process can still take them for the newest."""
     for _ in range(KEPT_OBJECTS + 5):
         lock(store, "one after the other").release()
     names = [file.path for file in store.list("node")]
@@ -91,7 +91,7 @@ def test_outdated_lease_objects_are_removed(store: LocalObjects) -> None:
 
 
 class _ListsAsIfItRacedWithASuccessor(LocalObjects):
-    """A directory is read while other processes create and delete in it: what came and what went
+    """A directory is read while other processes create and delete in it: created and deleted files
     may both be missing."""
 
     def list(self, folder: str):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""What only a local directory does: files that appear whole, names that are synced, errors."""
+"""Properties of a local directory only: files that appear whole, synced names, errors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_new_folder_and_every_name_is_synced(
     synced.clear()
     store.delete("a/b/1")
     assert synced == [f"{root}/a/b", f"{root}/a", root]
-    assert not (tmp_path / "root" / "a").exists(), "folders that are left empty go"
+    assert not (tmp_path / "root" / "a").exists(), "empty folders are removed"
 
 
 def test_concurrent_creates_and_deletions_never_fail(tmp_path: Path) -> None:

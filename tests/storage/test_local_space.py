@@ -1,4 +1,4 @@
-"""Appends to a local file: full disks, failed syncs, and space that is reserved."""
+"""Appends to a local file: full disks, failed syncs, and reserved space."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kit.local import temporaries
 
 
 # appending
-def test_append_goes_on_after_a_short_write(
+def test_append_continues_after_a_short_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, real_vector = os.pwrite, os.pwritev
@@ -113,7 +113,7 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
             subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_full_disk_is_no_space_and_nothing_half_done_stays(full_disk: Path) -> None:
+def test_full_disk_is_no_space_and_leaves_nothing_partial(full_disk: Path) -> None:
     if (full_disk / "full").exists():
         with (
             open(full_disk / "full", "r+b", buffering=0) as device,

@@ -1,5 +1,5 @@
-"""Object storage for real: s3fs against the S3 gateway versitygw, over HTTP, with its own
-conditional puts."""
+"""Real object storage: s3fs against the S3 gateway versitygw, over HTTP, with its own conditional
+puts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ class S3:
     options: dict[str, Any]
 
     def open(self, root: str = "bucket/some/root", **options: Any) -> SegmentStore:
-        """The backend alone: `open_store` asks the storage already whether the log has a
-        `wal_dir`."""
+        """The backend alone: `open_store` already reads whether the log has a `wal_dir`."""
         return ObjectStore(f"s3://{root}", {**self.options, **options})
 
 
@@ -81,7 +80,7 @@ def test_options_in_the_url(s3: S3) -> None:
     assert "secret" not in store.url
 
 
-def test_what_it_declares(s3: S3) -> None:
+def test_s3_declares_its_capabilities(s3: S3) -> None:
     capabilities = s3.open().capabilities
     assert capabilities.exclusive_create
     assert capabilities.durable_sync
@@ -121,7 +120,7 @@ def test_lease_on_s3_runs_out_and_is_taken_over(s3: S3) -> None:
     second.release()
 
 
-def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
+def test_wrong_credentials_and_a_missing_bucket_are_reported(s3: S3) -> None:
     wrong = s3.open(secret="wrong-secret")
     calls: list[Callable[[SegmentStore], object]] = [
         lambda store: store.create("1", b""),
@@ -143,7 +142,7 @@ def test_wrong_credentials_and_a_missing_bucket_are_told(s3: S3) -> None:
         open_store("s3://bukcet/root", s3.options)
 
 
-def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> None:
+def test_unreachable_service_is_unavailable_and_never_looks_empty(s3: S3) -> None:
     away = s3.open(
         endpoint_url=f"http://127.0.0.1:{free_port()}",
         config_kwargs={"connect_timeout": 1, "retries": {"max_attempts": 1}},
@@ -162,7 +161,7 @@ def test_service_that_is_away_is_unavailable_and_never_looks_empty(s3: S3) -> No
 
 
 class _IgnoresConditions(http.server.BaseHTTPRequestHandler):
-    """As some S3 look-alikes do: every put succeeds."""
+    """Like some services that imitate S3: every put succeeds."""
 
     objects: ClassVar[set[str]] = set()
     protocol_version = "HTTP/1.1"  # the client waits for a "100 Continue"

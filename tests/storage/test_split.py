@@ -1,4 +1,4 @@
-"""`wal_dir`: segments in one place, everything else in another, and whoever opens the root finds
+"""`wal_dir`: segments in one place, everything else in another, and every open of the root finds
 both."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_only_segments_are_in_wal_dir(tmp_path: Path) -> None:
         files = {file.relative_to(tmp_path).parts[0] for file in tmp_path.rglob("*.wal")}
         assert files == {"fast"}
         assert not list((tmp_path / "fast").rglob("*.json"))
-    # The root remembers: nobody else has to be told.
+    # The root has a record of it: later opens need no `wal_dir`.
     with imap_wal.open(root, node="n") as store:
         assert len(store.map("m")) == 100
         store.archive()
@@ -57,7 +57,7 @@ def test_only_segments_are_in_wal_dir(tmp_path: Path) -> None:
         assert len(store.map("m")) == 101
 
 
-def test_a_log_has_one_wal_dir_for_ever(tmp_path: Path) -> None:
+def test_the_wal_dir_of_a_log_cannot_change(tmp_path: Path) -> None:
     root = (tmp_path / "root").as_uri()
     imap_wal.open(root, node="n", wal_dir=(tmp_path / "a").as_uri()).close()
     with pytest.raises(StorageUnavailable, match=r"are in file:.*/a"):
@@ -69,7 +69,7 @@ def test_a_log_has_one_wal_dir_for_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 2, "wal_dir": "x"}', b"\xff"])
-def test_a_damaged_record_is_said_and_not_passed_over(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_record_of_the_wal_dir_is_reported(tmp_path: Path, content: bytes) -> None:
     (tmp_path / RECORD).write_bytes(content)
     with pytest.raises(StorageError, match=RECORD):
         open_store(tmp_path.as_uri())

@@ -28,7 +28,7 @@ class Counting(MemoryStore):
 
 @pytest.mark.parametrize("frames", [10, 2000])
 def test_clean_start_reads_only_the_last_frame(memory: MemoryStore, frames: int) -> None:
-    """However long the log is."""
+    """The length of the log does not matter."""
     log = node_log(memory, segment_bytes=1 << 30)
     for number in range(frames):
         log.write(format.ENTRIES, 1, [row(str(number), "v" * 100, number + 1)])
@@ -54,7 +54,7 @@ def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) ->
     assert (third.recovery.frames, third.recovery.clean) == (
         2,
         False,
-    )  # the clean-shutdown frame, and what came after it
+    )  # the clean-shutdown frame, and all after it
     assert store.bytes < 10_000
 
 

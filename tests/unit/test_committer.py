@@ -19,7 +19,7 @@ from tests.kit.gate import Gate
 from tests.support import FakeClock, Threads, eventually, row, segments
 
 
-def test_callers_that_come_during_a_sync_share_the_next_commit(memory: MemoryStore) -> None:
+def test_callers_that_arrive_during_a_sync_share_the_next_commit(memory: MemoryStore) -> None:
     gate = Gate(memory)
     target = committer(gate)  # type: ignore[arg-type]
     commit(target, batch(1))
@@ -164,7 +164,7 @@ def test_os_durability_acknowledges_before_a_barrier_syncs(memory: MemoryStore) 
     assert target.statistics.syncs == 1
 
 
-def test_close_answers_late_comers_instead_of_leaving_them_asleep(memory: MemoryStore) -> None:
+def test_callers_after_a_close_get_an_error_and_never_wait(memory: MemoryStore) -> None:
     target = committer(memory)
     commit(target, batch(1))
     waiting = batch(2)

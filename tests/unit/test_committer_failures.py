@@ -107,7 +107,7 @@ def test_failed_sync_is_never_retried_on_that_file(memory: MemoryStore) -> None:
     assert applied == ["first"]
 
 
-def test_all_callers_of_a_commit_whose_sync_fails_are_told(memory: MemoryStore) -> None:
+def test_all_callers_of_a_failed_sync_get_an_error(memory: MemoryStore) -> None:
     target = committer(FaultyStore(memory, Plan((Fault("error", at=2, kind="sync", path=WAL),))))
     batches = [batch(request) for request in range(1, 6)]
     for each in batches:

@@ -1,4 +1,4 @@
-"""Frames of an encrypted segment: what opens them, and what does not."""
+"""Frames of an encrypted segment: which keys decrypt them, and which changes are found."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def payloads(store: object, path: str = PATH) -> list[bytes]:
     return [frame.payload for frame in SegmentReader(store, path).frames()]  # type: ignore[arg-type]
 
 
-def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> None:
+def test_written_values_are_read_and_stored_only_encrypted(store: KeyedStore) -> None:
     found = written(store, "first-value", "second-value")
     assert payloads(store) == [row("key-0", "first-value", 1), row("key-1", "second-value", 2)]
     data = store.read(PATH)
@@ -53,7 +53,7 @@ def test_what_was_written_is_read_and_is_not_on_storage(store: KeyedStore) -> No
     assert found.key_id == "a" and data[8:10] == b"\x02\0"
 
 
-def test_without_keys_a_segment_is_what_it_always_was(store: KeyedStore) -> None:
+def test_without_keys_the_bytes_of_a_segment_are_unchanged(store: KeyedStore) -> None:
     for name, of in (("plain", store.inner), ("plain-first", keyed(store.inner, "plain", "a"))):
         written(of, "value", path=name)  # type: ignore[arg-type]
     assert store.inner.read("plain") == store.inner.read("plain-first")
@@ -76,7 +76,6 @@ def test_the_same_value_is_never_the_same_bytes(store: KeyedStore) -> None:
 
 
 def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> None:
-    """A missing key a wrong key and no keys are distinguished."""
     written(store, "value")
     for keys, said in (
         (("b",), "'a', and the keys given are b"),
@@ -92,7 +91,6 @@ def test_missing_key_wrong_key_and_no_keys_are_distinct(store: KeyedStore) -> No
 def test_unencrypted_segment_is_read_only_if_allowed(
     store: KeyedStore,
 ) -> None:
-    """A segment that is not encrypted is read only where that is allowed."""
     written(store.inner, "value")  # type: ignore[arg-type]
     with pytest.raises(
         EncryptionError, match="it is not encrypted, and the keys demand that it is"
@@ -148,7 +146,6 @@ def test_a_frame_whose_clear_fields_were_changed_is_forged(
 
 
 def test_encrypted_frame_moved_in_its_segment_is_forged(store: KeyedStore) -> None:
-    """A frame that was moved inside of its segment is forged."""
     head = written(store, "aaaa", "bbbb")
     first, second = SegmentReader(store, PATH).frames()
     data = store.read(PATH)
@@ -185,7 +182,6 @@ def test_a_changed_header_does_not_open(store: KeyedStore, changes: dict[str, ob
 
 
 def test_only_a_version_2_header_has_a_key() -> None:
-    """A header of version 1 has no key and one of version 2 has."""
     head = header().encode()
     sealed = header(key_id="a", key_check=bytes(16)).encode()
     assert format.decode_header(sealed, "f")[0].key_id == "a"
@@ -200,7 +196,7 @@ def test_only_a_version_2_header_has_a_key() -> None:
 
 
 def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> None:
-    """A header that was cut off is no damage and anything after it is."""
+    """A header that was cut off is no damage, but any bytes after it are."""
     head = written(store, "value")
     size = len(head.encode())
     data = store.read(PATH)
@@ -211,7 +207,7 @@ def test_truncated_header_without_later_data_is_no_damage(store: KeyedStore) -> 
     assert not is_header_torn(store, PATH)
 
 
-def test_keys_are_found_through_what_is_put_around_a_store(store: KeyedStore) -> None:
+def test_keys_are_found_through_wrappers_of_a_store(store: KeyedStore) -> None:
     written(store, "value")
     assert keys_of(FaultyStore(store)) is store.encryption_keys
     assert keys_of(Held(store, PATH)) is store.encryption_keys
@@ -241,6 +237,6 @@ def test_golden_encrypted_segment_round_trips() -> None:
     assert encrypted_segment() == golden
 
 
-def test_the_ring_of_tests_is_stable() -> None:
+def test_the_key_ring_of_tests_is_stable() -> None:
     """The golden segment depends on it."""
     assert ring("a").keys["a"].hex().startswith("ca978112")

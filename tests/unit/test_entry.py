@@ -10,7 +10,7 @@ from imap_wal.parquet.file import to_batch, to_rows
 
 @pytest.mark.parametrize("request_", [1, 127, 255, 256, 65_536, 2**32 - 300, 2**32, 2**40])
 @pytest.mark.parametrize("lengths", [[0], [1, 31, 32, 255, 256, 5000, 65_536], [3] * 700])
-def test_packed_upserts_are_the_entries_that_pack_gives(lengths: list[int], request_: int) -> None:
+def test_packed_upserts_equal_the_entries_of_pack(lengths: list[int], request_: int) -> None:
     keys = [b"%d" % number + b"k" * length for number, length in enumerate(lengths)]
     values = [b"%d" % number * length for number, length in enumerate(lengths)]
     data = b"".join(
@@ -67,7 +67,7 @@ def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: 
         (1, 1, 1),
     ],
 )
-def test_an_order_that_is_none_is_refused(order: tuple[int, ...]) -> None:
+def test_an_invalid_order_is_refused(order: tuple[int, ...]) -> None:
     with pytest.raises(
         ValueError, match=r"partition_version is|request is|incarnation is|not a DataEntry"
     ):

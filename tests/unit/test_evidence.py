@@ -1,4 +1,4 @@
-"""Files that know more than the manifest beside them: an open, verify and repair ask one
+"""Files that are newer than the manifest beside them: an open, verify and repair use one
 function."""
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ MANIFEST = NodeManifest(
     ],
 )
 def test_open_and_verify_agree_on_files_newer_than_manifest(path: str, newer: bool) -> None:
-    """An open and verify agree on which files are newer than the manifest."""
     file = StoredFile(path, 1, 0)
     in_wal = [file] if path.endswith((".wal", ".writer")) and "/wal/" in path else []
     wal = sorted_out(in_wal, MANIFEST.archived)
@@ -83,8 +82,8 @@ def test_manifest_older_than_a_quarantined_file_is_refused() -> None:
 
 
 def test_object_snapshot_before_its_manifest_is_no_evidence() -> None:
-    """A snapshot of objects that the manifest does not know yet is no evidence.
-    On an object store the manifest names the newest segment of the last open."""
+    """A snapshot of objects that the manifest does not name yet is no evidence. On an object store,
+    the manifest names the newest segment of the last open."""
     mark = LowWaterMark("d", Position(3, 8, 0, 0))
     cluster = ClusterManifest(snapshots={"m": Snapshot(1, (), {"n1": mark}, 0, 0, 0, 0)})
     for number, older in ((8, False), (7, True)):

@@ -1,5 +1,5 @@
-"""The bytes of a segment: any change of them is seen, and three kinds of damage stay three
-errors."""
+"""The bytes of a segment: any change of them is detected, and three kinds of damage are three
+different errors."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_every_single_flipped_bit_of_a_segment_is_seen(memory: MemoryStore) -> N
             found, status = frames(memory, bytes(data))
         except LogError:
             continue
-        assert found == expected[: len(found)], f"bit {at}: a frame came back changed"
+        assert found == expected[: len(found)], f"bit {at}: a frame was read changed"
         assert status != "clean", f"bit {at}: unseen"
 
 
 def test_flipped_bit_in_synced_frames_is_corruption(
     memory: MemoryStore,
 ) -> None:
-    """Every single flipped bit below the last synced place is corruption and not a torn tail."""
+    """Every single flipped bit below the last synced place is corruption, not a torn tail."""
     whole = small_segment()
     expected, _ = frames(memory, whole)
     for at in range(expected[0].offset * 8, expected[2].offset * 8):
@@ -68,7 +68,6 @@ def test_flipped_bit_in_synced_frames_is_corruption(
 
 
 def test_frame_copied_within_its_segment_does_not_verify() -> None:
-    """A frame copied to another place of its segment does not verify."""
     head = header()
     chunks, length, _ = format.encode_frame(
         head.checksum_seed, 200, format.ENTRIES, 1, 0, [row("a", "1")]
@@ -97,9 +96,8 @@ def test_a_stale_frame_of_a_recycled_segment_does_not_verify() -> None:
 def test_frame_is_accepted_only_at_its_own_place(
     ours: bytes, theirs: bytes, offset: int, elsewhere: int, kind: int, payload: bytes
 ) -> None:
-    """A whole frame is accepted in its segment and at its place and nowhere else.
-    Whatever stood there before, in a segment that was recycled, copied, or moved by some
-    bytes."""
+    """A whole frame is accepted only in its segment and at its place. A segment that was recycled,
+    copied, or moved by some bytes may have older frames there."""
     seed, foreign = header(segment_id=ours).checksum_seed, header(segment_id=theirs).checksum_seed
     data = b"".join(format.encode_frame(seed, offset, kind, 1, 0, [payload])[0])
     for its_seed, place in (
@@ -128,12 +126,12 @@ def test_frame_is_accepted_only_at_its_own_place(
         (format.FRAME_HEADER.pack(8, 1, 1) + bytes(8), "bad", 0),
     ],
 )
-def test_where_no_frame_stands_the_reason_is_told(data: bytes, reason: str, needed: int) -> None:
+def test_bytes_that_are_no_frame_have_a_reason(data: bytes, reason: str, needed: int) -> None:
     assert format.decode_frame(7, data, 0, 0) == NoFrame(reason, needed)
 
 
 def test_frame_counts_entries_and_records_last_sync() -> None:
-    """A frame counts its entries and tells what was synced before it."""
+    """A frame counts its entries, and says what was synced before it."""
     chunks, length, checksum = format.encode_frame(
         7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"]
     )
@@ -143,7 +141,7 @@ def test_frame_counts_entries_and_records_last_sync() -> None:
     )
 
 
-def test_a_header_comes_back_as_it_was_written() -> None:
+def test_a_header_is_decoded_as_it_was_encoded() -> None:
     head = header(namespace="ns/ä", node="a b", previous_checksum=2**32 - 1, epoch=2**31)
     assert format.decode_header(head.encode() + b"rest", "f") == (head, len(head.encode()))
 
@@ -159,13 +157,13 @@ def test_a_header_that_was_never_written_is_short() -> None:
         format.decode_header(bytes(4096), "f")
 
 
-def test_a_foreign_file_is_corrupt_and_says_so() -> None:
+def test_a_foreign_file_is_reported_as_corrupt() -> None:
     with pytest.raises(CorruptLog, match="not a segment of imap-wal"):
         format.decode_header(b"PAR1" + bytes(range(1, 200)), "f")
 
 
 def test_newer_version_and_flipped_version_are_distinct() -> None:
-    """A newer version is not taken for damage and a flipped version not for a newer one."""
+    """A newer version is not damage, and a damaged version number is not a newer version."""
     data = bytearray(header().encode())
     data[8:10] = struct.pack("<H", 3)
     with pytest.raises(CorruptLog, match="checksum"):
@@ -178,8 +176,8 @@ def test_newer_version_and_flipped_version_are_distinct() -> None:
     assert raised.value.file == "f"
 
 
-# Of every number of digits, up to more than letters count; and side by side where the digits get
-# one more.
+# Numbers with every count of digits, also beyond what one letter can say; and neighbours where the
+# count of digits grows.
 _number = st.integers(0, 45).flatmap(
     lambda digits: (
         st.integers(0, 10**digits) | st.integers(-2, 2).map(lambda near: max(10**digits + near, 0))
@@ -204,7 +202,7 @@ def test_positions_order_alike_as_tuples_and_text(first: Position, field: int, o
     )
 
 
-def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
+def test_positions_sort_as_text_after_a_hundred_million_segments() -> None:
     assert (
         str(Position(1, 99_999_999, 0, 0))
         < str(Position(1, 100_000_000, 0, 0))
@@ -214,7 +212,7 @@ def test_positions_sort_as_text_behind_a_hundred_million_segments() -> None:
 
 
 @given(_position)
-def test_a_position_comes_back_from_its_text(position: Position) -> None:
+def test_a_position_is_parsed_from_its_text(position: Position) -> None:
     assert Position.parse(str(position)) == position
     assert Position.parse(".".join(map(str, position))) == position, (
         "without zeros in front, and without letters"
@@ -268,14 +266,14 @@ def test_random_bytes_are_never_a_frame(data: bytes) -> None:
 
 
 class _Claims(bytes):
-    """Says it is larger than memory would hold."""
+    """Bytes that report a length of 1 GiB."""
 
     def __len__(self) -> int:
         return 2**30
 
 
 def test_unreadable_frame_is_refused_before_it_is_written() -> None:
-    """A frame that no reader would take is refused before a byte of it exists."""
+    """A frame that no reader would accept is refused before any byte of it is written."""
     with pytest.raises(TooLarge, match="commit less at once"):
         format.encode_frame(1, 0, format.ENTRIES, 1, 0, [_Claims(), _Claims()])
     with pytest.raises(TooLarge):

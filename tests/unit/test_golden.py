@@ -1,5 +1,5 @@
-"""Bytes written once and read for ever. A test that fails here says that the format changed: then
-it needs a new version number, not new golden files."""
+"""Bytes that were written once, and that every version must read. A test that fails here shows that
+the format changed: then it needs a new version number, not new golden files."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ WIRE = sorted(path.stem for path in GOLDEN.glob("wire-*.json"))
 
 
 def plain(value: Any) -> Any:
-    """What msgpack gave, as the JSON beside the bytes says it."""
+    """A msgpack value in the form of the JSON beside the bytes."""
     if isinstance(value, bytes):
         return {"bin": value.hex()}
     if isinstance(value, list | tuple):
@@ -158,7 +158,7 @@ def plain(value: Any) -> Any:
 def test_golden_wire_message_round_trips(
     name: str,
 ) -> None:
-    """A golden message of the wire reads as it is described and is written again byte for byte."""
+    """A golden message of the wire is read as described, and written again byte for byte."""
     described = json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
     header, payload = (
         bytes.fromhex(line) for line in (GOLDEN / f"{name}.hex").read_text().split("\n")[:2]

@@ -5,7 +5,7 @@ an unclosed segment. Every later version reads them.
     log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
-files stay and another one is added.
+files do not change, and another one is added.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def make(name: str, folder: Path) -> None:
     }
     store = {"log-v1": every_kind_of_file, "log-clears": clears}[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
-    shutil.copytree(folder, copy / "log")  # as a kill leaves it
+    shutil.copytree(folder, copy / "log")  # as after a kill
     store.close()
     with zipfile.ZipFile(GOLDEN / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted((copy / "log").rglob("*")):

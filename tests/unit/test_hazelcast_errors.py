@@ -19,7 +19,7 @@ def of_member(name: str, text: str) -> UndefinedErrorCodeError:
 def test_member_error_has_its_named_class_and_text(
     kind: type[ImapWalError],
 ) -> None:
-    """A members error is the class of its name with the members text."""
+    """An error of a member becomes the class of its name, with the member's text."""
     raised = of_member(
         f"io.imapwal.hazelcast.{kind.__name__}", 'map "orders": not appended by tcp://a:1'
     )
@@ -29,7 +29,7 @@ def test_member_error_has_its_named_class_and_text(
     assert found.__cause__ is raised
 
 
-def test_it_is_found_inside_of_another_error() -> None:
+def test_a_member_error_is_found_inside_another_error() -> None:
     cause = of_member("io.imapwal.hazelcast.OutcomeUnknown", "no acknowledgement")
     assert isinstance(
         error_of(IllegalStateError("Exception from server: ...", cause)), OutcomeUnknown
@@ -48,11 +48,11 @@ def test_it_is_found_inside_of_another_error() -> None:
         UndefinedErrorCodeError(),
     ],
 )
-def test_what_only_mentions_such_an_error_is_none(other: BaseException) -> None:
+def test_an_error_that_only_quotes_the_name_is_none(other: BaseException) -> None:
     assert error_of(other) is None
 
 
-def test_a_circle_of_causes_ends() -> None:
+def test_a_cycle_of_causes_ends() -> None:
     first, second = RuntimeError("a"), RuntimeError("b")
     first.__cause__, second.__cause__ = second, first
     assert error_of(first) is None

@@ -1,4 +1,4 @@
-"""Where keys come from, and which of them write and read."""
+"""The sources of keys, and which keys encrypt and decrypt."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_neither_a_ring_nor_the_settings_show_a_key(monkeypatch: pytest.MonkeyPa
     assert SECRET not in str(raised.value)
 
 
-def test_keys_come_from_a_file_a_variable_or_a_command(
+def test_keys_are_read_from_a_file_variable_or_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("K", key("a"))
@@ -82,7 +82,7 @@ def test_a_source_that_fails_is_named(source: str) -> None:
         Keys(source)
 
 
-def test_a_file_that_everybody_can_read_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_other_users_can_read_is_refused(tmp_path: Path) -> None:
     source = key_file(tmp_path, "a")
     os.chmod(source.removeprefix("file:"), 0o644)
     with pytest.raises(InvalidSetting, match="other users may open it"):
@@ -101,7 +101,7 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     assert keys.ring.active == "b"
 
 
-def test_an_id_that_is_not_known_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_read_again_for_an_unknown_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", key("a"))
     keys = Keys("env:K")
     with pytest.raises(

@@ -6,7 +6,6 @@ from imap_wal.layout import without_replaced
 
 
 def test_segments_of_a_replaced_writer_do_not_count() -> None:
-    """Segments of a writer that had been replaced do not count."""
     assert without_replaced([]) == set()
     assert without_replaced([(1, 1), (1, 2), (2, 3)]) == {(1, 1), (1, 2), (2, 3)}
     assert without_replaced([(1, 8), (2, 8)]) == {(2, 8)}

@@ -1,4 +1,4 @@
-"""What peers can have written to the log output is limited, and what is left out is counted."""
+"""The lines that peers can cause in the log output are limited, and the others are counted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support import FakeClock
 
 
 def test_repeated_line_is_written_once_per_window() -> None:
-    """A line is written once in a window and the others are counted."""
+    """A line is written once per window, and its repetitions are counted."""
     clock = FakeClock()
     lines = Lines(clock)
     with capture_logs() as written:

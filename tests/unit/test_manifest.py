@@ -1,5 +1,5 @@
-"""Manifests: of writers that race one wins, nothing published is lost, and a writer that slept does
-not win late."""
+"""Manifests: one of several concurrent writers wins, nothing published is lost, and a writer that
+slept does not win later."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_log_without_manifests_is_empty(memory: MemoryStore) -> None:
 
 
 def test_eight_threads_make_each_update_exactly_once(memory: MemoryStore) -> None:
-    """Of eight threads no update is lost and none is made twice."""
+    """With eight threads, no update is lost and none is made twice."""
 
     def work() -> None:
         manifests = log(memory)
@@ -59,7 +59,7 @@ def test_eight_threads_make_each_update_exactly_once(memory: MemoryStore) -> Non
 
 
 def test_three_processes_make_each_update_exactly_once(tmp_path: Path) -> None:
-    """Of three processes no update is lost and none is made twice."""
+    """With three processes, no update is lost and none is made twice."""
     processes = [
         multiprocessing.get_context("forkserver").Process(
             target=count_often, args=(str(tmp_path), 40)
@@ -123,7 +123,8 @@ def test_stale_writer_loses_after_its_number_was_cleaned(memory: MemoryStore) ->
 def test_writer_has_won_when_another_builds_on_its_manifest(
     memory: MemoryStore,
 ) -> None:
-    """A writer on whose manifest another built at once has won and does not do it again."""
+    """A writer has won, and does not repeat its change, if another writer built on its manifest at
+    once."""
     manifests = log(memory)
     quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
     quick.update(count)
@@ -133,7 +134,7 @@ def test_writer_has_won_when_another_builds_on_its_manifest(
 def test_unanswered_create_is_recognised_by_its_nonce(
     memory: MemoryStore,
 ) -> None:
-    """A writer whose create succeeded without an answer knows its own by the nonce."""
+    """A writer whose create succeeded without an answer recognises its manifest by the nonce."""
 
     class Retrying(Meanwhile):
         """A driver that loses an answer and asks again."""
@@ -149,13 +150,13 @@ def test_unanswered_create_is_recognised_by_its_nonce(
 
 
 def test_number_taken_by_another_writer_is_not_ours(memory: MemoryStore) -> None:
-    """A number that another writer took is not taken for ones own."""
+    """A number that another writer took is not mistaken for one's own."""
     manifests = log(memory)
     racer = log(Meanwhile(memory, before=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
     assert racer.update(count).incarnation == 2
 
 
-def test_a_create_that_failed_is_told_and_nothing_is_published(memory: MemoryStore) -> None:
+def test_a_failed_create_is_reported_and_publishes_nothing(memory: MemoryStore) -> None:
     with pytest.raises(Unavailable):
         log(FaultyStore(memory, Plan((Fault("error", kind="create"),)))).update(count)
     assert log(memory).read() == (0, ClusterManifest())
@@ -182,8 +183,8 @@ def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -
 def test_stale_writer_loses_after_old_manifests_are_deleted(
     memory: MemoryStore,
 ) -> None:
-    """A writer that slept while all former manifests were deleted does not win.
-    Also if more were published after that."""
+    """A writer that slept while all former manifests were deleted does not win, also if more were
+    published after that."""
     for more in range(3):
         manifests = log(memory)
         manifests.update(count)
@@ -201,7 +202,7 @@ def test_stale_writer_loses_after_old_manifests_are_deleted(
         assert len(memory.list("")) == more + 2, "its file is deleted"
 
 
-def test_old_manifests_are_cleaned_but_those_of_slow_readers_stay(memory: MemoryStore) -> None:
+def test_old_manifests_are_cleaned_except_those_of_slow_readers(memory: MemoryStore) -> None:
     manifests = log(memory)
     for _ in range(KEEP + 20):
         manifests.update(count)
@@ -240,7 +241,7 @@ def test_every_changed_byte_of_a_manifest_is_corrupt(memory: MemoryStore) -> Non
 def test_manifest_of_a_newer_format_is_not_overwritten(
     memory: MemoryStore,
 ) -> None:
-    """A manifest of a newer format is unsupported and not overwritten."""
+    """A manifest of a newer format is unsupported, and not overwritten."""
     body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
     body["checksum"] = (
         f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"  # noqa: E501
@@ -254,7 +255,6 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
 def test_long_archive_list_is_copied_without_parsing(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long list of archives is packed and copied without parsing."""
     archives = tuple(
         Archive(
             "m", f"a/{at}.parquet", Position(1, at, 0, 0), Position(1, at, 9, 9), 10, 1, 100, at

@@ -9,7 +9,7 @@ from imap_wal.errors import InvalidSetting
 
 
 @pytest.mark.parametrize("name", ["../a b", "a/b", ".", "..", "ä", "a%2Fb", "~", "CON", "a" * 60])
-def test_every_name_is_one_path_component_and_comes_back(name: str) -> None:
+def test_every_name_becomes_one_path_component_and_is_decoded(name: str) -> None:
     encoded = layout.encode(name)
     assert "/" not in encoded
     assert encoded.strip(".")

@@ -1,4 +1,5 @@
-"""What `open`, `aopen` and `imap_wal.log` take is declared once, and a type checker sees it."""
+"""The options of `open`, `aopen` and `imap_wal.log` are declared once, and a type checker knows
+them."""
 
 from __future__ import annotations
 

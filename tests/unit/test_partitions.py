@@ -1,4 +1,4 @@
-"""The partition of a key as Hazelcast computes it; its Python client is the other opinion."""
+"""The partition of a key as Hazelcast computes it, compared with its Python client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_partitions_of_many_keys_are_those_of_each(count: int) -> None:
     assert partition_ids(keys, count) == [by_the_client(key, count) for key in keys]
 
 
-def test_what_is_no_key_of_hazelcast_is_in_some_partition() -> None:
+def test_keys_of_other_formats_are_in_some_partition() -> None:
     """An embedded store may have written into the map."""
     keys = [b"", b"a", b"abcd", b"1234567", *[b"x%03d" % number for number in range(200)]]
     assert all(0 <= each < 7 for each in partition_ids(keys, 7))

@@ -67,7 +67,7 @@ def test_damage_in_synced_frames_is_refused_without_changes(
 def test_point_in_time_permanently_drops_entries_after_damage(
     memory: MemoryStore, name: str
 ) -> None:
-    """Entries before the damage stay, and those after it never come back."""
+    """Entries before the damage are kept, and those after it never return."""
     damage, tail, kept, frames_lost = DAMAGES[name]
     history(memory)
     left = copy_files(memory)
@@ -88,8 +88,7 @@ def test_point_in_time_permanently_drops_entries_after_damage(
             assert left.read(path) == damaged[f"{FOLDER}/wal/{path.rpartition('/')[2]}"], (
                 "what was put aside is as it was"
             )
-    # What is written from here on stands behind everything that ever was, and stays; what was given
-    # up does not come back.
+    # New entries have positions after all former ones, and are kept; dropped entries do not return.
     log.write(format.ENTRIES, 1, [row("100", "v", 100)])
     log.sync()
     for mode in MODES:
@@ -180,7 +179,7 @@ def test_exchanged_whole_segment_is_refused(
     memory: MemoryStore, exchanged: int, closed: bool, seed: int, said: str
 ) -> None:
     """The segment has the same node, epoch and number, with whole frames. From a copy of the log
-    that was written to: its neighbours do not match. From another log: its header names that
+    that was written later: its neighbours do not match. From another log: its header names that
     log."""
     history(memory)
     left = copy_files(memory)
@@ -204,7 +203,7 @@ def test_exchanged_whole_segment_is_refused(
             contents(left, recovery_mode=mode)
 
 
-def test_salvage_is_not_for_an_open() -> None:
+def test_an_open_refuses_the_mode_salvage() -> None:
     with pytest.raises(InvalidSetting, match="imap-wal repair"):
         embedded(MemoryStore("salvage"), recovery_mode="salvage")
 
@@ -261,7 +260,7 @@ def test_absolute_reads_the_whole_log_after_clean_stop(memory: MemoryStore) -> N
     flip(left, 0, 1)
     node_log(
         copy_files(left)
-    ).close()  # who does not ask is told by a restore, or by `imap-wal verify`
+    ).close()  # other modes: a restore or `imap-wal verify` finds the damage
     with pytest.raises(CorruptLog, match="first lost position"):
         node_log(left, recovery_mode="absolute")
 

@@ -43,7 +43,7 @@ def test_killed_recovery_has_the_same_result_next_time(
 
 
 class Meanwhile:
-    """A store during whose call number `at` something else happens."""
+    """A store that calls `what` during its call number `at`."""
 
     def __init__(self, store: MemoryStore, at: int, what: Callable[[MemoryStore], object]) -> None:
         self._store, self._at, self._what, self.calls = store, at, what, 0
@@ -67,7 +67,7 @@ class Meanwhile:
 def test_files_pruned_during_recovery_are_not_missing(
     memory: MemoryStore, mode: str, closed: bool
 ) -> None:
-    """At whichever call the prune runs."""
+    """The prune runs at any call."""
     from imap_wal.read.cluster import ClusterLog
     from imap_wal.rewrite.local_engine import LocalEngine
     from imap_wal.rewrite.prune import prune

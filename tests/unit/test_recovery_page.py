@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/durability.md"
 
 
 def unsynced(store: MemoryStore) -> None:
-    """Six frames of which none is known to be synced; the third is damaged."""
+    """Six frames, none of them known to be synced; the third is damaged."""
     for file in store.list(""):
         store.delete(file.path)
     other = copy_files(MemoryStore("nothing"))
@@ -39,12 +39,12 @@ def unsynced(store: MemoryStore) -> None:
 
 
 def those(wanted: Callable[[str], bool]) -> list[tuple[Damage, list[int]]]:
-    """Of the damages above, what is done and what is left."""
+    """The kinds of damage with these names, each with the entries that are left."""
     return [(damage, kept) for name, (damage, _, kept, _) in DAMAGES.items() if wanted(name)]
 
 
-# How a line of the page begins → what is done to the log, and what is left where the open does not
-# refuse.
+# The first words of a line of the page → the damage to the log, and the entries that are left if
+# the open does not refuse.
 LINES: dict[str, list[tuple[Damage, list[int]]]] = {
     "a clean stop": [(closed, ALL)],
     "an incomplete last commit": those(lambda name: DAMAGES[name][1]),

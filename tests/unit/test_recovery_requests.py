@@ -1,4 +1,4 @@
-"""What a recovery asks of a storage where every commit is an object and every call a request."""
+"""The requests of a recovery on a storage where every commit is an object."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def commit(log: NodeLog, requests: range) -> None:
 def test_recovery_reads_each_object_once_and_in_parallel(
     objects: SegmentStore,
 ) -> None:
-    """A recovery reads each object with one request and several at a time."""
+    """A recovery reads each object with one request, and several objects at a time."""
     log = node_log(objects)
     commit(log, range(1, 41))
     counted = Counted(objects)
     taken = node_log(counted, takeover=True)
     assert taken.recovery.records == 40
     assert taken.requests[1] == 40
-    # The fence that shuts the former writer out is looked at by the takeover itself, too.
+    # The takeover itself reads the fence of the former writer, too.
     assert [calls for path, calls in sorted(counted.calls.items())[:39]] == [1] * 39
     assert 1 < counted.at_most <= 8
     taken.close()
@@ -162,7 +162,7 @@ def test_a_replaced_writer_moves_no_checkpoint(objects: SegmentStore) -> None:
     taken.close()
 
 
-def test_a_checkpoint_that_comes_late_lowers_nothing(objects: SegmentStore) -> None:
+def test_a_late_checkpoint_lowers_nothing(objects: SegmentStore) -> None:
     log = node_log(objects)
     made = committer(log)
     put(made, range(1, 3))

@@ -1,4 +1,4 @@
-"""What a crash leaves of the log of one node, and how the next open continues."""
+"""The log of one node after a crash, and how the next open continues."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_flipped_header_bit_never_hides_the_newest_segment(
             node_log(left)
         assert raised.value.file == path, f"bit {bit}"
         assert left.read(path) == bytes(data), "the file was not touched"
-        assert not left._medium.locks, "the lock was let go"
+        assert not left._medium.locks, "the lock was released"
 
 
 def test_damaged_synced_frame_stops_the_open(

@@ -1,4 +1,4 @@
-"""The ring buffer loses nothing, reorders nothing, holds no more than it may."""
+"""The ring buffer loses nothing, reorders nothing, and never exceeds its bounds."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_eight_producers_lose_nothing_and_keep_order() -> None:
 
 
 def test_waiting_bytes_are_bounded_except_one_large_item() -> None:
-    """Waiting bytes are bounded and an item above the bound enters an empty ring alone."""
+    """Waiting bytes are bounded; an item above the bound enters only an empty ring."""
     ring: RingBuffer[str] = RingBuffer(16, bytes_max=100)
     assert ring.try_publish("a", 60)
     assert not ring.try_publish("b", 41)
@@ -73,7 +73,7 @@ def test_waiting_bytes_are_bounded_except_one_large_item() -> None:
 
 
 def test_take_is_bounded_but_returns_at_least_one() -> None:
-    """Take stops at a number of bytes but gives at least one."""
+    """`take` stops at a number of bytes, but returns at least one item."""
     ring: RingBuffer[str] = RingBuffer(8)
     for item, size in (("a", 10), ("b", 10), ("c", 100), ("d", 1)):
         assert ring.try_publish(item, size)

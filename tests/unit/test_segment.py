@@ -1,4 +1,4 @@
-"""How a segment may end, and what is made of it."""
+"""The ends that a segment can have, and how they are read."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_random_garbage_tail_is_cut_and_never_read(memory: MemoryStore, seed: 
 
 @pytest.mark.parametrize("hit", range(4))
 def test_damage_in_the_middle_counts_later_whole_frames(memory: MemoryStore, hit: int) -> None:
-    """Damage in the middle is corrupt and counts the whole frames after it."""
+    """Damage in the middle is corrupt, and the whole frames after it are counted."""
     places = write(memory, 5, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[hit] + 15] ^= 0x10
@@ -104,7 +104,7 @@ def test_damage_in_the_middle_counts_later_whole_frames(memory: MemoryStore, hit
 def test_unsynced_damage_is_a_tail_with_counted_frames(
     memory: MemoryStore,
 ) -> None:
-    """Damage above the last synced position is a tail whose whole frames are counted."""
+    """Damage above the last synced position is a torn tail; its whole frames are counted."""
     places = write(memory, 4, sync=False)
     data = bytearray(memory.read(PATH))
     data[places[1]] ^= 1
@@ -115,7 +115,7 @@ def test_unsynced_damage_is_a_tail_with_counted_frames(
 def test_hole_in_place_of_a_synced_frame_is_corrupt(
     memory: MemoryStore,
 ) -> None:
-    """A hole where a synced frame was is corrupt although it looks like unwritten space."""
+    """A hole in place of a synced frame is corrupt, although it looks like unwritten space."""
     places = write(memory, 4, preallocate=4096)
     data = bytearray(memory.read(PATH))
     data[places[1] : places[2]] = bytes(places[2] - places[1])
@@ -127,7 +127,6 @@ def test_hole_in_place_of_a_synced_frame_is_corrupt(
 
 
 def test_frame_of_unknown_type_is_an_error(memory: MemoryStore) -> None:
-    """A frame of an unknown type is an error and not skipped."""
     writer = SegmentWriter(memory, PATH, header())
     writer.append(9, 1, [row("a", "1")])
     writer.append(format.ENTRIES, 1, [row("b", "2")])
@@ -151,7 +150,7 @@ _frames = st.lists(
 def test_records_of_every_type_round_trip_in_order(
     memory: MemoryStore, written: list[tuple[int, list[bytes], bool]], preallocate: int
 ) -> None:
-    """Records of every type come back in order as what they are."""
+    """Records of every type are read in order, with their types."""
     memory.delete(PATH)
     writer = SegmentWriter(memory, PATH, header(), preallocate)
     for kind, payload, sync in written:
@@ -176,7 +175,7 @@ def test_records_of_every_type_round_trip_in_order(
     }
 
 
-def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) -> None:
+def test_reading_can_begin_at_and_stop_before_any_frame(memory: MemoryStore) -> None:
     places = write(memory, 5)
     for start in places[:-1]:
         assert [frame.offset for frame in SegmentReader(memory, PATH).frames(start)] == [
@@ -190,7 +189,6 @@ def test_reading_goes_on_at_any_frame_and_stops_before_any(memory: MemoryStore) 
 def test_open_segment_is_read_to_its_last_whole_frame(
     memory: MemoryStore,
 ) -> None:
-    """A segment that is being written is read to its last whole frame."""
     writer = SegmentWriter(memory, PATH, header(), 4096)
     reader = SegmentReader(memory, PATH)
     assert list(reader.frames()) == []
@@ -217,7 +215,7 @@ def test_the_header_is_safe_before_the_first_frame_is_written(memory: MemoryStor
     assert writer.synced == writer.size == len(header().encode())
 
 
-def test_sealing_gives_preallocated_space_back(memory: MemoryStore) -> None:
+def test_sealing_frees_preallocated_space(memory: MemoryStore) -> None:
     writer = SegmentWriter(memory, PATH, header(), 4096)
     writer.append(format.ENTRIES, 1, [row("a", "1")])
     writer.seal()
@@ -227,7 +225,7 @@ def test_sealing_gives_preallocated_space_back(memory: MemoryStore) -> None:
 def test_cut_header_without_frames_is_unborn(
     memory: MemoryStore,
 ) -> None:
-    """A cut or empty header is unborn but not one that has frames after it."""
+    """A cut or empty header is unborn, but not if frames are after it."""
     write(memory, 1)
     whole = memory.read(PATH)
     head = len(header().encode())
@@ -253,7 +251,7 @@ def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
 
 
 class Counted:
-    """Counts the bytes that are given to the CRC."""
+    """Counts the bytes that are passed to the CRC."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.bytes = 0
@@ -267,7 +265,7 @@ class Counted:
 
 
 def frame_like(length: int, size: int, kind: int = 1) -> bytes:
-    """Frame headers that a search can tell from real ones only by their CRC."""
+    """Frame headers that a search can distinguish from real ones only by their CRC."""
     return (struct.pack("<IIIQ", length, 1, kind | 1 << 8, 0) * (size // 20 + 1))[:size]
 
 
@@ -292,7 +290,7 @@ HOSTILE = {
 def test_search_after_damage_hashes_bounded_bytes(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The search after damage hashes a bounded number of bytes for each byte whatever they are."""
+    """The search after damage hashes a bounded number of bytes for each byte, with any content."""
     writer = SegmentWriter(memory, PATH, header())
     writer.append(format.ENTRIES, 1, [row("a", "1")])
     torn = writer.append(format.ENTRIES, 1, [HOSTILE[name]])
@@ -347,7 +345,7 @@ hostile_parts = st.one_of(
         max_size=4,
     ),
 )
-def test_every_whole_frame_after_damage_is_found_whatever_values_hold(
+def test_every_whole_frame_after_damage_is_found_for_any_value(
     memory: MemoryStore,
     payloads: list[tuple[list[bytes], int, bool]],
     damaged: list[tuple[float, int, int, bool]],

@@ -22,7 +22,7 @@ def long_names(source: str) -> list[str]:
 
 
 def test_no_test_file_imports_another_one() -> None:
-    """What several need is in tests/kit."""
+    """Code that several tests need is in tests/kit."""
     found = [
         f"{path.relative_to(TESTS)}: {module}"
         for path in TESTS.rglob("*.py")

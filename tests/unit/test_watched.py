@@ -20,7 +20,7 @@ class Source:
 
     def __init__(self, path: Path) -> None:
         self.path, self.fails, self.reads = path, False, 0
-        self.told: list[str] = []
+        self.errors: list[str] = []
         self.entered, self.leave = threading.Event(), threading.Event()
         self.leave.set()
 
@@ -33,7 +33,7 @@ class Source:
         return self.path.read_text()
 
     def watched(self) -> Watched[str]:
-        return Watched(self.path, self.read, lambda error: self.told.append(str(error)))
+        return Watched(self.path, self.read, lambda error: self.errors.append(str(error)))
 
 
 @pytest.fixture
@@ -53,12 +53,12 @@ def test_a_file_is_read_again_only_when_it_has_changed(source: Source) -> None:
 def test_failed_read_is_reported_once_and_retried(
     source: Source,
 ) -> None:
-    """A failed read is reported once and tried again although the file stays as it is."""
+    """A failed read is reported once, and tried again although the file does not change."""
     watched = source.watched()
     source.path.write_text("another")
     source.fails = True
     assert [watched.look(), watched.look()] == ["one", "one"]
-    assert source.told == ["too many open files"]
+    assert source.errors == ["too many open files"]
     source.fails = False
     assert watched.look() == "another"
 
@@ -103,7 +103,7 @@ def test_a_slow_key_command_does_not_stop_writing(tmp_path: Path) -> None:
 
 
 def test_number_of_thousands_of_digits_is_refused(tmp_path: Path) -> None:
-    """A number of thousands of digits is a wrong file of clients."""
+    """A file of clients with a number of thousands of digits is refused."""
     path = tmp_path / "clients.toml"
     path.write_text("")
     path.chmod(0o644)

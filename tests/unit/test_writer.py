@@ -46,7 +46,7 @@ def test_second_process_is_refused_and_the_holder_named(
 
 
 def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
-    """It asked to share the cluster."""
+    """It was opened with the setting to share the cluster."""
     with imap_wal.open(url, node="n1") as one, imap_wal.open(url, node="n2", shared=True) as two:
         one.map("m")["a"] = 1
         two.map("m")["b"] = 2
@@ -59,7 +59,7 @@ def test_node_that_shares_the_cluster_is_admitted(url: str) -> None:
 def test_replaced_writer_acknowledges_and_loses_nothing(
     tmp_path: Path, memory: MemoryStore, durability: str, kind: str
 ) -> None:
-    """After a takeover; what it had acknowledged stays."""
+    """After a takeover. The changes that it had acknowledged are kept."""
     store = memory if kind == "memory" else LocalStore(str(tmp_path))
     first = embedded(store, durability=durability)
     old = first.map("m")
@@ -147,7 +147,7 @@ def test_replaced_object_writer_acknowledges_nothing(tmp_path: Path, gone: str) 
 def test_commit_before_an_object_takeover_is_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit comes just before the fence; the log opens."""
+    """The commit is just before the fence; the log opens."""
 
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
@@ -174,7 +174,7 @@ def test_commit_before_an_object_takeover_is_scanned(
 def test_aborted_object_takeovers_leave_one_fence_per_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takeovers die half way; the fences stay."""
+    """Takeovers end half way; the fences are kept."""
 
     def objects() -> LocalObjects:
         return LocalObjects(str(tmp_path), clock_ms=lambda: 0)
@@ -216,7 +216,6 @@ def test_replaced_writer_does_not_mark_the_log_clean(
 
 
 def test_session_of_a_replaced_writer_is_refused(memory: MemoryStore) -> None:
-    """The writer was taken over."""
     first = node_log(memory)
     node_log(memory, takeover=True)
     with pytest.raises(Fenced):

@@ -56,14 +56,15 @@ class ReadSession:
 
 
 SESSIONS_KEPT = PLUGINS_KEPT
-"""Sessions without a connection that are kept; the node's manifest keeps as many."""
+"""Sessions without a connection that are kept; `NodeManifest.plugins` keeps as many. Another limit
+than the one of the same name in `imap_wal.manifest.node`."""
 
 
 class SessionRegistry:
     """All sessions of one agent run over one NodeLog. Used by the serving thread."""
 
-    def __init__(self, log: NodeLog, view_of: ClusterLog, rules: StartRules = AT_ONCE) -> None:
-        self._log, self._cluster = log, view_of
+    def __init__(self, log: NodeLog, cluster: ClusterLog, rules: StartRules = AT_ONCE) -> None:
+        self._log, self._cluster = log, cluster
         folder, node, timeout_s = (
             log.identity.cluster_folder,
             log.identity.node,
@@ -71,7 +72,7 @@ class SessionRegistry:
         )
         waits = rules.policy is not StartPolicy.PARTIAL
         watch = Watch(
-            log.store, folder, timeout_s, log.clock, Belonging(view_of) if waits else None
+            log.store, folder, timeout_s, log.clock, Belonging(cluster) if waits else None
         )
         self.sign = (
             SignOfLife(log.store, folder, node, log.epoch, timeout_s, watch, log.clock)
@@ -79,7 +80,7 @@ class SessionRegistry:
             else None
         )
         self.start = Start(node, rules, watch, log.clock)
-        self.claims = Claims(log, view_of, self.start)
+        self.claims = Claims(log, cluster, self.start)
         self._by_plugin: dict[tuple[str, int], Session] = {}
         self._by_number: dict[int, Session] = {}
         self._connections: dict[bytes, Connection] = {}

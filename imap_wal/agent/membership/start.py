@@ -95,14 +95,14 @@ class Belonging:
 class _Wait:
     """A waiting cluster. `newest`: the incarnation that it will follow. `since`, `asked`: its first
     and its last hello, in monotonic seconds. `nodes`: it waits for nodes too, not only for the
-    former cluster. `told`: what was logged about it."""
+    former cluster. `logged`: the events that were logged about it."""
 
     cluster_id: str
     newest: int
     since: float
     asked: float
     nodes: bool
-    told: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
 
 
 class Start:
@@ -172,12 +172,12 @@ class Start:
             wait = _Wait(cluster_id, claims.newest, now, now, nodes)
         over = now - wait.since >= self._timeout_s
         news = "a new cluster waits longer than start_timeout_s" if over else "a new cluster waits"
-        if news not in wait.told:
+        if news not in wait.logged:
             self._lines.warning(
                 news, cluster_id, cluster=cluster_id, policy=str(self._policy), reason=why
             )
         self._wait = replace(
-            wait, asked=now, told=(*wait.told, news) if news not in wait.told else wait.told
+            wait, asked=now, logged=(*wait.logged, news) if news not in wait.logged else wait.logged
         )
 
     def _away(self, cluster_id: str) -> dict[str, str]:

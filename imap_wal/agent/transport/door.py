@@ -45,7 +45,7 @@ class Ended(Exception):
 @dataclass(slots=True)
 class _Known:
     """An open connection. `inode`: of its socket, because the number `fd` is reused. `since`: when
-    it was accepted. `sender`: the routing id of its messages; b"": none came yet. `greeted`: its
+    it was accepted. `sender`: the routing id of its messages; b"": none has arrived. `greeted`: its
     hello was accepted. `reported`: when libzmq reported its end. Times are monotonic seconds."""
 
     fd: int
@@ -109,17 +109,17 @@ class Door:
             return False
         with self._mutex:
             if event is None:
-                self._settle()
+                self._remove_ended()
                 return False
             if event.accepted:
                 self._enter(event.fd)
             elif (known := self._open.get(event.fd)) is not None:
                 known.reported = self._clock.monotonic()
                 self._ending.append(known)
-            self._settle(CLOSED_S)
+            self._remove_ended(CLOSED_S)
         return True
 
-    def _settle(self, after: float = 0.0) -> None:
+    def _remove_ended(self, after: float = 0.0) -> None:
         """Remove the ended connections that were reported at least `after` seconds ago."""
         until = self._clock.monotonic() - after
         while self._ending and self._ending[0].reported <= until:
@@ -131,7 +131,7 @@ class Door:
         known = self._admit(fd)
         if known is None or len(self._open) <= self._most:
             return
-        self._settle()
+        self._remove_ended()
         now = self._clock.monotonic()
         if len(self._open) > self._most and now - self._swept >= SWEEP_S:
             self._swept = now

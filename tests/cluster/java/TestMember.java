@@ -190,8 +190,7 @@ public final class TestMember {
         return object;
     }
 
-    // ---- classes that are on the members, and on no client in Python but as factory and class id
-    // ----
+    // ---- classes of the members; a Python client knows only their factory and class ids ----
 
     public static final class Increment implements BiFunction<String, Long, Long>, Serializable {
         @Override
@@ -224,7 +223,7 @@ public final class TestMember {
         }
     }
 
-    /** Compact, with no serializer written by anyone. */
+    /** Compact, without a serializer of its own. */
     public static final class Car {
         private String model;
         private int number;
@@ -243,7 +242,7 @@ public final class TestMember {
         }
     }
 
-    /** A key that lives where its car lives. */
+    /** A key in the partition of its car. */
     public static final class Wheel implements Serializable, PartitionAware<String> {
         private final int number;
         private final String car;

@@ -10,9 +10,9 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * One connection to an agent, after hello and welcome. One thread may send the next
- * request while another waits for the oldest answer; {@link #ask} is for a connection on which each
- * request has its answer.
+ * One connection to an agent, after hello and welcome. One thread may send the next request while
+ * another waits for the oldest answer; {@link #ask} is for a connection on which each request has
+ * its answer.
  */
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;

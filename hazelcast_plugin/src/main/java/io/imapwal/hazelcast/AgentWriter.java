@@ -155,7 +155,10 @@ final class AgentWriter implements InFlightWindow.Sender {
         append.number = channel.send(session, append.numbered(), append.deadlineNanos);
     }
 
-    /** Waits for the answer. Without one, it follows the table of this class. */
+    /**
+     * Waits for the answer. Without one, it follows the table of this class. Unlike
+     * {@link Settlement}, it compares nothing with the log.
+     */
     @Override
     public void settle(InFlightAppend append, Supplier<List<InFlightAppend>> open) {
         try {

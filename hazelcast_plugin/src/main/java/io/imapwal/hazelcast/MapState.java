@@ -147,8 +147,8 @@ final class MapState {
     }
 
     /**
-     * Runs {@code then} once when the map is loaded, or is not being loaded any more; at once if that
-     * is so. It must not wait.
+     * Runs {@code then} once when the map is loaded, or is not being loaded any more; at once if
+     * that is so. It must not wait.
      */
     void whenLoaded(Runnable then) {
         synchronized (this) {
@@ -370,8 +370,7 @@ final class MapState {
         return why instanceof LogUnavailable && plugin.reconciler().isAhead(map, partition)
                 ? new OutcomeUnknown("map \"" + map
                     + "\": an earlier attempt of the operation may be in the log; it is compared"
-                    + " with memory"
-                + " as soon as it can be: " + why.getMessage(), why) : why;
+                    + " with memory as soon as it can be: " + why.getMessage(), why) : why;
     }
 
     int generation() {

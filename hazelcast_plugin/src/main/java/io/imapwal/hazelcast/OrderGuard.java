@@ -25,6 +25,8 @@ import java.util.stream.Collectors;
  * change may have waited in the queue. If the partition migrates after that, the change is sent
  * with the older version. This is correct: the changes of the new owner are newer. Hazelcast
  * refuses the operation before it changes memory, and repeats it on the new owner.
+ *
+ * <p>It also says which cluster and which members this member sees now.
  */
 final class OrderGuard {
     private static final int TURN_BITS = 32;
@@ -46,6 +48,8 @@ final class OrderGuard {
     }
 
     /**
+     * The stamp for a change that this member makes now, as the owner of the partition.
+     *
      * @throws RetryableHazelcastException this member does not own the partition, or it is
      *                                     migrating: nothing was appended, Hazelcast repeats the
      *                                     operation
@@ -90,10 +94,12 @@ final class OrderGuard {
         return partitions.getPartition(partitionId, false).version() == order >>> TURN_BITS;
     }
 
+    /** The second number of a change's order; Python calls it the partition version. */
     private static long order(int version, long turn) {
         return (long) version << TURN_BITS | turn;
     }
 
+    /** Whether the stamp is still right, so that its change may be sent. */
     boolean holds(PartitionStamp stamp) {
         if (stamp.incarnation() != 0) {
             // The owner keeps the partition until it knows the outcome. If the owner is lost, the

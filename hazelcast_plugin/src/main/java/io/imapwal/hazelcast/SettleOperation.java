@@ -16,7 +16,7 @@ import java.util.List;
 /**
  * Compares entries of the log with memory, on the partition's thread, and changes memory and its
  * backups where they differ. With the last entries it removes what the log does not have, and
- * operations may continue. It runs only on the member that made it.
+ * operations may continue. {@link Settlement} sends it. It runs only on the member that made it.
  */
 final class SettleOperation extends MapOperation implements PartitionAwareOperation,
         MutatingOperation, BackupAwareOperation {

@@ -18,7 +18,8 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Sets a key in memory from the log, on the key's owner. No other change of the key runs at the
+ * Sets a key in memory from the log, on the key's owner. The {@link Reconciler} sends it; a whole
+ * partition is settled by {@link SettleOperation} instead. No other change of the key runs at the
  * same time: earlier changes are in the log that it reads, and later ones are newer.
  *
  * <p>This appends the same value once more, with a newer order. It is the cost of a public

@@ -45,6 +45,10 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  * </pre>
  *
  * Hazelcast calls this class on the partition's thread, while no operation of the partition runs.
+ * {@link SettlementWorker} then settles the partitions.
+ *
+ * <p>As the one service of the plug-in it also installs what Hazelcast has no setting for
+ * ({@link #init}), and keeps the members that have left ({@link #departures}).
  */
 public final class SettlementService implements ManagedService, MigrationAwareService,
         MembershipAwareService {
@@ -150,9 +154,10 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
         WalPlugin plugin = WalPlugin.of(nodeEngine);
         List<String> closed = carried.whole().stream()
                 .filter(map -> WalMapStoreFactory.isNamed(nodeEngine, map)
-                    && !plugin.state(map).isOpen()
-                && (carried.filled().contains(map) || plugin.linkOf(map).session() == null)).limit(
-                OPENED_AT_ONCE).toList();
+                        && !plugin.state(map).isOpen()
+                        && (carried.filled().contains(map)
+                                || plugin.linkOf(map).session() == null))
+                .limit(OPENED_AT_ONCE).toList();
         if (!closed.isEmpty()) {
             closed.forEach(plugin::use);
             throw new RetryableHazelcastException("partition " + partition

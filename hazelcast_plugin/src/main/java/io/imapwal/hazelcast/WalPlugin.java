@@ -145,6 +145,7 @@ final class WalPlugin {
         return settlements;
     }
 
+    /** Which partitions this member owns, how it got them, and which members have left. */
     SettlementService partitions() {
         return SettlementService.of(nodeEngine);
     }
