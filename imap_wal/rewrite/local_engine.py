@@ -42,9 +42,12 @@ from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 
 NO_CONFLICTS: Mapping[bytes, Conflict] = {}
-PART_ROWS_MAX = 1_000_000
-PART_BYTES_MAX = 256 * 1024 * 1024
-"""A part file ends at this many rows, or bytes in memory."""
+PART_ROWS, PART_BYTES = 65_536, 16 * 1024 * 1024
+PART_ROWS_MAX, PART_BYTES_MAX = 1_000_000, 256 * 1024 * 1024
+PARTS_OF_A_SIZE = 64
+"""A part file ends at this many rows, or bytes in memory. Both double after each `PARTS_OF_A_SIZE`
+parts of a map: a small change of a small map writes little, and a large map has not too many
+files."""
 
 
 class LocalEngine:
@@ -272,7 +275,10 @@ class PartWriter:
         expiries = [row[EXPIRES_AT_MS] for row in rows if row[EXPIRES_AT_MS] and not is_clear(row)]
         if expiries:
             self._first_expiry_ms = min(*expiries, self._first_expiry_ms or expiries[0])
-        if self._rows >= PART_ROWS_MAX or self._bytes >= PART_BYTES_MAX:
+        growth = 2 ** (len(self._parts) // PARTS_OF_A_SIZE)
+        if self._rows >= min(PART_ROWS * growth, PART_ROWS_MAX) or self._bytes >= min(
+            PART_BYTES * growth, PART_BYTES_MAX
+        ):
             self._finish()
 
     def close(self) -> tuple[Part, ...]:

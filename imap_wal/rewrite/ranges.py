@@ -19,9 +19,9 @@ from storage_backends import SegmentStore
 
 BORDER_BYTES_MAX = 256
 """Longer borders are not written into the manifest: its next rewrite reads the whole map."""
-SMALL_BYTES = 16 * 1024 * 1024
-"""A smaller file beside a range that is rewritten is rewritten with it, so that many small rewrites
-do not leave many small files."""
+SMALL_PART = 8
+"""A file below this part of the mean size is rewritten with the range beside it, so that many small
+rewrites do not leave many small files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ def kept_parts(
                 left -= 1
     for place, part in enumerate(parts):
         touched[place] = touched[place] or written_otherwise(store, part.path)
-    order = range(len(parts))
+    total, order = sum(part.bytes for part in parts), range(len(parts))
     for places, step in ((order, -1), (reversed(order), 1)):
         for place in places:
-            beside = place + step
-            if 0 <= beside < len(parts) and touched[beside] and parts[place].bytes < SMALL_BYTES:
+            is_small = parts[place].bytes * len(parts) * SMALL_PART < total
+            if is_small and 0 <= place + step < len(parts) and touched[place + step]:
                 touched[place] = True
     uppers = [*lowers[1:], None]
     return tuple(

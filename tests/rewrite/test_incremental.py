@@ -27,7 +27,6 @@ ROWS_A_PART = 10
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "PART_ROWS_MAX", ROWS_A_PART)
-    monkeypatch.setattr(ranges, "SMALL_BYTES", 0)
     # A part ends between two pages: here each has one row.
     monkeypatch.setattr(local_engine, "GROUP_BYTES_MAX", 1)
 
@@ -176,7 +175,7 @@ def test_a_dry_run_says_what_would_be_kept(keys: Keys) -> None:
 def test_small_files_beside_a_rewritten_range_are_rewritten_too(
     keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(ranges, "SMALL_PART", 0)
     keys.put("k055", "second")
     assert keys.rewrite().records_kept == 0
 
