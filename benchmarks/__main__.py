@@ -40,6 +40,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "rewrite": lambda: rewrite.run(
             1_000_000 if quick else 10_000_000, 200_000, judged=not quick
         ),
+        "rewrite-again": lambda: rewrite.again(200_000 if quick else 2_000_000, judged=not quick),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
         "restore-members": lambda: restore_members.run(200_000 if quick else 1_000_000),
@@ -75,8 +76,8 @@ def main() -> None:
     arguments.add_argument(
         "parts",
         nargs="*",
-        help="embedded, encryption, rewrite, metadata, restore, restore-members, settlement, "
-        "many-maps, hello-flood, member, endpoints; default all",
+        help="embedded, encryption, rewrite, rewrite-again, metadata, restore, restore-members, "
+        "settlement, many-maps, hello-flood, member, endpoints; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

@@ -9,10 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import imap_wal
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import open_store
 
 VALUE_BYTES = 100
 BATCH = 10_000
@@ -88,3 +94,46 @@ def run(
             "note": "of the command's process, as it reports it",
         },
     ]
+
+
+def again(keys: int, judged: bool = True) -> list[dict[str, Any]]:
+    """A rewrite after one key in a hundred has a new value: keys next to each other."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        put(folder, range(keys))
+        whole, _ = rewritten(folder)
+        put(folder, range(keys // 2, keys // 2 + keys // 100))
+        seconds, written = rewritten(folder)
+    return [
+        {
+            "measurement": "rewrite after 1 % of the keys changed, next to each other",
+            "median": round(seconds, 2),
+            "unit": "s",
+            "ratio": round(seconds / whole, 3),
+            "to": "the first rewrite",
+            "target": 0.05 if judged else None,
+            "at_most": True,
+            "note": f"{keys:,} keys, {written / 2**20:.0f} MiB written; the first: {whole:.1f} s",
+        }
+    ]
+
+
+def put(folder: Path, keys: Iterable[int]) -> None:
+    """New values of some keys, in commits of 10,000."""
+    with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
+        items = store.map("bench", raw=True)
+        for some in batched(keys, BATCH):
+            items.update({b"key%09d" % key: os.urandom(3 * VALUE_BYTES) for key in some})
+
+
+def rewritten(folder: Path) -> tuple[float, int]:
+    """Seconds of a rewrite, and bytes of its new files."""
+    log = ClusterLog(open_store(folder.as_uri()), "default", "embedded")
+    report = rewrite(log, LocalEngine())
+    return report.seconds, sum(each.bytes_written for each in report.maps)
+
+
+def batched(items: Iterable[int], count: int) -> Iterator[list[int]]:
+    left = iter(items)
+    while some := list(islice(left, count)):
+        yield some
