@@ -27,6 +27,7 @@ from imap_wal.embedded.opening import OpenOptions
 from imap_wal.embedded.serializer import Serializer
 from imap_wal.embedded.store import Store, StoreStatistics
 from imap_wal.embedded.views import MapReads
+from imap_wal.rewrite.compaction import Compaction
 
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""
@@ -95,6 +96,10 @@ class AsyncStore:
     async def archive(self) -> int:
         """See `Store.archive`."""
         return await self._loop.run_in_executor(None, self._store.archive)
+
+    async def compact(self) -> Compaction:
+        """See `Store.compact`."""
+        return await self._loop.run_in_executor(None, self._store.compact)
 
     @property
     def statistics(self) -> StoreStatistics:

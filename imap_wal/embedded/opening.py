@@ -22,6 +22,7 @@ from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose, location
 from imap_wal.write.context import LogContext
@@ -125,9 +126,13 @@ def open(  # the public name: imap_wal.open
                 # After the claim: of two stores that open at the same time, the one with the later
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
+            process = None
+            if storage is None and is_reachable(store.url, wal_dir):
+                process = OtherProcess(store.url, wal_dir)
             return Store(
                 LogWriter(log, all_logs),
                 all_logs,
+                process,
                 incarnation,
                 serializer or MsgpackSerializer(),
                 wal_filter,

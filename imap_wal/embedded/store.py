@@ -30,6 +30,8 @@ from imap_wal.progress import Progress
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.retention.other_process import OtherProcess
+from imap_wal.rewrite.compaction import Compaction, Compactor
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
@@ -59,6 +61,7 @@ class Store:
         self,
         writer: LogWriter,
         cluster: ClusterLog,
+        process: OtherProcess | None,
         incarnation: int,
         serializer: Serializer,
         wal_filter: WalFilter | None = None,
@@ -73,7 +76,9 @@ class Store:
         start = self._clock.monotonic()
         self._load(cluster, wal_filter)
         self._restore_seconds = self._clock.monotonic() - start
+        self._compactor = Compactor(writer, cluster, process)
         writer.start()
+        self._compactor.start()
 
     @property
     def closed(self) -> bool:
@@ -192,6 +197,25 @@ class Store:
         self.writer.remove_expired()
         return moved
 
+    def compact(self) -> Compaction:
+        """Rewrite all maps so that only the newest change of each key is left, and remove what this
+        replaces: superseded changes, deletions, expired entries. Another process does the work, and
+        changes continue meanwhile. With `auto_rewrite_percentage`, the store does this by itself.
+
+        Returns:
+            What was read, written and removed.
+
+        Raises:
+            LostRace: another process rewrote a map meanwhile.
+            LogError: the log is damaged; nothing was removed that it covers.
+            StorageUnavailable: the storage failed.
+            ProcessDied: the other process was killed.
+            Fenced: another process took over the log.
+            Closed: the store was closed.
+        """
+        self.changes.check_open()
+        return self._compactor.compact()
+
     @property
     def statistics(self) -> StoreStatistics:
         """Counters since the store was opened."""
@@ -215,6 +239,7 @@ class Store:
             return
         self.changes.closed = True
         try:
+            self._compactor.stop()
             self.writer.stop()
         finally:  # an interrupted close releases the lock too, or the next call does
             try:

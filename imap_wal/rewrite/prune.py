@@ -9,8 +9,10 @@ archive run, or the next prune, deletes them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -24,6 +26,8 @@ from imap_wal.retention.snapshots import demand_whole, remove_former
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 
+NOT_KNOWN: Mapping[str, int] = MappingProxyType({})
+
 
 def prune(
     log: ClusterLog,
@@ -33,11 +37,13 @@ def prune(
     ttl_s: int = 0,
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
+    unsealed: Mapping[str, int] = NOT_KNOWN,
 ) -> PruneReport:
     """Remove covered files; with `ttl_s` (seconds) or `size_limit_mb` (MiB), only those beyond
     these limits (`imap_wal.retention.policy`). A node whose log is missing or on another disk is
     skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a dry
-    run also reads the files of the snapshots.
+    run also reads the files of the snapshots. `unsealed`: node → number of its first segment that
+    is not sealed, if its writer says so; otherwise the newest segment is kept, as it may be in use.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
@@ -50,10 +56,8 @@ def prune(
     total = 0
     for node in state.nodes.values():
         covered = state.covered(node.name)
-        # The newest segment is kept: it may be in use by the writer.
-        removal = plan_covered(
-            log.store, node, covered, writing=node.segments[-1].number if node.segments else 0
-        )
+        newest = node.segments[-1].number if node.segments else 0
+        removal = plan_covered(log.store, node, covered, writing=unsealed.get(node.name, newest))
         if ttl_s or size_limit_mb:
             removal = only_expired(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:

@@ -15,10 +15,11 @@ import pytest
 import imap_wal
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import Closed, CorruptLog
-from imap_wal.retention import archiver
+from imap_wal.retention import archiver, other_process
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
-from imap_wal.retention.archiver import ArchiverDied, ArchiverProcess, writer_for
+from imap_wal.retention.archiver import ArchiverProcess, writer_for
+from imap_wal.retention.other_process import ProcessDied
 from storage_backends import NotFound, Unavailable
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
@@ -124,7 +125,7 @@ def test_errors_in_the_archiver_process_reach_the_caller(tmp_path: Path) -> None
 def test_an_error_is_passed_between_processes_unchanged(error: Exception) -> None:
     import pickle
 
-    found = archiver._received(pickle.loads(archiver._sendable(error)))
+    found = other_process._received(pickle.loads(other_process._sendable(error)))
     assert type(found) is type(error) and str(found) == str(error) and vars(found) == vars(error)
 
 
@@ -132,7 +133,7 @@ def test_an_error_that_cannot_be_pickled_is_passed_as_text() -> None:
     import pickle
 
     error = ValueError(threading.Lock())
-    found = archiver._received(pickle.loads(archiver._sendable(error)))
+    found = other_process._received(pickle.loads(other_process._sendable(error)))
     assert isinstance(found, RuntimeError) and "ValueError" in str(found)
 
 
@@ -146,7 +147,7 @@ def test_a_killed_archiver_is_reported_and_the_next_run_succeeds(tmp_path: Path)
     other = ArchiverProcess(f"file://{tmp_path}")
     before = sorted(path.name for path in tmp_path.rglob("*.wal"))
     killing = killed(other)
-    with pytest.raises(ArchiverDied, match="ended with -9; nothing is lost"):
+    with pytest.raises(ProcessDied, match="ended with -9; nothing is lost"):
         archive(log, other.write)
     killing.join()
     assert sorted(path.name for path in tmp_path.rglob("*.wal")) == before
@@ -204,9 +205,9 @@ def test_files_of_a_failed_archive_run_are_deleted(tmp_path: Path) -> None:
     def write(store: Any, job: ArchiveJob) -> Written:
         written = ArchiverProcess(f"file://{tmp_path}").write(store, job)
         assert written.archives and list(tmp_path.rglob("*.parquet"))
-        raise ArchiverDied("before it could say so")
+        raise ProcessDied("before it could say so")
 
-    with pytest.raises(ArchiverDied):
+    with pytest.raises(ProcessDied):
         archive(log, write)
     assert not list(tmp_path.rglob("*.parquet"))
     assert archive(log, write_archives).records == 300

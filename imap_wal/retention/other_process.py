@@ -1,0 +1,191 @@
+"""Runs long work on a log in a separate process, because converting and compressing hold Python's
+interpreter lock, and commits would wait for it.
+
+    this process                 the other process, for one task
+    task ─▶ stdin ────────────▶  opens the storage, runs the task
+    result ◀──── stdout ◀──────  the result, or the error
+
+The other process may be killed at any time: what it wrote counts only when it is named in a
+manifest. It ends when this process ends, because then its standard input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol
+
+from imap_wal.errors import Closed, ImapWalError
+from imap_wal.security.encryption import open_store
+from storage_backends import SegmentStore
+
+NICENESS = 10
+"""Commits and Hazelcast have priority."""
+
+_MAIN = (
+    "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.other_process import main; "
+    "main()"
+)
+
+
+class ProcessDied(ImapWalError):
+    """The other process ended too early. Nothing is lost, and the work is tried again."""
+
+
+class Task(Protocol):
+    """Work that can be pickled, and so can its result and its errors."""
+
+    def run(self, store: SegmentStore) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    url: str
+    wal_dir: str
+    task: Task
+
+
+class OtherProcess:
+    """Runs tasks on the storage at `url`, with a process for each. Only one task at a time; `stop`
+    may be called from another thread."""
+
+    def __init__(self, url: str, wal_dir: str = "") -> None:
+        self._url, self._wal_dir = url, wal_dir
+        self._mutex = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def run(self, task: Task) -> Any:
+        """The result of the task. Raises the same errors, `ProcessDied`, and `Closed` after
+        `stop`."""
+        with self._mutex:
+            if self._stopped:
+                raise self._closed()
+            try:
+                process = self._process = subprocess.Popen(
+                    [sys.executable, "-c", _MAIN, *sys.path],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    process_group=0,  # Ctrl-C must reach only this process, which stops the other
+                )
+            except OSError as error:
+                raise ProcessDied(
+                    f"a process to maintain {self._url} could not be started: {error}; nothing is "
+                    "lost"
+                ) from error
+        try:
+            answer = _ask(process, pickle.dumps(_Request(self._url, self._wal_dir, task)))
+        finally:
+            process.kill()  # it is done, or no longer needed
+            code = process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+            with self._mutex:
+                self._process = None
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is not None:
+            return answer
+        if self._stopped:
+            raise self._closed()
+        raise ProcessDied(
+            f"the process that maintained {self._url} ended with {code}; nothing is lost"
+        )
+
+    def _closed(self) -> Closed:
+        return Closed(
+            "the log was closed before its maintenance was done; nothing is lost, it is done after "
+            "the next open"
+        )
+
+    def stop(self) -> None:
+        """End the current task, and refuse later ones. Thread-safe."""
+        with self._mutex:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+
+
+def is_reachable(url: str, wal_dir: str = "") -> bool:
+    """Whether another process can open this storage."""
+    return (
+        not url.startswith("memory://")
+        and not wal_dir.startswith("memory://")
+        and bool(sys.executable)
+    )
+
+
+def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
+    """The answer of the process; None: it ended without one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(request)
+        # Not closed: the end of the pipe tells the other process that this one has ended.
+        process.stdin.flush()
+        return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
+    except (BrokenPipeError, EOFError, pickle.UnpicklingError):
+        return None
+
+
+# ---- in the other process ------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Read a request from standard input, and write the answer to standard output."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
+    os.nice(NICENESS)
+    request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
+    threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
+    try:
+        store = open_store(request.url, wal_dir=request.wal_dir)
+        try:
+            answer: Any = request.task.run(store)
+        finally:
+            store.close()
+    except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request
+        answer = error
+    answers.write(_sendable(answer))
+    answers.flush()
+    os._exit(0)  # at once: the other thread waits in a read
+
+
+def _end_with(parent: BinaryIO) -> None:
+    """Exit when the parent's end of the pipe is closed."""
+    parent.read()
+    os._exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An exception in a form that can be pickled. It is restored without `__init__`, whose
+    parameters may differ from `args`."""
+
+    kind: type[Exception]
+    args: tuple[Any, ...]
+    fields: dict[str, Any]
+
+
+def _sendable(answer: Any) -> bytes:
+    if not isinstance(answer, Exception):
+        return pickle.dumps(answer)
+    try:
+        return pickle.dumps(_Raised(type(answer), answer.args, vars(answer)))
+    except Exception:  # noqa: BLE001  # it contains something that cannot be pickled
+        return pickle.dumps(_Raised(RuntimeError, (f"{type(answer).__name__}: {answer}",), {}))
+
+
+def _received(answer: Any) -> Any:
+    if not isinstance(answer, _Raised):
+        return answer
+    error = answer.kind.__new__(answer.kind, *answer.args)
+    vars(error).update(answer.fields)
+    return error

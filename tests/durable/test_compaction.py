@@ -1,0 +1,195 @@
+"""A store compacts its log: the size on disk follows the live entries, not the changes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.errors import Closed, InvalidSetting
+from imap_wal.retention.other_process import ProcessDied
+from imap_wal.rewrite import compaction
+from storage_backends.memory import MemoryStore
+from tests.support import embedded, eventually
+
+SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False, "durability": "os"}
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files; some may be removed at the same time."""
+    found = 0
+    for place, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(FileNotFoundError):
+                found += os.stat(os.path.join(place, name)).st_size
+    return found
+
+
+def overwrite(store: imap_wal.Store, times: int, keys: int = 100) -> dict[str, int]:
+    orders = store.map("orders")
+    for number in range(times):
+        orders.update({f"k{key}": number * keys + key for key in range(keys)})
+    return dict(orders.items())
+
+
+def test_compact_leaves_only_the_newest_changes(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        expected = overwrite(store, 300)
+        before = size(tmp_path)
+        done = store.compact()
+        assert done.removed_bytes > before / 2 and done.records_read >= 30_000
+        assert size(tmp_path) < 60_000 < before
+        store.map("orders")["later"] = 1
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert dict(store.map("orders").items()) == {**expected, "later": 1}
+
+
+def test_compact_removes_deleted_keys(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        overwrite(store, 2)
+        for key in list(store.map("orders")):
+            del store.map("orders")[key]
+        done = store.compact()
+        assert done.snapshot_bytes == 0
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert not store.map("orders")
+
+
+def test_a_store_in_memory_compacts_in_this_process(memory: MemoryStore) -> None:
+    with embedded(memory) as store:
+        expected = overwrite(store, 50)
+        store.compact()
+    with embedded(memory) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_changes_during_a_compaction_are_kept(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        overwrite(store, 50)
+        orders, stop = store.map("orders"), threading.Event()
+
+        def change() -> None:
+            while not stop.is_set():
+                key = f"k{chance.randrange(150)}"
+                if chance.random() < 0.3:
+                    orders.pop(key, None)
+                else:
+                    orders[key] = chance.random()
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for _ in range(3):
+                store.compact()
+        finally:
+            stop.set()
+            thread.join()
+        expected = dict(orders.items())
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_the_log_of_few_keys_stays_small_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+        for _ in range(6):
+            expected = overwrite(store, 100)
+            eventually(lambda: size(tmp_path) < 400_000, "the log is compacted", 60)
+        assert store.statistics.commits.bytes > 1_500_000
+    with imap_wal.open(tmp_path, node="n1", **limits) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_an_open_counts_what_earlier_runs_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        expected = overwrite(store, 300)
+    assert size(tmp_path) > 500_000
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+        eventually(lambda: size(tmp_path) < 100_000, "the log is compacted", 60)
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_a_killed_compaction_is_reported_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        expected = overwrite(store, 100)
+        process = store._compactor._process
+        assert process is not None
+        killing = threading.Thread(
+            target=lambda: eventually(lambda: process._process, "a process").kill()
+        )
+        killing.start()
+        with pytest.raises(ProcessDied, match="ended with -9; nothing is lost"):
+            store.compact()
+        killing.join()
+        assert dict(store.map("orders").items()) == expected
+        store.compact()
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_close_ends_a_compaction(tmp_path: Path) -> None:
+    store = imap_wal.open(tmp_path, node="n1", **SMALL)
+    expected = overwrite(store, 100)
+    process = store._compactor._process
+    assert process is not None
+    closing = threading.Thread(
+        target=lambda: (eventually(lambda: process._process, "a process"), store.close())
+    )
+    closing.start()
+    with pytest.raises(Closed):
+        store.compact()
+    closing.join()
+    with imap_wal.open(tmp_path, node="n1") as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_nothing_is_lost_when_the_program_is_killed_while_it_compacts(tmp_path: Path) -> None:
+    """Two keys get new values, and the log is compacted all the time, until `kill -9`."""
+    code = f"""
+import threading, imap_wal
+store = imap_wal.open({str(tmp_path)!r}, node="n1", segment_bytes=64 * 1024, preallocate=False)
+orders = store.map("orders")
+threading.Thread(target=lambda: [store.compact() for _ in range(1000)], daemon=True).start()
+for number in range(10**9):
+    orders[number % 2] = number
+    print(number, flush=True)
+"""
+    for wait in (1000, 3000, 5000):
+        program = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        assert program.stdout is not None
+        last = -1
+        for _ in range(wait):
+            last = int(program.stdout.readline())
+        os.kill(program.pid, signal.SIGKILL)
+        for line in program.stdout:
+            if line.endswith(b"\n"):
+                last = int(line)
+        program.wait()
+        with imap_wal.open(tmp_path, node="n1") as store:
+            found = dict(store.map("orders").items())
+        assert max(found.values()) - last in (0, 1)
+        assert sorted(found) == [0, 1] and abs(found[0] - found[1]) == 1
+
+
+def test_agents_and_logs_refuse_automatic_compaction(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="auto_rewrite_percentage is for maps"):
+        imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
