@@ -81,6 +81,8 @@ def kept_parts(
 ) -> tuple[KeptPart, ...]:
     """Those of `parts` (`parts_of`) that are kept. `pages`: the keys that have new entries.
     `NotFound`, and the errors of `written_otherwise`."""
+    if not parts:
+        return ()
     lowers = [part.lower or b"" for part in parts]
     touched = [
         bool(part.first_expiry_ms) and job.rule.expired(part.first_expiry_ms) for part in parts
