@@ -199,7 +199,7 @@ class Agent:
         for message in self._reads.unanswered():  # the thread of reads is dead
             self._read_refused(message)
         self._serve_lane()
-        self._lines.settle()
+        self._lines.report_omitted()
         for sender in self._router.gone():
             self._forget(sender)
         self._mend()

@@ -227,7 +227,7 @@ class AsyncStore:
             error: BaseException | None = None
             try:
                 if self._decides and any(isinstance(run, Decision) for run in runs):
-                    self._changes.settle(runs)
+                    self._changes.evaluate(runs)
                 else:
                     self._changes.change(runs)
             except BaseException as caught:  # passed to the callers

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from imap_wal.embedded.changes import Clear, MapState, WriteBatch
 
 
-class Unsettled(Exception):
+class Undecided(Exception):
     """The decision depends on a change that another caller has published and that is not
     acknowledged yet. That change may still fail."""
 
@@ -44,15 +44,15 @@ class Outlook:
                 self._added[key] = None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of the key, or None. Raises `Unsettled`."""
+        """The value of the key, or None. Raises `Undecided`."""
         if key in self._changed:
             return self._changed[key]
         if any(key in run.keys for run in self._pending):
-            raise Unsettled
+            raise Undecided
         return self._state.get(key, self._now_ms)
 
     def last(self) -> tuple[bytes, bytes] | None:
-        """The key that was added last, and its value. Raises `Unsettled` if only pending changes
+        """The key that was added last, and its value. Raises `Undecided` if only pending changes
         may have added one."""
         for key in reversed(self._added):
             value = self._changed[key]
@@ -61,7 +61,7 @@ class Outlook:
         found = self._state.last(self._now_ms, besides=self._gone)
         if found is None:
             if self._pending:
-                raise Unsettled
+                raise Undecided
             return None
         key, value = found
         changed = self._changed.get(key)
@@ -146,7 +146,7 @@ def made(
     steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]
 ) -> list[WriteBatch]:
     """The steps, with each decision replaced by its changes. A decision sees all steps before it.
-    Raises `Unsettled`."""
+    Raises `Undecided`."""
     outlooks: dict[MapState, Outlook] = {}
     runs: list[WriteBatch] = []
     for step in steps:

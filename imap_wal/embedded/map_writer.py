@@ -13,7 +13,7 @@ from typing import cast
 
 from imap_wal.clock import Clock
 from imap_wal.embedded.changes import MapState, WriteBatch, apply
-from imap_wal.embedded.decisions import Outlook, Unsettled, made
+from imap_wal.embedded.decisions import Outlook, Undecided, made
 from imap_wal.errors import Closed, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.retention.log_writer import LogWriter
@@ -67,21 +67,21 @@ class MapWriter:
         with self.order_lock:
             return self._publish(runs)
 
-    def settle(self, steps: Sequence[WriteBatch]) -> None:
+    def evaluate(self, steps: Sequence[WriteBatch]) -> None:
         """Log and apply the steps in one commit. A decision among them sees all changes that were
         published before it."""
         for logged in (True, False):
             of_kind = [step for step in steps if step.state.logged is logged]
             if of_kind:
-                self._settle(of_kind, logged)
+                self._evaluate(of_kind, logged)
 
-    def _settle(self, steps: Sequence[WriteBatch], logged: bool) -> None:
+    def _evaluate(self, steps: Sequence[WriteBatch], logged: bool) -> None:
         while True:
             self.check_open()
             try:
                 with self.order_lock:
                     batch = self._decide(steps, logged)
-            except Unsettled:
+            except Undecided:
                 self._committer.commit_ready()  # commit the change that it depends on
             else:
                 break
@@ -92,7 +92,7 @@ class MapWriter:
 
     def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> CommitRequest | None:
         """Publish the steps, or apply them if their maps are not logged. Returns None if nothing
-        was published. Raises `Unsettled`."""
+        was published. Raises `Undecided`."""
         runs = made(steps, self._outlook)
         if not logged:
             apply(runs)
