@@ -75,7 +75,7 @@ def plan(
                 older_manifests.of_cluster(view)[1],
             )
         ]
-    wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
+    wrong = key_checks.differing(keys_of(store).key_ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
         advice_of_keys = "bring back the key that had this id; a new key needs a new id"

@@ -106,4 +106,4 @@ class NodePlan:
             created_ms,
             manifest.directory,
         )
-        return sealed(keys_of(self.store).ring, header, self.randomness)[0].encode()
+        return sealed(keys_of(self.store).key_ring, header, self.randomness)[0].encode()

@@ -71,7 +71,7 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     clusters = cluster_manifests(
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )
-    key_checks.enter(keys_of(store).ring, clusters)
+    key_checks.enter(keys_of(store).key_ring, clusters)
     work = _Pass(store, job)
     work.run()
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)

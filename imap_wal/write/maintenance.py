@@ -243,4 +243,4 @@ def _header_bytes(log: NodeLog) -> int:
         log.clock.now_ms(),
         log.directory,
     )
-    return len(sealed(keys_of(log.store).ring, header, log.randomness)[0].encode())
+    return len(sealed(keys_of(log.store).key_ring, header, log.randomness)[0].encode())

@@ -107,7 +107,7 @@ class NodeLog:
         self._mutex = threading.Lock()
         self.bytes_written = 0
         self._closed = False
-        self._keys = context.ring
+        self._keys = context.key_ring
 
     def __str__(self) -> str:
         who = self.identity
@@ -284,7 +284,7 @@ class NodeLog:
     def _keys_to_write(self) -> KeyRing:
         """The current keys, if the cluster has none of their ids for another key. Otherwise the
         earlier keys, which can read what they write."""
-        keys = keys_of(self.store).ring
+        keys = keys_of(self.store).key_ring
         if keys != self._keys:
             try:
                 key_checks.enter(keys, self.clusters)

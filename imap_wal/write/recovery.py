@@ -531,7 +531,7 @@ class _Recovery:
             self._context.clock.now_ms(),
             self._manifest.directory,
         )
-        return sealed(self._context.ring, header, self._context.randomness)[0].encode()
+        return sealed(self._context.key_ring, header, self._context.randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(
