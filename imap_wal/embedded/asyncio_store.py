@@ -156,7 +156,7 @@ class AsyncStore:
             self._waiting.append(changes)
             self._last, self._decides = None, True
         else:
-            self.run(changes.state).add(changes)
+            self._batch_for(changes.state).add(changes)
         self._futures.append(future)
         if len(changes) != 1:
             self._many[future] = len(changes)
@@ -178,13 +178,13 @@ class AsyncStore:
             else:
                 self._add(changes, future)
 
-    def run(self, state: MapState) -> WriteBatch:
+    def _batch_for(self, state: MapState) -> WriteBatch:
         """The batch for the next change of this map."""
-        run = self._last
-        if run is None or run.state is not state:
-            run = self._last = WriteBatch(state, [], [])
-            self._waiting.append(run)
-        return run
+        batch = self._last
+        if batch is None or batch.state is not state:
+            batch = self._last = WriteBatch(state, [], [])
+            self._waiting.append(batch)
+        return batch
 
     def _schedule(self) -> None:
         """Begin a commit after the callbacks that are ready now."""
@@ -196,14 +196,14 @@ class AsyncStore:
 
     def _take(self) -> _Commit:
         """All that waits, or as many whole operations as fit into `COMMIT_BYTES_MAX`."""
-        runs, futures = self._waiting, self._futures
+        batches, futures = self._waiting, self._futures
         self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
             self._room -= self._bytes
             self._waiting, self._futures, self._bytes = [], [], 0
             self._many.clear()
-            return runs, futures
-        sizes = [size for run in runs for size in run.sizes()]
+            return batches, futures
+        sizes = [size for batch in batches for size in batch.sizes()]
         operations, end, taken = 0, 0, 0
         for future in futures:
             count = self._many.get(future, 1)
@@ -212,7 +212,7 @@ class AsyncStore:
                 break
             self._many.pop(future, None)
             operations, end, taken = operations + 1, end + count, taken + size
-        now, self._waiting = split(runs, end)
+        now, self._waiting = split(batches, end)
         self._futures, self._bytes, self._room = (
             futures[operations:],
             self._bytes - taken,
@@ -223,13 +223,13 @@ class AsyncStore:
     def _run(self) -> None:
         """The thread that commits."""
         while (commit := self._commits.get()) is not None:
-            runs, futures = commit
+            batches, futures = commit
             error: BaseException | None = None
             try:
-                if self._decides and any(isinstance(run, Decision) for run in runs):
-                    self._changes.evaluate(runs)
+                if self._decides and any(isinstance(batch, Decision) for batch in batches):
+                    self._changes.evaluate(batches)
                 else:
-                    self._changes.change(runs)
+                    self._changes.change(batches)
             except BaseException as caught:  # passed to the callers
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
@@ -304,11 +304,11 @@ class AsyncMap(MapReads):
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
             return self._enqueue(key, value, None)  # raises TooLarge
-        run = store._last
-        if run is None or run.state is not state:
-            run = store.run(state)
-        run.keys.append(key_data)
-        run.values.append(data)
+        batch = store._last
+        if batch is None or batch.state is not state:
+            batch = store._batch_for(state)
+        batch.keys.append(key_data)
+        batch.values.append(data)
         store._bytes = waiting = store._bytes + size
         future = store._create_future()
         futures = store._futures
