@@ -71,7 +71,7 @@ def prune(
                 state.seen,
             )
         archives += [archive.path for archive in removal.archives if archive.path in gone]
-        segments += [piece.path for piece in removal.segments if piece.path in gone]
+        segments += [scan.path for scan in removal.segments if scan.path in gone]
         total += sum(sizes[path] for path in gone)
     if not dry_run:
         _drop_lifetimes(log)
