@@ -189,7 +189,7 @@ class Log:
         """
         self._check_open()
         moved = self._writer.archive().records
-        self._writer.remove_expired()
+        self._writer.remove_covered()
         return moved
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:

@@ -289,7 +289,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._log.remove_expired()
+            self.agent._log.remove_covered()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
