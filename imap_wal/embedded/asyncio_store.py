@@ -31,7 +31,7 @@ from imap_wal.embedded.views import MapReads
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""
 
-_Commit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
+_PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
 """All changes of one commit, and the future of each operation."""
 
 
@@ -43,7 +43,7 @@ class AsyncStore:
         self._store, self._changes = store, store.changes
         self._loop = asyncio.get_running_loop()
         self._create_future = self._loop.create_future
-        self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._commits: queue.SimpleQueue[_PendingCommit | None] = queue.SimpleQueue()
         # A plain queue and thread: an executor's bookkeeping costs 20 µs a commit.
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
@@ -194,7 +194,7 @@ class AsyncStore:
     def _flush(self) -> None:
         self._commits.put(self._take())
 
-    def _take(self) -> _Commit:
+    def _take(self) -> _PendingCommit:
         """All that waits, or as many whole operations as fit into `COMMIT_BYTES_MAX`."""
         batches, futures = self._waiting, self._futures
         self._last = None

@@ -28,15 +28,15 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.settings import RecoveryPolicy
 
 
-class Verdict(Enum):
+class Stop(Enum):
     """What a filter can return besides an entry and None."""
 
     STOP = "stop"
 
 
-STOP: Final = Verdict.STOP
+STOP: Final = Stop.STOP
 
-WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
+WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Stop | None"]
 """Return the entry itself to keep it, another DataEntry to replace it (the order is kept), or None
 to skip it. STOP leaves out this entry and all that follow. The `clear` of a map is one entry, whose
 key is None: it can only be kept or skipped."""

@@ -47,7 +47,7 @@ from imap_wal.format import (
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 from storage_backends.location import Location, located
 
 if TYPE_CHECKING:
