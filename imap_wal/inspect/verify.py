@@ -151,7 +151,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
             rest = file.path.removeprefix(f"{node.folder}/")
             ours = (
                 file.path in segments | known
-                or rest == "writer.lock"
+                or rest == layout.LOCK
                 or rest.startswith("lost/")
                 or (rest.startswith("manifest/") and rest.endswith(".json"))
             )

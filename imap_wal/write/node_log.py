@@ -163,7 +163,7 @@ class NodeLog:
                 return Fenced(
                     what, advice="close this one; an open under this node name begins a new log"
                 )
-            who = lock_holder(self.store, f"{self._folder}/writer.lock")
+            who = lock_holder(self.store, layout.lock_path(self._folder))
             by_other_node = who.startswith(OTHER_NODE)
             if not who:
                 folders = {
@@ -171,7 +171,7 @@ class NodeLog:
                     for node in sorted(self.clusters.read()[1].nodes)
                 }
                 holders = {
-                    node: lock_holder(self.store, f"{folder}/writer.lock")
+                    node: lock_holder(self.store, layout.lock_path(folder))
                     for node, folder in folders.items()
                 }
                 who = ", ".join(

@@ -91,7 +91,7 @@ def open_node_log(
     )
     opening.check_before()
     try:
-        lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
+        lock = store.lock(layout.lock_path(folder), holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
     try:

@@ -147,7 +147,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         "",
         log_id,
     ):  # otherwise leases, which are kept: their numbers must not be used again
-        log.store.delete(f"{log.node_folder(node)}/writer.lock")
+        log.store.delete(layout.lock_path(log.node_folder(node)))
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
 
 
@@ -278,11 +278,10 @@ def _clear(
     already, delete files that were added later. Files of another log in this folder are kept, and
     so are files reached through a link, except manifests."""
     folder = log.node_folder(node)
+    lock = layout.lock_path(folder)
     # Listed before the manifest is read: as long as that is the forgotten log's, no other log has
     # files here.
-    listed = [
-        file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")
-    ]
+    listed = [file for file in log.store.list(folder) if not file.path.startswith(lock)]
     number, manifest = manifests.read()
     if manifest.directory != log_id and number:
         return ()
