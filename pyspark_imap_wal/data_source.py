@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from imap_wal.checks import location
 from imap_wal.entry import KEY, VALUE, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
@@ -31,7 +32,7 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import live
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy, location
+from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 from storage_backends.location import Location
 

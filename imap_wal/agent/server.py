@@ -36,6 +36,7 @@ from imap_wal.agent.room import Room
 from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
+from imap_wal.checks import mode
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import (
     Fenced,
@@ -44,7 +45,6 @@ from imap_wal.errors import (
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import mode
 from imap_wal.worker import Worker
 from imap_wal.write.opening import holder_text
 from storage_backends import StorageError

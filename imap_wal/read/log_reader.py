@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgpack
 
+from imap_wal.checks import check_seconds, check_source, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
@@ -42,7 +43,6 @@ from imap_wal.read.state import NodeState
 from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.settings import check_seconds, check_source, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16

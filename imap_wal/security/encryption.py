@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 import storage_backends
+from imap_wal.checks import location
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import (
@@ -45,7 +46,6 @@ from imap_wal.format import (
     with_crc,
 )
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
-from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gated import GatedStore
 from storage_backends.location import Location, located

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from imap_wal.checks import check_source
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.security.secret_files import read_secret_file
-from imap_wal.settings import check_source
 from imap_wal.watched import Watched
 
 PLAIN = "plain"

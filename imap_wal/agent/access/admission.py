@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
 from imap_wal.agent.access.peers import Peer
+from imap_wal.checks import mode
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import mode
 
 DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
 UID_MAX = 2**32 - 2
