@@ -32,7 +32,7 @@ class Durability(StrEnum):
 
 
 class RecoveryMode(StrEnum):
-    """What an open does with damage in its own node's log; `imap_wal.write.recovery` has the
+    """What an open does with damage in its own node's log; `imap_wal.segment.verdict` has the
     table."""
 
     ABSOLUTE = "absolute"

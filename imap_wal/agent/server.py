@@ -279,9 +279,6 @@ class Agent:
             self._use(self._mender.opened)
             self._mender = None
 
-    def _archive(self) -> None:
-        self._log.archive()
-
     def _workers(self) -> list[Worker]:
         """The current background threads."""
         return [

@@ -29,7 +29,7 @@ from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
 from imap_wal.read.file_scan import (
     ARCHIVE,
-    PAYLOAD_BYTES_MAX,
+    BATCH_BYTES_MAX,
     SEGMENT,
     EntryBatch,
     FileScan,
@@ -128,7 +128,7 @@ class _SegmentPass:
                     self._frames.append(frame)
                     self._bytes += frame.end - frame.offset
                     self._records += frame.count
-                    if self._bytes >= PAYLOAD_BYTES_MAX or self._records >= ROWS_MAX:
+                    if self._bytes >= BATCH_BYTES_MAX or self._records >= ROWS_MAX:
                         yield from self._flush()
                 elif frame.kind == format.METADATA:
                     yield from self._flush()

@@ -154,7 +154,7 @@ def test_limits_apply_without_automatic_archives(
 def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as agent, plugin(agent.config) as member:
         member.put(a="1")
-        agent._archive()
+        agent._log.archive()
     (path,) = tmp_path.rglob("*.parquet")
     run("rewrite", f"{tmp_path}/log")
     os.utime(path, (1, 1))

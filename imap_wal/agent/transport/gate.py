@@ -40,7 +40,7 @@ class Gate:
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_PLACE)
-        self.worker = Worker("gate", self._turn)
+        self.worker = Worker("imap-wal-gate", self._turn)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
         """Make libzmq ask for each connection of this socket. Call it before the bind."""
