@@ -167,6 +167,14 @@ def node_folder(cluster: str, node: str) -> str:
     return f"{cluster}/nodes/{encode(node)}"
 
 
+LOCK = "writer.lock"
+
+
+def lock_path(folder: str) -> str:
+    """The path of the lock that the writer of a node's log holds."""
+    return f"{folder}/{LOCK}"
+
+
 def lost_path(folder: str, epoch: int, wal: str) -> str:
     """The path to which the writer of `epoch` moved the segment `wal`."""
     return f"{folder}/lost/{epoch:08d}/{wal.rpartition('/')[2]}"
@@ -212,9 +220,8 @@ def original_path(wal: str) -> str:
     return re.sub(r"\.\d{8,}\.wal$", ".wal", wal)
 
 
-def home(header: SegmentHeader) -> str:
-    """The original path of the segment with this header. Not `SegmentHeader.home`, which is no
-    path."""
+def original_wal_path(header: SegmentHeader) -> str:
+    """The original path of the segment with this header."""
     return wal_path(
         Identity(header.namespace, header.cluster, header.node).node_folder,
         header.epoch,

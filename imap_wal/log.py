@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, Unpack
 
 from imap_wal import layout
+from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.opening import next_incarnation
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
@@ -48,7 +49,7 @@ from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.security.encryption import with_keys
-from imap_wal.settings import Durability, Settings, SettingsOptions, choose, location
+from imap_wal.settings import Durability, Settings, SettingsOptions, choose
 from imap_wal.write.committer import CommitRequest, CommitStatistics
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import check_new_log, open_node_log
@@ -189,7 +190,7 @@ class Log:
         """
         self._check_open()
         moved = self._writer.archive().records
-        self._writer.remove_expired()
+        self._writer.remove_covered()
         return moved
 
     def shrink(self, upto: Position | str | None = None, *, uncovered: bool = False) -> Position:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from imap_wal.checks import location
 from imap_wal.entry import KEY, VALUE, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
@@ -26,12 +27,12 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
-from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import live
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy, location
+from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 from storage_backends.location import Location
 
@@ -174,7 +175,7 @@ class FilePartition(InputPartition):
 
     namespace: str
     cluster: str
-    pieces: list[FileScan]
+    scans: list[FileScan]
     metadata: list[tuple[Any, ...]]
 
 
@@ -184,7 +185,7 @@ class BucketPartition(InputPartition):
 
     namespace: str
     cluster: str
-    pieces: list[FileScan]
+    scans: list[FileScan]
     bucket: int
     now_ms: int
     metadata: list[tuple[Any, ...]]
@@ -205,18 +206,14 @@ class ImapWalReader(DataSourceReader):
                 log = ClusterLog(store, namespace, cluster)
                 state = log.state()
                 state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
-                pieces = cluster_pieces(
-                    state, maps=options.maps or None, nodes=options.nodes or None
-                )
+                scans = cluster_scans(state, maps=options.maps or None, nodes=options.nodes or None)
                 metadata = _metadata(log, state, options)
                 if options.mode == RAW:
-                    found += [
-                        FilePartition(namespace, cluster, [piece], metadata) for piece in pieces
-                    ]
+                    found += [FilePartition(namespace, cluster, [scan], metadata) for scan in scans]
                 else:
                     now_ms = log.clock.now_ms()
                     found += [
-                        BucketPartition(namespace, cluster, pieces, bucket, now_ms, metadata)
+                        BucketPartition(namespace, cluster, scans, bucket, now_ms, metadata)
                         for bucket in range(options.buckets)
                     ]
         finally:
@@ -239,8 +236,8 @@ class ImapWalReader(DataSourceReader):
 
     def _raw(self, store: SegmentStore, partition: FilePartition) -> Iterator[Any]:
         options = self._options
-        for piece in partition.pieces:
-            for changes in read_piece(store, piece, options.maps or None, positions=True):
+        for scan in partition.scans:
+            for changes in read_scan(store, scan, options.maps or None, positions=True):
                 if changes.rows and (not options.nodes or changes.node in options.nodes):
                     yield self._batch(
                         partition,
@@ -253,8 +250,8 @@ class ImapWalReader(DataSourceReader):
         options = self._options
         index = NewestIndex(TASK_MEMORY_BYTES)
         try:
-            for piece in partition.pieces:
-                for changes in read_piece(store, piece, options.maps or None):
+            for scan in partition.scans:
+                for changes in read_scan(store, scan, options.maps or None):
                     rows = changes.rows
                     if options.buckets > 1:
                         rows = [
@@ -340,10 +337,10 @@ def _metadata(log: ClusterLog, state: Any, options: Options) -> list[tuple[Any, 
     found = [
         from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
     ]
-    for piece in cluster_pieces(state, snapshots=False, covered=True):
-        if piece.kind == SEGMENT:
+    for scan in cluster_scans(state, snapshots=False, covered=True):
+        if scan.kind == SEGMENT:
             found += [
-                item for changes in read_piece(log.store, piece, ()) for item in changes.metadata
+                item for changes in read_scan(log.store, scan, ()) for item in changes.metadata
             ]
     return [item for item in dict.fromkeys(found) if item[0] == "schema"]
 

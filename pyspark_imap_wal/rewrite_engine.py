@@ -31,7 +31,7 @@ from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import Table
-from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
+from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import (
     Merged,
@@ -102,7 +102,7 @@ class SparkEngine:
         combined = self._combine(
             spark,
             job,
-            cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False),
+            cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False),
             tasks,
         )
         held = [combined]
@@ -116,7 +116,7 @@ class SparkEngine:
                 if name not in read and not worth_reading(job, snapshot, log.store):
                     merged.append(Merged(name, 0, 0, (), unchanged=True))
                     continue
-                former += snapshot_pieces(name, snapshot)
+                former += snapshot_scans(name, snapshot)
                 known, count = read.get(name, _Read()), snapshot.live + snapshot.tombstones
                 read[name] = _Read(known.records + count, known.bytes, known.keys + count)
             if not read:
@@ -148,13 +148,13 @@ class SparkEngine:
         return Result(tuple(merged), pairs)
 
     def _combine(
-        self, spark: SparkSession, job: RewritePlan, pieces: list[FileScan], tasks: int
+        self, spark: SparkSession, job: RewritePlan, scans: list[FileScan], tasks: int
     ) -> DataFrame:
-        """The newest rows of each task's pieces: one for each map, key and node."""
-        groups = balanced(pieces, max(1, min(tasks * 2, len(pieces))))
+        """The newest rows of each task's scans: one for each map, key and node."""
+        groups = balanced(scans, max(1, min(tasks * 2, len(scans))))
         rows = [(base64.b64encode(pickle.dumps(group)).decode(),) for group in groups] or [("",)]
-        described = spark.createDataFrame(rows, "pieces string").repartitionByRange(
-            len(rows), "pieces"
+        described = spark.createDataFrame(rows, "scans string").repartitionByRange(
+            len(rows), "scans"
         )
         return described.mapInArrow(_combine(job), _COMBINED_FIELDS).persist()
 
@@ -254,13 +254,13 @@ def _combine(job: RewritePlan) -> ArrowMap:
         try:
             for batch in batches:
                 for text in batch.column(0).to_pylist():
-                    for piece in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
-                        for changes in log.read_on(piece, job.maps):
+                    for scan in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
+                        for changes in log.read_on(scan, job.maps):
                             if changes.rows:
                                 tally.add(
                                     changes,
-                                    count_bytes=piece.kind == SEGMENT,
-                                    settled=piece.kind == SNAPSHOT,
+                                    count_bytes=scan.kind == SEGMENT,
+                                    settled=scan.kind == SNAPSHOT,
                                 )
                                 counting = job.decisions.counting(changes.node, changes.rows)
                                 index.add(
@@ -390,14 +390,14 @@ def _left(placed: list[tuple[Row, str, bool]], cleared: Cleared) -> Iterator[tup
         yield from (each for index, each in enumerate(some) if index not in hidden)
 
 
-def balanced(pieces: list[FileScan], count: int) -> list[list[FileScan]]:
-    """The pieces in `count` groups of about the same size in bytes."""
+def balanced(scans: list[FileScan], count: int) -> list[list[FileScan]]:
+    """The scans in `count` groups of about the same size in bytes."""
     groups: list[list[FileScan]] = [[] for _ in range(count)]
     sizes = [0] * count
-    for piece in sorted(pieces, key=lambda piece: piece.bytes, reverse=True):
+    for scan in sorted(scans, key=lambda scan: scan.bytes, reverse=True):
         smallest = sizes.index(min(sizes))
-        groups[smallest].append(piece)
-        sizes[smallest] += piece.bytes + 1
+        groups[smallest].append(scan)
+        sizes[smallest] += scan.bytes + 1
     return [group for group in groups if group]
 
 

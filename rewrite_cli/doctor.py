@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.clock import SystemRandomness
 from imap_wal.disposal import ADVICE as LINK_ADVICE
@@ -309,7 +310,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
         if node.manifest.clean or not store.capabilities.locks:
             continue
         try:
-            store.lock(f"{node.folder}/writer.lock", "imap-wal doctor").release()
+            store.lock(layout.lock_path(node.folder), "imap-wal doctor").release()
             crashed.append(node.name)
         except Locked as error:
             yield Check(name, OK, f"node {node.name!r} is being written by {error.holder}")

@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self, TypeVar
 
 from storage_backends.errors import NoSpace, StorageError, Unavailable
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
 
 SECTOR_BYTES = 512

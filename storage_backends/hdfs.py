@@ -36,8 +36,8 @@ from storage_backends.errors import (
 )
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
-from storage_backends.location import Veil
 from storage_backends.paths import check_path, folder_prefix
+from storage_backends.veil import Veil
 
 HTTP_PORT = 9870
 """HTTP ports of a name node. The port of an hdfs:// URL is for another protocol."""

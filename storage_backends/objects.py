@@ -37,8 +37,9 @@ from storage_backends.extras import EXTRA_OF_SCHEME
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
 from storage_backends.local import LocalStore
-from storage_backends.location import PRIVATE, Location, Veil
+from storage_backends.location import PRIVATE, Location
 from storage_backends.paths import check_path, folder_prefix
+from storage_backends.veil import Veil
 
 CONDITIONAL_CREATE = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 """fsspec protocols whose `pipe_file` and `put_file` with `mode="create"` are one conditional

@@ -19,8 +19,8 @@ def key(name: str) -> str:
     return f"{name}:{base64.b64encode(hashlib.sha256(name.encode()).digest()).decode()}"
 
 
-def ring(*items: str) -> KeyRing:
-    """`ring("b", "a", "plain")`: b writes."""
+def key_ring(*items: str) -> KeyRing:
+    """`key_ring("b", "a", "plain")`: b writes."""
     return KeyRing.parse(
         " ".join(item if item == "plain" or ":" in item else key(item) for item in items), "a test"
     )
@@ -28,7 +28,7 @@ def ring(*items: str) -> KeyRing:
 
 def keyed(store: SegmentStore, *items: str) -> KeyedStore:
     """The store with those keys."""
-    return KeyedStore(store, Keys(ring=ring(*items)))
+    return KeyedStore(store, Keys(key_ring=key_ring(*items)))
 
 
 def key_file(folder: Path, *items: str) -> str:

@@ -13,9 +13,10 @@ from typing import Any, Self
 from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.membership.start import StartPolicy, StartRules
+from imap_wal.checks import check_seconds, location, mode, nearest, refuse_wrong_types
 from imap_wal.errors import InvalidSetting
 from imap_wal.security.credentials import Credentials
-from imap_wal.settings import Settings, check_seconds, location, mode, nearest, refuse_wrong_types
+from imap_wal.settings import Settings
 from storage_backends.location import without_secrets
 
 CLOCK_OFFSET_MS_MAX = 10**12

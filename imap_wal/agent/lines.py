@@ -49,7 +49,7 @@ class Lines:
         """As `info`, with the traceback of the exception that is being handled."""
         self._write(_log.exception, event, about, fields)
 
-    def settle(self) -> None:
+    def report_omitted(self) -> None:
         """If the window has ended, report the omitted lines and begin the next window. Must be
         called from time to time."""
         with self._mutex:
@@ -65,7 +65,7 @@ class Lines:
     def _write(
         self, write: Callable[..., Any], event: str, about: Hashable, fields: dict[str, Any]
     ) -> None:
-        self.settle()
+        self.report_omitted()
         with self._mutex:
             written = self._written.setdefault(event, set())
             if about in written or len(written) >= ABOUT_MAX:

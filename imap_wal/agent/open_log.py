@@ -44,7 +44,7 @@ class OpenLog:
             archiver = writer_for(config.url, config.wal_dir)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
-            self.writer.start(self.archive, self.remove_expired)
+            self.writer.start(self.archive, self.remove_covered)
             if self.sessions.sign is not None:
                 self.sessions.sign.start()
             undo.pop_all()
@@ -89,9 +89,9 @@ class OpenLog:
         """Seal the current segment, and turn sealed segments into archives."""
         _log.info("archived", records=self.writer.archive().records)
 
-    def remove_expired(self) -> None:
+    def remove_covered(self) -> None:
         """Remove covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say."""
-        removed = self.writer.remove_expired()
+        removed = self.writer.remove_covered()
         files = len(removed.archives) + len(removed.segments)
         if files:
             _log.info("covered files removed", files=files, bytes=removed.bytes)

@@ -36,6 +36,7 @@ from imap_wal.agent.room import Room
 from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
+from imap_wal.checks import mode
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import (
     Fenced,
@@ -44,7 +45,6 @@ from imap_wal.errors import (
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import mode
 from imap_wal.worker import Worker
 from imap_wal.write.opening import holder_text
 from storage_backends import StorageError
@@ -199,7 +199,7 @@ class Agent:
         for message in self._reads.unanswered():  # the thread of reads is dead
             self._read_refused(message)
         self._serve_lane()
-        self._lines.settle()
+        self._lines.report_omitted()
         for sender in self._router.gone():
             self._forget(sender)
         self._mend()
@@ -278,9 +278,6 @@ class Agent:
         if self._mender.opened is not None:
             self._use(self._mender.opened)
             self._mender = None
-
-    def _archive(self) -> None:
-        self._log.archive()
 
     def _workers(self) -> list[Worker]:
         """The current background threads."""

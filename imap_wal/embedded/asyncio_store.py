@@ -32,7 +32,7 @@ from imap_wal.rewrite.compaction import Compaction
 COMMIT_BYTES_MAX = 64 * 1024 * 1024
 """The largest commit, unless a single operation is larger."""
 
-_Commit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
+_PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]"
 """All changes of one commit, and the future of each operation."""
 
 
@@ -44,7 +44,7 @@ class AsyncStore:
         self._store, self._changes = store, store.changes
         self._loop = asyncio.get_running_loop()
         self._create_future = self._loop.create_future
-        self._commits: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._commits: queue.SimpleQueue[_PendingCommit | None] = queue.SimpleQueue()
         # A plain queue and thread: an executor's bookkeeping costs 20 µs a commit.
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
@@ -161,7 +161,7 @@ class AsyncStore:
             self._waiting.append(changes)
             self._last, self._decides = None, True
         else:
-            self.run(changes.state).add(changes)
+            self._batch_for(changes.state).add(changes)
         self._futures.append(future)
         if len(changes) != 1:
             self._many[future] = len(changes)
@@ -183,13 +183,13 @@ class AsyncStore:
             else:
                 self._add(changes, future)
 
-    def run(self, state: MapState) -> WriteBatch:
+    def _batch_for(self, state: MapState) -> WriteBatch:
         """The batch for the next change of this map."""
-        run = self._last
-        if run is None or run.state is not state:
-            run = self._last = WriteBatch(state, [], [])
-            self._waiting.append(run)
-        return run
+        batch = self._last
+        if batch is None or batch.state is not state:
+            batch = self._last = WriteBatch(state, [], [])
+            self._waiting.append(batch)
+        return batch
 
     def _schedule(self) -> None:
         """Begin a commit after the callbacks that are ready now."""
@@ -199,16 +199,16 @@ class AsyncStore:
     def _flush(self) -> None:
         self._commits.put(self._take())
 
-    def _take(self) -> _Commit:
+    def _take(self) -> _PendingCommit:
         """All that waits, or as many whole operations as fit into `COMMIT_BYTES_MAX`."""
-        runs, futures = self._waiting, self._futures
+        batches, futures = self._waiting, self._futures
         self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
             self._room -= self._bytes
             self._waiting, self._futures, self._bytes = [], [], 0
             self._many.clear()
-            return runs, futures
-        sizes = [size for run in runs for size in run.sizes()]
+            return batches, futures
+        sizes = [size for batch in batches for size in batch.sizes()]
         operations, end, taken = 0, 0, 0
         for future in futures:
             count = self._many.get(future, 1)
@@ -217,7 +217,7 @@ class AsyncStore:
                 break
             self._many.pop(future, None)
             operations, end, taken = operations + 1, end + count, taken + size
-        now, self._waiting = split(runs, end)
+        now, self._waiting = split(batches, end)
         self._futures, self._bytes, self._room = (
             futures[operations:],
             self._bytes - taken,
@@ -228,13 +228,13 @@ class AsyncStore:
     def _run(self) -> None:
         """The thread that commits."""
         while (commit := self._commits.get()) is not None:
-            runs, futures = commit
+            batches, futures = commit
             error: BaseException | None = None
             try:
-                if self._decides and any(isinstance(run, Decision) for run in runs):
-                    self._changes.settle(runs)
+                if self._decides and any(isinstance(batch, Decision) for batch in batches):
+                    self._changes.evaluate(batches)
                 else:
-                    self._changes.change(runs)
+                    self._changes.change(batches)
             except BaseException as caught:  # passed to the callers
                 error = caught
             self._loop.call_soon_threadsafe(self._finish, futures, error)
@@ -309,11 +309,11 @@ class AsyncMap(MapReads):
         size = len(key_data) + len(data)
         if size > self._max_value_bytes:
             return self._enqueue(key, value, None)  # raises TooLarge
-        run = store._last
-        if run is None or run.state is not state:
-            run = store.run(state)
-        run.keys.append(key_data)
-        run.values.append(data)
+        batch = store._last
+        if batch is None or batch.state is not state:
+            batch = store._batch_for(state)
+        batch.keys.append(key_data)
+        batch.values.append(data)
         store._bytes = waiting = store._bytes + size
         future = store._create_future()
         futures = store._futures

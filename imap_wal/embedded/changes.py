@@ -1,5 +1,5 @@
 """An embedded map in memory, and batches of changes. They are stored in columns, so that a commit
-of thousands of changes needs little Python code for each. A `run` is a `WriteBatch`."""
+of thousands of changes needs little Python code for each."""
 
 from __future__ import annotations
 
@@ -207,21 +207,21 @@ class Clear(WriteBatch):
         ]
 
 
-def split(runs: Sequence[WriteBatch], count: int) -> tuple[list[WriteBatch], list[WriteBatch]]:
+def split(batches: Sequence[WriteBatch], count: int) -> tuple[list[WriteBatch], list[WriteBatch]]:
     """The first `count` changes, and the others."""
     first: list[WriteBatch] = []
     rest: list[WriteBatch] = []
-    for run in runs:
-        taken = min(count, len(run))
+    for batch in batches:
+        taken = min(count, len(batch))
         if taken:
-            first.append(run if taken == len(run) else run.part(0, taken))
-        if taken < len(run):
-            rest.append(run.part(taken, len(run)) if taken else run)
+            first.append(batch if taken == len(batch) else batch.part(0, taken))
+        if taken < len(batch):
+            rest.append(batch.part(taken, len(batch)) if taken else batch)
         count -= taken
     return first, rest
 
 
-def apply(runs: Iterable[WriteBatch]) -> None:
+def apply(batches: Iterable[WriteBatch]) -> None:
     """Apply the changes to their maps in memory."""
-    for run in runs:
-        run.state.apply(run)
+    for batch in batches:
+        batch.state.apply(batch)

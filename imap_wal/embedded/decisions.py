@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from imap_wal.embedded.changes import Clear, MapState, WriteBatch
 
 
-class Unsettled(Exception):
+class Undecided(Exception):
     """The decision depends on a change that another caller has published and that is not
     acknowledged yet. That change may still fail."""
 
@@ -28,7 +28,7 @@ class Outlook:
         """Values from earlier changes of the same commit."""
         self._added: dict[bytes, None] = {}
         """Keys that those changes added, in order."""
-        self._gone: set[bytes] = {key for run in pending for key in run.keys}
+        self._gone: set[bytes] = {key for batch in pending for key in batch.keys}
         """Keys that `last` skips: keys with pending changes, or deleted by the same commit."""
 
     def add(self, changes: WriteBatch) -> None:
@@ -44,15 +44,15 @@ class Outlook:
                 self._added[key] = None
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of the key, or None. Raises `Unsettled`."""
+        """The value of the key, or None. Raises `Undecided`."""
         if key in self._changed:
             return self._changed[key]
-        if any(key in run.keys for run in self._pending):
-            raise Unsettled
+        if any(key in batch.keys for batch in self._pending):
+            raise Undecided
         return self._state.get(key, self._now_ms)
 
     def last(self) -> tuple[bytes, bytes] | None:
-        """The key that was added last, and its value. Raises `Unsettled` if only pending changes
+        """The key that was added last, and its value. Raises `Undecided` if only pending changes
         may have added one."""
         for key in reversed(self._added):
             value = self._changed[key]
@@ -61,7 +61,7 @@ class Outlook:
         found = self._state.last(self._now_ms, besides=self._gone)
         if found is None:
             if self._pending:
-                raise Unsettled
+                raise Undecided
             return None
         key, value = found
         changed = self._changed.get(key)
@@ -70,7 +70,7 @@ class Outlook:
     def keys(self) -> list[bytes]:
         """All keys that may exist, including those that pending changes set."""
         there = dict.fromkeys(self._state.keys(self._now_ms))
-        pending = {key: None for run in self._pending for key in run.keys}
+        pending = {key: None for batch in self._pending for key in batch.keys}
         return [*{**there, **pending, **dict.fromkeys(self._changed)}]
 
 
@@ -146,9 +146,9 @@ def made(
     steps: Sequence[WriteBatch], outlook_of: Callable[[MapState], Outlook]
 ) -> list[WriteBatch]:
     """The steps, with each decision replaced by its changes. A decision sees all steps before it.
-    Raises `Unsettled`."""
+    Raises `Undecided`."""
     outlooks: dict[MapState, Outlook] = {}
-    runs: list[WriteBatch] = []
+    batches: list[WriteBatch] = []
     for step in steps:
         outlook = outlooks.get(step.state)
         if outlook is None:
@@ -158,5 +158,5 @@ def made(
             step.answer, changes = step.choose(outlook)
         if changes is not None:
             outlook.add(changes)
-            runs.append(changes)
-    return runs
+            batches.append(changes)
+    return batches

@@ -86,7 +86,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """Delete the key and return its value. Of several threads, only one gets the value. If the
         key does not exist, return `default`, or raise KeyError without a default."""
         decision = pop(self._state, self._state.serializer.dump_key(key))
-        self._writer.settle([decision])
+        self._writer.evaluate([decision])
         return self.popped(decision, key, default)
 
     def popped(self, decision: Decision, key: Any, default: Any) -> Any:
@@ -101,7 +101,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """Delete the key that was added last, and return it with its value. Of several threads,
         only one gets each key. Raises KeyError if the map is empty."""
         decision = pop_last(self._state)
-        self._writer.settle([decision])
+        self._writer.evaluate([decision])
         return self.popped_item(decision)
 
     def popped_item(self, decision: Decision) -> tuple[Any, Any]:
@@ -115,7 +115,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
         """Return the value of the key; if it does not exist, set it to `default` first. Several
         threads all get the value of the first one."""
         decision = set_default(self.changes([(key, default)]))
-        self._writer.settle([decision])
+        self._writer.evaluate([decision])
         return self._state.serializer.load(decision.answer)
 
     def deletion(self, key: Any) -> WriteBatch:
@@ -139,7 +139,7 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
     def clear(self) -> None:
         """Delete all keys in one commit. This is one entry in the log, unless the store was opened
         with `shared` or `wal_filter`: then only the keys that it knows are deleted."""
-        self._writer.settle([self.clearing()])
+        self._writer.evaluate([self.clearing()])
 
     def clearing(self) -> Decision:
         """The change that deletes all keys."""

@@ -2,7 +2,7 @@
 
 changes ─▶ number, encode, publish (one lock: ring order is request order) ─▶ committer ─▶ memory
 
-A `run` is a `WriteBatch`: changes of one map. A `batch` is the `CommitRequest` of one or more runs.
+A `batch` is a `WriteBatch`: changes of one map. A `CommitRequest` has one or more of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import cast
 
 from imap_wal.clock import Clock
 from imap_wal.embedded.changes import MapState, WriteBatch, apply
-from imap_wal.embedded.decisions import Outlook, Unsettled, made
+from imap_wal.embedded.decisions import Outlook, Undecided, made
 from imap_wal.errors import Closed, TooLarge
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX
 from imap_wal.retention.log_writer import LogWriter
@@ -43,60 +43,60 @@ class MapWriter:
         if self.closed:
             raise Closed("this store was closed; open it again")
 
-    def change(self, runs: Sequence[WriteBatch]) -> None:
+    def change(self, batches: Sequence[WriteBatch]) -> None:
         """Log the changes as one commit, apply them in memory, and return when the durability
         setting allows it. Changes of unlogged maps are applied after the commit."""
         if self.some_unlogged:
-            unlogged = [run for run in runs if not run.state.logged]
+            unlogged = [batch for batch in batches if not batch.state.logged]
             if unlogged:
-                logged = [run for run in runs if run.state.logged]
+                logged = [batch for batch in batches if batch.state.logged]
                 if logged:
                     self.change(logged)
                 self.check_open()
                 with self.order_lock:
                     apply(unlogged)
                 return
-        batch = self.submit(runs)
+        commit = self.submit(batches)
         if not self._early:
-            self._await(batch)
+            self._await(commit)
 
-    def submit(self, runs: Sequence[WriteBatch]) -> CommitRequest:
-        """Number, encode and publish the changes as one batch. The caller must wait for its commit
+    def submit(self, batches: Sequence[WriteBatch]) -> CommitRequest:
+        """Number, encode and publish the changes as one request. The caller must wait for it
         (`committer.wait`)."""
         self.check_open()
         with self.order_lock:
-            return self._publish(runs)
+            return self._publish(batches)
 
-    def settle(self, steps: Sequence[WriteBatch]) -> None:
+    def evaluate(self, steps: Sequence[WriteBatch]) -> None:
         """Log and apply the steps in one commit. A decision among them sees all changes that were
         published before it."""
         for logged in (True, False):
             of_kind = [step for step in steps if step.state.logged is logged]
             if of_kind:
-                self._settle(of_kind, logged)
+                self._evaluate(of_kind, logged)
 
-    def _settle(self, steps: Sequence[WriteBatch], logged: bool) -> None:
+    def _evaluate(self, steps: Sequence[WriteBatch], logged: bool) -> None:
         while True:
             self.check_open()
             try:
                 with self.order_lock:
-                    batch = self._decide(steps, logged)
-            except Unsettled:
+                    commit = self._decide(steps, logged)
+            except Undecided:
                 self._committer.commit_ready()  # commit the change that it depends on
             else:
                 break
-        if batch is not None and not self._early:
-            self._await(batch)
+        if commit is not None and not self._early:
+            self._await(commit)
 
     # The methods below are called with the order lock held, so nothing is published meanwhile.
 
     def _decide(self, steps: Sequence[WriteBatch], logged: bool) -> CommitRequest | None:
         """Publish the steps, or apply them if their maps are not logged. Returns None if nothing
-        was published. Raises `Unsettled`."""
-        runs = made(steps, self._outlook)
+        was published. Raises `Undecided`."""
+        batches = made(steps, self._outlook)
         if not logged:
-            apply(runs)
-        return self._publish(runs) if logged and runs else None
+            apply(batches)
+        return self._publish(batches) if logged and batches else None
 
     def _outlook(self, state: MapState) -> Outlook:
         return Outlook(state, self.now_ms(), self._pending(state))
@@ -105,18 +105,18 @@ class MapWriter:
         """The published changes of this map that are not in memory yet."""
         if self._early or not state.logged:
             return []
-        batches = [batch for batch in self._ring.waiting() if not batch.done]
+        waiting = [commit for commit in self._ring.waiting() if not commit.done]
         return [
-            run
-            for batch in batches
-            for run in cast("Sequence[WriteBatch]", batch.content)
-            if run.state is state
+            batch
+            for commit in waiting
+            for batch in cast("Sequence[WriteBatch]", commit.content)
+            if batch.state is state
         ]
 
-    def _publish(self, runs: Sequence[WriteBatch]) -> CommitRequest:
+    def _publish(self, batches: Sequence[WriteBatch]) -> CommitRequest:
         if self._early and self._committer.failure is not None:
             raise self._committer.failure
-        count = sum(map(len, runs))
+        count = sum(map(len, batches))
         if count > COUNT_MAX:
             raise TooLarge(
                 f"one commit of {count} changes; it takes at most {COUNT_MAX}, split the update"
@@ -124,33 +124,33 @@ class MapWriter:
         now = self._clock.now_ms()
         request = self._request
         payload: list[bytes] = []
-        for run in runs:
-            payload += run.pack(now, self._incarnation, self._session, request + 1)
-            request += len(run)
-        kind = CLEARS if any(run.kind == CLEARS for run in runs) else ENTRIES
-        batch = CommitRequest(
+        for batch in batches:
+            payload += batch.pack(now, self._incarnation, self._session, request + 1)
+            request += len(batch)
+        kind = CLEARS if any(batch.kind == CLEARS for batch in batches) else ENTRIES
+        commit = CommitRequest(
             payload,
             count,
-            lambda: apply(runs),
+            lambda: apply(batches),
             kind,
             session=self._session,
             request=request,
-            content=runs,
+            content=batches,
         )
-        if batch.size > PAYLOAD_BYTES_MAX:
+        if commit.size > PAYLOAD_BYTES_MAX:
             raise TooLarge(
-                f"one commit of {batch.size} bytes; it takes less than 2 GiB, split the update"
+                f"one commit of {commit.size} bytes; it takes less than 2 GiB, split the update"
             )
         self._request = request
-        self._committer.submit(batch)
+        self._committer.submit(commit)
         if self._early:
-            apply(runs)
-        return batch
+            apply(batches)
+        return commit
 
-    def _await(self, batch: CommitRequest) -> None:
-        self._committer.wait(batch)
-        if batch.error is not None:
-            raise batch.error
+    def _await(self, commit: CommitRequest) -> None:
+        self._committer.wait(commit)
+        if commit.error is not None:
+            raise commit.error
 
     @property
     def bounds(self) -> tuple[int, int]:

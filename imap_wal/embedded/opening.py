@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
+from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.embedded.serializer import MsgpackSerializer, Serializer
 from imap_wal.embedded.store import Store
@@ -24,7 +25,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
 from imap_wal.security.encryption import with_keys
-from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose, location
+from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import OTHER_NODE, NodeLog
 from imap_wal.write.opening import open_node_log, shut_out_others

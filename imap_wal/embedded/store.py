@@ -194,7 +194,7 @@ class Store:
         """
         self.changes.check_open()
         moved = self.writer.archive().records
-        self.writer.remove_expired()
+        self.writer.remove_covered()
         return moved
 
     def compact(self) -> Compaction:

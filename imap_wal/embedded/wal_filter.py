@@ -23,20 +23,20 @@ from imap_wal.read.log_reader import LogReader
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.newest.table import Table
-from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.settings import RecoveryPolicy
 
 
-class Verdict(Enum):
+class Stop(Enum):
     """What a filter can return besides an entry and None."""
 
     STOP = "stop"
 
 
-STOP: Final = Verdict.STOP
+STOP: Final = Stop.STOP
 
-WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Verdict | None"]
+WalFilter: TypeAlias = Callable[[DataEntry], "DataEntry | Stop | None"]
 """Return the entry itself to keep it, another DataEntry to replace it (the order is kept), or None
 to skip it. STOP leaves out this entry and all that follow. The `clear` of a map is one entry, whose
 key is None: it can only be kept or skipped."""
@@ -88,8 +88,8 @@ def filtered(
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
     state = log.state()
     state.demand(policy)
-    for piece in cluster_pieces(state, nodes=(), snapshots=True):
-        for changes in read_piece(log.store, piece):
+    for scan in cluster_scans(state, nodes=(), snapshots=True):
+        for changes in read_scan(log.store, scan):
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
     for node in sorted(state.nodes):
         covered = state.covered(node)

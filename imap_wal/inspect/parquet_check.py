@@ -29,41 +29,41 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 def check_parquet(
-    store: SegmentStore, piece: FileScan, records: int | None, wanted: int, deadline: Deadline
+    store: SegmentStore, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
     """`wanted`: the manifest's checksum of the whole file, 0 if it has none."""
-    found = Finding(piece.path, piece.kind, CORRUPT, advice=ADVICE)
-    if piece.first > START:
+    found = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
+    if scan.first > START:
         found = replace(
-            found, first_lost=str(piece.first), last_lost=str(piece.last), lost_records=records
+            found, first_lost=str(scan.first), last_lost=str(scan.last), lost_records=records
         )
     try:
-        found = replace(found, bytes=store.size(piece.path))
+        found = replace(found, bytes=store.size(scan.path))
         crc = 0
-        with store.open_input(piece.path) as file:
+        with store.open_input(scan.path) as file:
             while wanted and (data := file.read(CHUNK_BYTES)):
                 crc = google_crc32c.extend(crc, data)
                 deadline.check()
         if crc != wanted:
             what = "the file does not match the checksum that the manifest has of it"
-            return _readable(store, replace(found, offset=0, what=what), piece, records)
+            return _readable(store, replace(found, offset=0, what=what), scan, records)
         count = 0
         for batch in (
-            read_archive(store, piece) if piece.kind == ARCHIVE else read_snapshot(store, piece)
+            read_archive(store, scan) if scan.kind == ARCHIVE else read_snapshot(store, scan)
         ):
             count += len(batch.rows)
             deadline.check()
     except NotFound:
-        lost = _still_named(store, piece)
+        lost = _still_named(store, scan)
         if lost is None:
             what = "merged or removed while it was being verified"
-            return Finding(piece.path, piece.kind, CLEAN, what=what)
+            return Finding(scan.path, scan.kind, CLEAN, what=what)
         return replace(found, offset=0, what=lost.what)
     except EncryptionError as error:
         if wanted and error.is_missing:
             return Finding(
-                piece.path,
-                piece.kind,
+                scan.path,
+                scan.kind,
                 CLEAN,
                 found.bytes,
                 records or 0,
@@ -72,13 +72,13 @@ def check_parquet(
             )
         return replace(found, offset=0, what=error.what, advice=error.advice)
     except LogError as error:
-        said = damaged(piece.path, piece.kind, found.bytes, error, None)
+        said = damaged(scan.path, scan.kind, found.bytes, error, None)
         return _readable(
             store,
             replace(
                 found, status=said.status, offset=said.offset, what=said.what, advice=said.advice
             ),
-            piece,
+            scan,
             records,
         )
     if records is not None and count != records:
@@ -88,27 +88,25 @@ def check_parquet(
             lost_records=records - count,
             what=f"{count} records, the manifest says {records}",
         )
-    return Finding(piece.path, piece.kind, CLEAN, found.bytes, count)
+    return Finding(scan.path, scan.kind, CLEAN, found.bytes, count)
 
 
-def _still_named(store: SegmentStore, piece: FileScan) -> LogError | None:
+def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
     """Why a missing file is damage: the manifest, read again, still names it. None if it does
     not."""
-    folders = piece.path.split("/")
+    folders = scan.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
-    if piece.kind == ARCHIVE:
+    if scan.kind == ARCHIVE:
         manifests = node_manifests(store, "/".join(folders[:4]), clock, randomness)
-        return missing.archive(piece.path, piece.node, manifests.read()[1])
+        return missing.archive(scan.path, scan.node, manifests.read()[1])
     clusters = cluster_manifests(store, "/".join(folders[:2]), clock, randomness)
-    return missing.snapshot_file(piece.path, clusters.read()[1])
+    return missing.snapshot_file(scan.path, clusters.read()[1])
 
 
-def _readable(store: SegmentStore, found: Finding, piece: FileScan, records: int | None) -> Finding:
+def _readable(store: SegmentStore, found: Finding, scan: FileScan, records: int | None) -> Finding:
     """Adds what `repair` can read of a damaged file."""
     try:
-        kept = survey_file(
-            store, piece.path, log=piece.directory if piece.kind == ARCHIVE else None
-        )
+        kept = survey_file(store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None)
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     return replace(

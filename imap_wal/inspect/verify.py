@@ -75,7 +75,7 @@ def plan(
                 older_manifests.of_cluster(view)[1],
             )
         ]
-    wrong = key_checks.differing(keys_of(store).ring, view.manifest.keys)
+    wrong = key_checks.differing(keys_of(store).key_ring, view.manifest.keys)
     if wrong:
         newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
         advice_of_keys = "bring back the key that had this id; a new key needs a new id"
@@ -94,15 +94,15 @@ def plan(
     units: list[Unit] = []
     for name, snapshot in sorted(view.manifest.snapshots.items()):
         for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
-            piece = FileScan(SNAPSHOT, "", str(path), name)
+            scan = FileScan(SNAPSHOT, "", str(path), name)
             size = snapshot.bytes // len(snapshot.files)
             units.append(
                 Unit(
-                    piece.path,
+                    scan.path,
                     size,
                     SNAPSHOT,
                     0,
-                    partial(check_parquet, store, piece, None, int(wanted)),
+                    partial(check_parquet, store, scan, None, int(wanted)),
                 )
             )
     without = {node.name for node in view.nodes if node.of_no_manifest}
@@ -151,7 +151,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
             rest = file.path.removeprefix(f"{node.folder}/")
             ours = (
                 file.path in segments | known
-                or rest == "writer.lock"
+                or rest == layout.LOCK
                 or rest.startswith("lost/")
                 or (rest.startswith("manifest/") and rest.endswith(".json"))
             )
@@ -182,7 +182,7 @@ def _plan_node(
     for age, archive in enumerate(
         sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)
     ):
-        piece = FileScan(
+        scan = FileScan(
             ARCHIVE,
             node.name,
             archive.path,
@@ -197,7 +197,7 @@ def _plan_node(
                 archive.bytes,
                 ARCHIVE,
                 age,
-                partial(check_parquet, store, piece, archive.records, archive.checksum),
+                partial(check_parquet, store, scan, archive.records, archive.checksum),
             )
         )
     misplaced = older_manifests.misplaced_wal(node)

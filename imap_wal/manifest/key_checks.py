@@ -17,17 +17,17 @@ from imap_wal.security.encryption import check_value
 from imap_wal.security.encryption_keys import PLAIN, KeyRing
 
 
-def differing(ring: KeyRing, known: Mapping[str, str]) -> list[str]:
-    """Ids of the ring under which the cluster has another key. `known`: the check values in its
+def differing(key_ring: KeyRing, known: Mapping[str, str]) -> list[str]:
+    """Ids of `key_ring` under which the cluster has another key. `known`: the check values in its
     manifest."""
-    both = ring.keys.keys() & known.keys()
-    return sorted(name for name in both if known[name] != check_value(ring.keys[name]))
+    both = key_ring.keys.keys() & known.keys()
+    return sorted(name for name in both if known[name] != check_value(key_ring.keys[name]))
 
 
-def demand_same(ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
-    """`EncryptionError` if the cluster has another key under an id of the ring. `folder`: the
+def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
+    """`EncryptionError` if the cluster has another key under an id of `key_ring`. `folder`: the
     folder of the manifests with `known`."""
-    wrong = differing(ring, known)
+    wrong = differing(key_ring, known)
     if wrong:
         advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
         raise EncryptionError(
@@ -41,22 +41,26 @@ def what_differs(ids: list[str]) -> str:
     return f"under the id {names} another key is given than the one that this cluster has"
 
 
-def with_active(ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
+def with_active(key_ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
     """The check values, with that of the key that writes."""
-    active = {} if ring.active == PLAIN else {ring.active: check_value(ring.keys[ring.active])}
+    active = (
+        {}
+        if key_ring.active == PLAIN
+        else {key_ring.active: check_value(key_ring.keys[key_ring.active])}
+    )
     return {**known, **active}
 
 
-def enter(ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
-    """Enter the key that writes into the cluster's manifest. Call it before the ring writes for the
+def enter(key_ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
+    """Enter the key that writes into the cluster's manifest. Call it before that key writes for the
     first time. `EncryptionError` if any key of the ring has the id of another one; `LostRace`,
     StorageError."""
-    if not ring.keys:
+    if not key_ring.keys:
         return
 
     def change(manifest: ClusterManifest) -> ClusterManifest | None:
-        demand_same(ring, manifest.keys, clusters.folder)
-        wanted = with_active(ring, manifest.keys)
+        demand_same(key_ring, manifest.keys, clusters.folder)
+        wanted = with_active(key_ring, manifest.keys)
         return None if wanted == manifest.keys else replace(manifest, keys=wanted)
 
     clusters.update(change)

@@ -275,7 +275,7 @@ def written_otherwise(store: SegmentStore, path: str) -> bool:
     if keys is NO_KEYS:
         return False
     with store.open_input(path) as source:
-        return _opened(source, path, keys, "")[1] != keys.ring.active
+        return _opened(source, path, keys, "")[1] != keys.key_ring.active
 
 
 def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str]:
@@ -384,9 +384,9 @@ class ParquetFile:
         is."""
         self._log = log
         self._schema = schema
-        ring = keys.ring
-        self._encrypted = ring.active != PLAIN
-        key = archive_key(ring.keys[ring.active]) if self._encrypted else b""
+        key_ring = keys.key_ring
+        self._encrypted = key_ring.active != PLAIN
+        key = archive_key(key_ring.keys[key_ring.active]) if self._encrypted else b""
         with tempfile.NamedTemporaryFile(dir=folder, suffix=".parquet", delete=False) as file:
             self.local = Path(file.name)
         self._writer = pq.ParquetWriter(

@@ -65,7 +65,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except EncryptionError as error:
             # The damage may be in the index, which says whether the file is encrypted.
-            if not keys_of(store).ring.keys:
+            if not keys_of(store).key_ring.keys:
                 raise
             yield Damage(None, error.what)
             return

@@ -1,7 +1,7 @@
 """All nodes' logs of one cluster, as a restore reads them.
 
     ClusterLog        looks at the logs (`state`) and reads their files (`changes`); everything that
-                      reads a log uses it. `pieces` plans which files are read
+                      reads a log uses it. `scan_list` plans which files are read
     MaterializedView  merges them once into a NewestIndex, then only what was appended since;
                       serves keys and rows
 
@@ -41,8 +41,8 @@ from imap_wal.read.file_scan import (
     FileScan,
     Metadata,
 )
-from imap_wal.read.pieces import cluster_pieces, node_pieces, segment_piece
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans, node_scans, segment_scan
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
@@ -232,9 +232,9 @@ class ClusterLog:
         state = state or self.state()
         state.demand(policy)
         if snapshots:
-            for piece in cluster_pieces(state, maps=maps, nodes=(), snapshots=True):
+            for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
-                    for changes in read_piece(self.store, piece, maps):
+                    for changes in read_scan(self.store, scan, maps):
                         if nodes is None or changes.node in nodes:
                             yield changes
                 except NotFound as error:
@@ -245,13 +245,13 @@ class ClusterLog:
                     (since or {}).get(node),
                     None if until is None else until.get(node, START),
                 )
-                pieces = partial(node_pieces, node=node, until=limit, maps=maps, covered=covered)
+                scans = partial(node_scans, node=node, until=limit, maps=maps, covered=covered)
                 yield from self._node_changes(
                     state,
                     node,
                     place,
-                    pieces,
-                    partial(read_piece, self.store, maps=maps, positions=positions),
+                    scans,
+                    partial(read_scan, self.store, maps=maps, positions=positions),
                 )
 
     def _node_changes(
@@ -259,10 +259,10 @@ class ClusterLog:
         state: ClusterState,
         node: str,
         place: Position | None,
-        pieces: Callable[..., Iterable[FileScan]],
+        scans: Callable[..., Iterable[FileScan]],
         read: Callable[[FileScan], Iterator[EntryBatch]],
     ) -> Iterator[EntryBatch]:
-        """The batches of a node's `pieces` above `place`, see `changes`."""
+        """The batches of a node's `scans` above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
             now = state
             if attempt:
@@ -273,9 +273,9 @@ class ClusterLog:
                     )
             segment = False
             try:
-                for piece in pieces(now, since=place):
-                    segment = piece.kind == SEGMENT
-                    for changes in read(piece):
+                for scan in scans(now, since=place):
+                    segment = scan.kind == SEGMENT
+                    for changes in read(scan):
                         yield changes
                         if segment:
                             place = changes.last
@@ -285,60 +285,60 @@ class ClusterLog:
                     raise self.lost(error) from error
 
     def read_on(
-        self, piece: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
+        self, scan: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
     ) -> Iterator[EntryBatch]:
-        """`read_piece`, also during an archive run: if the file is deleted while it is read, the
+        """`read_scan`, also during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
         a newer snapshot covers them, or after `attempts` in a row that read nothing."""
-        place = piece.since if piece.kind == SEGMENT else None
+        place = scan.since if scan.kind == SEGMENT else None
         try:
-            for changes in read_piece(self.store, piece, maps):
+            for changes in read_scan(self.store, scan, maps):
                 yield changes
                 attempts = ATTEMPTS
-                if piece.kind == SEGMENT:
+                if scan.kind == SEGMENT:
                     place = changes.last
             return
         except NotFound as error:
-            if piece.kind == SNAPSHOT or not attempts:
+            if scan.kind == SNAPSHOT or not attempts:
                 raise self.lost(error) from error
-        for following in self._replaced(piece, place, maps):
+        for following in self._replaced(scan, place, maps):
             yield from self.read_on(following, maps, attempts - 1)
 
     def _replaced(
-        self, piece: FileScan, place: Position | None, maps: Collection[str] | None
+        self, scan: FileScan, place: Position | None, maps: Collection[str] | None
     ) -> list[FileScan]:
-        """The files that now have the entries of a piece above `place`, with the same rules."""
-        here = (piece.epoch, piece.number)
-        end = piece.last if piece.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
-        until = end if piece.until is None else min(end, piece.until)
-        node = self.node(piece.node)
+        """The files that now have the entries of a scan above `place`, with the same rules."""
+        here = (scan.epoch, scan.number)
+        end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
+        until = end if scan.until is None else min(end, scan.until)
+        node = self.node(scan.node)
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
-        start = max(place or START, piece.since or START, piece.first._replace(index=-1))
-        if piece.kind == SEGMENT:
+        start = max(place or START, scan.since or START, scan.first._replace(index=-1))
+        if scan.kind == SEGMENT:
             start = max(start, Position(*here, -1, 0))
         for name, snapshot in manifest.snapshots.items():
-            mark = snapshot.marks.get(piece.node)
-            wanted = name == piece.map if piece.map else maps is None or name in maps
-            known = max(start, piece.covered.get(name, START))
+            mark = snapshot.marks.get(scan.node)
+            wanted = name == scan.map if scan.map else maps is None or name in maps
+            known = max(start, scan.covered.get(name, START))
             if wanted and mark is not None and mark.position > known < node.manifest.removed:
                 what = f"a newer snapshot covers map {name!r}, and its log was removed; begin again"
-                raise NotFound(what, piece.path)
-        state = ClusterState(manifest, {piece.node: node}, {})
+                raise NotFound(what, scan.path)
+        state = ClusterState(manifest, {scan.node: node}, {})
         found = []
-        names = (piece.map,) if piece.map else maps
-        for each in node_pieces(
-            state, piece.node, since=start, until=until, maps=names, covered=True
+        names = (scan.map,) if scan.map else maps
+        for each in node_scans(
+            state, scan.node, since=start, until=until, maps=names, covered=True
         ):
             same = each.kind == SEGMENT and (each.epoch, each.number) == here
-            if each.kind == SEGMENT and not same and piece.kind == SEGMENT:
+            if each.kind == SEGMENT and not same and scan.kind == SEGMENT:
                 continue
-            rules = replace(each, covered=piece.covered, cuts=piece.cuts, overtaken=piece.overtaken)
+            rules = replace(each, covered=scan.covered, cuts=scan.cuts, overtaken=scan.overtaken)
             if same:  # with the original bounds, so that its end is checked
-                rules = replace(rules, until=piece.until, since=place)
+                rules = replace(rules, until=scan.until, since=place)
             found.append(rules)
-        if not found and (piece.kind == ARCHIVE or here > node.manifest.archived):
-            raise NotFound("this file of the log is missing, and none replaced it", piece.path)
+        if not found and (scan.kind == ARCHIVE or here > node.manifest.archived):
+            raise NotFound("this file of the log is missing, and none replaced it", scan.path)
         return found
 
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
@@ -366,9 +366,9 @@ class ClusterLog:
                     if (segment.epoch, segment.number) < end[:2]:
                         break
                     since = end if end[:2] == (segment.epoch, segment.number) else None
-                    piece = segment_piece(log, index, since)
+                    scan = segment_scan(log, index, since)
                     last = max(
-                        (changes.last for changes in read_piece(self.store, piece, ())),
+                        (changes.last for changes in read_scan(self.store, scan, ())),
                         default=START,
                     )
                     if last > end:

@@ -12,7 +12,7 @@ from imap_wal.entry import Row
 from imap_wal.format import START, Position
 
 SEGMENT, ARCHIVE, SNAPSHOT = "segment", "archive", "snapshot"
-PAYLOAD_BYTES_MAX = 4 * 1024 * 1024
+BATCH_BYTES_MAX = 4 * 1024 * 1024
 """A batch has about this many bytes (or one frame or row group, if that is larger)."""
 
 END = Position(2**62, 0, 0, 0)

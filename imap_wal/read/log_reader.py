@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 import msgpack
 
+from imap_wal.checks import check_seconds, check_source, location
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
@@ -37,12 +38,11 @@ from imap_wal.manifest.node import LOG, Archive, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
 from imap_wal.read.state import NodeState
 from imap_wal.security.encryption import with_keys
 from imap_wal.segment.listing import SegmentFile, wal_folder
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.settings import check_seconds, check_source, location
 from storage_backends import NotFound, SegmentStore, StorageError, open_store
 
 MERGE_FILES_MAX = 16
@@ -319,7 +319,7 @@ class LogReader:
             return  # nothing new
         # A frame is acknowledged as a whole.
         until = None if limit is None else limit._replace(index=2**62)
-        piece = FileScan(
+        scan = FileScan(
             SEGMENT,
             self.node,
             segment.path,
@@ -333,7 +333,7 @@ class LogReader:
             cuts=place.cuts,
             bytes=segment.bytes,
         )
-        for changes in read_piece(self._store, piece, positions=True):
+        for changes in read_scan(self._store, scan, positions=True):
             for placed in zip(changes.positions or (), changes.rows, strict=True):
                 if placed[0] >= place.wanted:
                     place.wanted = placed[0].after()
@@ -368,7 +368,7 @@ class LogReader:
                 yield _record(placed)
 
     def _archive(self, place: _Place, archive: Archive) -> Iterator[_Placed]:
-        piece = FileScan(
+        scan = FileScan(
             ARCHIVE,
             self.node,
             archive.path,
@@ -382,7 +382,7 @@ class LogReader:
             checksum=archive.checksum,
         )
         wanted = place.wanted
-        for changes in read_piece(self._store, piece, positions=True):
+        for changes in read_scan(self._store, scan, positions=True):
             if changes.last >= wanted:
                 yield from (
                     placed

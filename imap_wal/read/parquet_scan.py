@@ -22,18 +22,18 @@ from storage_backends import SegmentStore
 
 
 def read_archive(
-    store: SegmentStore, piece: FileScan, *, positions: bool = False
+    store: SegmentStore, scan: FileScan, *, positions: bool = False
 ) -> Iterator[EntryBatch]:
     """The entries of an archive that count, in log order. `first` and `last` of the batches are
     those of the archive, unless positions are read."""
-    below = max(piece.since or START, piece.covered.get(piece.map, START))
-    if piece.last <= below or (piece.until is not None and piece.first > piece.until):
+    below = max(scan.since or START, scan.covered.get(scan.map, START))
+    if scan.last <= below or (scan.until is not None and scan.first > scan.until):
         return
-    void = void_below(piece.cuts, piece.first), void_below(piece.cuts, piece.last)
+    void = void_below(scan.cuts, scan.first), void_below(scan.cuts, scan.last)
     placed = (
         positions
-        or below >= piece.first
-        or (piece.until is not None and piece.until < piece.last)
+        or below >= scan.first
+        or (scan.until is not None and scan.until < scan.last)
         or void[0] != void[1]
     )
     columns = [
@@ -43,31 +43,31 @@ def read_archive(
     ]
     for batch in batches(
         store,
-        piece.path,
+        scan.path,
         columns,
-        checksum=piece.checksum,
-        records=piece.records,
-        log=piece.directory,
+        checksum=scan.checksum,
+        records=scan.records,
+        log=scan.directory,
     ):
         rows = to_rows(batch)
         clears = _has_clears(rows)
         places = to_positions(batch) if placed else None
-        first, last = piece.first, piece.last
+        first, last = scan.first, scan.last
         if places is not None:
             first, last = places[0], places[-1]
             kept = [
                 (row, place)
                 for row, place in zip(rows, places, strict=True)
                 if place > below
-                and (piece.until is None or place <= piece.until)
-                and row[ORDER][0] >= void_below(piece.cuts, place)
+                and (scan.until is None or place <= scan.until)
+                and row[ORDER][0] >= void_below(scan.cuts, place)
             ]
             rows, places = [row for row, _ in kept], [place for _, place in kept]
         elif void[0]:
             rows = [row for row in rows if row[ORDER][0] >= void[0]]
-        rows, places = without_overtaken(rows, places, piece.overtaken)
+        rows, places = without_overtaken(rows, places, scan.overtaken)
         yield EntryBatch(
-            piece.node,
+            scan.node,
             rows,
             first,
             last,
@@ -77,9 +77,9 @@ def read_archive(
         )
 
 
-def read_snapshot(store: SegmentStore, piece: FileScan) -> Iterator[EntryBatch]:
+def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, separated by the node that wrote them."""
-    for batch in batches(store, piece.path, checksum=piece.checksum, records=piece.records):
+    for batch in batches(store, scan.path, checksum=scan.checksum, records=scan.records):
         rows, nodes = to_rows(batch), nodes_of(batch)
         clears = _has_clears(rows)
         found: dict[str, list[Row]] = {}

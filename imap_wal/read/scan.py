@@ -1,7 +1,7 @@
-"""Reads one file of a log: `read_piece` yields the entries of a `FileScan` that count, as
+"""Reads one file of a log: `read_scan` yields the entries of a `FileScan` that count, as
 `EntryBatch`.
 
-A piece is a `FileScan`: a plain value that can be sent to another process. Spark reads each in its
+A scan is a `FileScan`: a plain value that can be sent to another process. Spark reads each in its
 own task.
 
 Which entries count:
@@ -29,7 +29,7 @@ from imap_wal.errors import CorruptLog, LogError
 from imap_wal.format import FRAME_HEADER_BYTES, Frame, Position
 from imap_wal.read.file_scan import (
     ARCHIVE,
-    PAYLOAD_BYTES_MAX,
+    BATCH_BYTES_MAX,
     SEGMENT,
     EntryBatch,
     FileScan,
@@ -59,26 +59,26 @@ class CutBack(CorruptLog):
     is damaged. Reading the file from its start shows which."""
 
 
-def read_piece(
+def read_scan(
     store: SegmentStore,
-    piece: FileScan,
+    scan: FileScan,
     maps: Collection[str] | None = None,
     *,
     positions: bool = False,
 ) -> Iterator[EntryBatch]:
-    """The entries of a piece that count, in log order. `NotFound` if the file was archived or
-    pruned since the piece was made; `LogError`."""
-    if piece.kind == SEGMENT:
-        return _SegmentPass(store, piece, maps, positions).read()
+    """The entries of a scan that count, in log order. `NotFound` if the file was archived or
+    pruned since the scan was made; `LogError`."""
+    if scan.kind == SEGMENT:
+        return _SegmentPass(store, scan, maps, positions).read()
     # Late, because it loads pyarrow.
     from imap_wal.read.parquet_scan import read_archive, read_snapshot
 
-    if maps is not None and piece.map not in maps:
+    if maps is not None and scan.map not in maps:
         return iter(())
     return (
-        read_archive(store, piece, positions=positions)
-        if piece.kind == ARCHIVE
-        else read_snapshot(store, piece)
+        read_archive(store, scan, positions=positions)
+        if scan.kind == ARCHIVE
+        else read_snapshot(store, scan)
     )
 
 
@@ -86,34 +86,34 @@ class _SegmentPass:
     """One reading of a segment: groups frames into batches, each under one rule."""
 
     def __init__(
-        self, store: SegmentStore, piece: FileScan, maps: Collection[str] | None, positions: bool
+        self, store: SegmentStore, scan: FileScan, maps: Collection[str] | None, positions: bool
     ) -> None:
-        self._store, self._piece, self._maps, self._positions = store, piece, maps, positions
+        self._store, self._scan, self._maps, self._positions = store, scan, maps, positions
         if not store.capabilities.durable_append:
             # An object has one commit, and every read is a request.
-            self._store = cast(SegmentStore, Held(store, piece.path))
+            self._store = cast(SegmentStore, Held(store, scan.path))
         self._place = Place(
-            piece.path,
-            piece.directory,
-            piece.epoch,
-            piece.number,
-            bool(piece.next_path),
-            piece.checkpoint,
-            piece.newest,
+            scan.path,
+            scan.directory,
+            scan.epoch,
+            scan.number,
+            bool(scan.next_path),
+            scan.checkpoint,
+            scan.newest,
         )
         self._frames: list[Frame] = []
         self._bytes = self._records = 0
 
     def read(self) -> Iterator[EntryBatch]:
-        piece = self._piece
+        scan = self._scan
         reader = self._open()
         if reader is None:
             return
         start, stop = self._start(reader), None
-        if piece.until is not None and piece.until[:2] <= (piece.epoch, piece.number):
-            if piece.until[:2] < (piece.epoch, piece.number):
+        if scan.until is not None and scan.until[:2] <= (scan.epoch, scan.number):
+            if scan.until[:2] < (scan.epoch, scan.number):
                 return
-            stop = piece.until.frame + 1
+            stop = scan.until.frame + 1
         borders = self._borders()
         border = borders.pop() if borders else None
         frames = reader.frames(start, stop)
@@ -128,23 +128,23 @@ class _SegmentPass:
                     self._frames.append(frame)
                     self._bytes += frame.end - frame.offset
                     self._records += frame.count
-                    if self._bytes >= PAYLOAD_BYTES_MAX or self._records >= ROWS_MAX:
+                    if self._bytes >= BATCH_BYTES_MAX or self._records >= ROWS_MAX:
                         yield from self._flush()
                 elif frame.kind == format.METADATA:
                     yield from self._flush()
                     position = self._position(frame)
                     items = self._metadata(frame)
                     yield EntryBatch(
-                        piece.node, [], position, position, metadata=items, next_offset=frame.end
+                        scan.node, [], position, position, metadata=items, next_offset=frame.end
                     )
                 else:
                     yield from self._flush()
                     position = self._position(frame)
-                    yield EntryBatch(piece.node, [], position, position, next_offset=frame.end)
+                    yield EntryBatch(scan.node, [], position, position, next_offset=frame.end)
             yield from self._flush()
             if stop is not None:
                 return
-            if not piece.next_path and (end := self._appended(reader)):
+            if not scan.next_path and (end := self._appended(reader)):
                 # The writer continues, so there is no tail to examine. Read on a few times only: a
                 # busy writer would keep this loop busy as long as it writes.
                 looks += 1
@@ -159,14 +159,14 @@ class _SegmentPass:
             if reader.end != stuck_at:
                 stuck_at, tries = reader.end, 0
             tries += 1
-            if piece.next_path or tries > 3:
+            if scan.next_path or tries > 3:
                 raise damage
             time.sleep(0.005 * tries)
             frames = reader.frames(reader.end)
 
     def _open(self) -> SegmentReader | None:
         reader = begin(self._store, self._place)
-        if isinstance(reader, Verdict) and reader.is_damage and not self._piece.next_path:
+        if isinstance(reader, Verdict) and reader.is_damage and not self._scan.next_path:
             # Its header may have been written in between.
             reader = begin(self._store, self._place)
         if isinstance(reader, SegmentReader):
@@ -177,36 +177,34 @@ class _SegmentPass:
         return None  # the newest: its writer is at its first commit, or died in it
 
     def _start(self, reader: SegmentReader) -> int | None:
-        piece = self._piece
-        if piece.start:
-            return piece.start
-        if piece.since is None or piece.since[:2] != (piece.epoch, piece.number):
+        scan = self._scan
+        if scan.start:
+            return scan.start
+        if scan.since is None or scan.since[:2] != (scan.epoch, scan.number):
             return None
-        for frame in reader.whole_frames(piece.since.frame, piece.since.frame + 1):
+        for frame in reader.whole_frames(scan.since.frame, scan.since.frame + 1):
             return frame.end
-        what = f"there is no frame at {piece.since}, after which reading should continue"
-        raise CutBack(piece.path, piece.since.frame, what)
+        what = f"there is no frame at {scan.since}, after which reading should continue"
+        raise CutBack(scan.path, scan.since.frame, what)
 
     def _borders(self) -> list[int]:
         """Frame offsets after which another rule applies, greatest first."""
-        here = (self._piece.epoch, self._piece.number)
-        places = [*self._piece.covered.values(), *(cut for _, cut in self._piece.cuts)]
+        here = (self._scan.epoch, self._scan.number)
+        places = [*self._scan.covered.values(), *(cut for _, cut in self._scan.cuts)]
         return sorted({place.frame for place in places if place[:2] == here}, reverse=True)
 
     def _position(self, frame: Frame) -> Position:
-        return Position(
-            self._piece.epoch, self._piece.number, frame.offset, max(frame.count - 1, 0)
-        )
+        return Position(self._scan.epoch, self._scan.number, frame.offset, max(frame.count - 1, 0))
 
     def _metadata(self, frame: Frame) -> tuple[Metadata, ...]:
         try:
             items: list[Any] = list(entry.rows(frame.payload))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             what = f"the checksum of this frame is right, but its content is no msgpack ({error})"
-            raise CorruptLog(self._piece.path, frame.offset, what) from error
+            raise CorruptLog(self._scan.path, frame.offset, what) from error
         if not all(map(_is_metadata, items)):
             raise CorruptLog(
-                self._piece.path,
+                self._scan.path,
                 frame.offset,
                 "the checksum of this frame is right, but its content is not metadata",
             )
@@ -226,16 +224,16 @@ class _SegmentPass:
     def _mended(self, frame: Frame) -> list[Row]:
         """The entries of a frame in which some may be invalid. They were acknowledged, so all
         readable ones count."""
-        piece = self._piece
+        scan = self._scan
         rows, named = entries_of(
-            piece.path, Position(piece.epoch, piece.number, frame.offset, 0), frame
+            scan.path, Position(scan.epoch, scan.number, frame.offset, 0), frame
         )
         if named:
             more = f", and {len(named) - NAMED_MAX} more" if len(named) > NAMED_MAX else ""
             what = "; ".join(f"{position}: {wrong}" for position, wrong in named[:NAMED_MAX])
             _log.warning(
                 "%s has entries with impossible numbers: %s%s. %s",
-                piece.path,
+                scan.path,
                 what,
                 more,
                 NUMBERS_ADVICE,
@@ -246,14 +244,14 @@ class _SegmentPass:
         frames = self._frames
         if not frames:
             return
-        piece = self._piece
+        scan = self._scan
         rows: list[Row] = []
         if self._maps is None or self._maps:  # otherwise only positions are wanted
             rows = self._entries(frames)
         first, last = self._position(frames[0])._replace(index=0), self._position(frames[-1])
         places: list[Position] | None = None
         if self._positions and rows:
-            epoch, number = piece.epoch, piece.number
+            epoch, number = scan.epoch, scan.number
             places = [
                 Position(epoch, number, frame.offset, index)
                 for frame in frames
@@ -263,13 +261,13 @@ class _SegmentPass:
             rows,
             places,
             self._maps,
-            {name for name, mark in piece.covered.items() if last <= mark},
-            void_below(piece.cuts, last),
+            {name for name, mark in scan.covered.items() if last <= mark},
+            void_below(scan.cuts, last),
         )
-        rows, places = without_overtaken(rows, places, piece.overtaken)
+        rows, places = without_overtaken(rows, places, scan.overtaken)
         clears = format.CLEARS in {frame.kind for frame in frames}
         changes = EntryBatch(
-            piece.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears
+            scan.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears
         )
         self._frames = []
         self._bytes = self._records = 0
@@ -278,17 +276,15 @@ class _SegmentPass:
     def _appended(self, reader: SegmentReader) -> int:
         """Offset of a frame that was appended after the earlier ones were read; 0 without one."""
         end = reader.end
-        if not self._store.read(self._piece.path, end, FRAME_HEADER_BYTES).strip(b"\0"):
+        if not self._store.read(self._scan.path, end, FRAME_HEADER_BYTES).strip(b"\0"):
             return 0
         return end if next(reader.whole_frames(end, end + 1), None) is not None else 0
 
     def _check_tail(self, reader: SegmentReader) -> LogError | None:
-        piece = self._piece
-        if not piece.next_path:
+        scan = self._scan
+        if not scan.next_path:
             probe = (
-                self._store.read(piece.path, reader.end, FRAME_HEADER_BYTES)
-                if piece.start
-                else b"?"
+                self._store.read(scan.path, reader.end, FRAME_HEADER_BYTES) if scan.start else b"?"
             )
             if not probe.strip(b"\0"):
                 return None  # nothing was appended since the last reading ended here
@@ -296,14 +292,14 @@ class _SegmentPass:
         found = at_end(
             reader,
             self._place,
-            lambda: 0 if objects else said_by(self._store, piece.directory, [piece.next_path]),
+            lambda: 0 if objects else said_by(self._store, scan.directory, [scan.next_path]),
         )
         if found.is_tail and found.frames_after:
             _log.warning(
                 "%s at byte %d: a torn commit with %d whole frames after it, none of which "
                 "was synced; they are not "
                 "read, and the next open of node %s cuts them off and puts them aside",
-                piece.path, found.end, found.frames_after, piece.node,
+                scan.path, found.end, found.frames_after, scan.node,
             )  # fmt: skip
         return found.error() if found.is_damage else None
 

@@ -16,8 +16,8 @@ from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Noted
-from imap_wal.read.pieces import cluster_pieces, node_pieces
-from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.read.scan import CutBack, read_scan
+from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
@@ -321,14 +321,14 @@ class MaterializedView:
         self._missing = state.missing
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
-        pieces: list[tuple[FileScan, bool]] = []
+        scans: list[tuple[FileScan, bool]] = []
         if again:
             self.version += 1
             for name in again:
                 self._index.remove(name)
                 self._generations.pop(name, None)
             until = {node: cursor.position for node, cursor in self._cursors.items()}
-            pieces += [(piece, False) for piece in cluster_pieces(state, maps=again, until=until)]
+            scans += [(scan, False) for scan in cluster_scans(state, maps=again, until=until)]
         logs = {node: log for node, log in state.nodes.items() if nodes is None or node in nodes}
         for node, log in logs.items():
             cursor = self._cursors.get(node)
@@ -336,12 +336,12 @@ class MaterializedView:
                 cursor = self._cursors[node] = _Cursor(log.manifest.directory)
             for item in log.manifest.metadata:
                 self._metadata.setdefault(from_manifest(item))
-            for piece in node_pieces(
+            for scan in node_scans(
                 state, node, since=cursor.position if cursor.position > START else None
             ):
-                start = cursor.next_offset if piece.path == cursor.path else 0
-                pieces.append((replace(piece, start=start) if start else piece, True))
-        self._read(pieces, again)
+                start = cursor.next_offset if scan.path == cursor.path else 0
+                scans.append((replace(scan, start=start) if start else scan, True))
+        self._read(scans, again)
         for node, log in logs.items():
             # Only after all of a node's archives: there is one for each map, and their positions
             # overlap.
@@ -352,12 +352,12 @@ class MaterializedView:
             name: snapshot.generation for name, snapshot in state.manifest.snapshots.items()
         }
 
-    def _read(self, pieces: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
-        total = sum(piece.bytes for piece, _ in pieces)
+    def _read(self, scans: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
+        total = sum(scan.bytes for scan, _ in scans)
         done = 0
-        for count, (piece, forward) in enumerate(pieces):
-            of_piece = 0
-            for changes in read_piece(self._log.store, piece, None if forward else again):
+        for count, (scan, forward) in enumerate(scans):
+            of_scan = 0
+            for changes in read_scan(self._log.store, scan, None if forward else again):
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:
@@ -367,27 +367,27 @@ class MaterializedView:
                     self._records += len(changes.rows)
                 for item in changes.metadata:
                     self._metadata.setdefault(item)
-                if forward and piece.kind == SEGMENT:
-                    cursor = self._cursors[piece.node]
-                    self._cursors[piece.node] = _Cursor(
-                        cursor.directory, changes.last, piece.path, changes.next_offset
+                if forward and scan.kind == SEGMENT:
+                    cursor = self._cursors[scan.node]
+                    self._cursors[scan.node] = _Cursor(
+                        cursor.directory, changes.last, scan.path, changes.next_offset
                     )
                     self._bytes += changes.bytes
                 if self._progress is not None:
-                    of_piece = min(of_piece + changes.bytes, piece.bytes)
+                    of_scan = min(of_scan + changes.bytes, scan.bytes)
                     self._progress(
-                        MergeProgress(count, len(pieces), done + of_piece, total, self._records)
+                        MergeProgress(count, len(scans), done + of_scan, total, self._records)
                     )
-            if forward and piece.kind == SEGMENT and self._cursors[piece.node].path != piece.path:
+            if forward and scan.kind == SEGMENT and self._cursors[scan.node].path != scan.path:
                 # It has no frame yet: look there next time.
-                self._cursors[piece.node] = replace(
-                    self._cursors[piece.node], path=piece.path, next_offset=0
+                self._cursors[scan.node] = replace(
+                    self._cursors[scan.node], path=scan.path, next_offset=0
                 )
-            if piece.kind != SEGMENT:
-                self._bytes += piece.bytes
-            done += piece.bytes
+            if scan.kind != SEGMENT:
+                self._bytes += scan.bytes
+            done += scan.bytes
             if self._progress is not None:
-                self._progress(MergeProgress(count + 1, len(pieces), done, total, self._records))
+                self._progress(MergeProgress(count + 1, len(scans), done, total, self._records))
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
         """Start again if a new lifetime voids merged entries: their bytes were written after the

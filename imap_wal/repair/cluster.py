@@ -96,7 +96,7 @@ class ClusterRepair:
             if what:
                 raise NotRepairable(f"{node.folder}: {what}; {way_out}, then repair")
         key_checks.demand_same(
-            keys_of(self.store).ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
+            keys_of(self.store).key_ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
         )
         view = self.view = with_made_manifests(
             self.store, self.view, self.wants_node, self.randomness.name()
@@ -303,7 +303,7 @@ class ClusterRepair:
             generation=max(
                 manifest.generation + lost, self._seen.generation, self._snapshots.generation
             ),
-            keys=key_checks.with_active(keys_of(self.store).ring, manifest.keys),
+            keys=key_checks.with_active(keys_of(self.store).key_ring, manifest.keys),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
         name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder

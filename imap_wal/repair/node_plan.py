@@ -13,7 +13,7 @@ from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
 from imap_wal.security.encryption import keys_of, sealed
 from imap_wal.segment.listing import WalFolder, sorted_out
-from imap_wal.segment.salvage import Place, Scan
+from imap_wal.segment.salvage import Scan, WholeFrame
 from storage_backends import SegmentStore
 
 
@@ -28,7 +28,7 @@ class Write:
     source: str = ""
     until: int | None = 0
     """The original is copied from the end of `head` up to this offset; None: up to its end."""
-    places: tuple[Place, ...] = ()
+    places: tuple[WholeFrame, ...] = ()
     drops: frozenset[Position] = frozenset()
     """Entries that are not written."""
     scan: Scan | None = None
@@ -106,4 +106,4 @@ class NodePlan:
             created_ms,
             manifest.directory,
         )
-        return sealed(keys_of(self.store).ring, header, self.randomness)[0].encode()
+        return sealed(keys_of(self.store).key_ring, header, self.randomness)[0].encode()

@@ -33,7 +33,7 @@ from imap_wal.repair.segment import (
 )
 from imap_wal.security.encryption import SEAL_BYTES, resealed
 from imap_wal.segment.listing import WalFolder
-from imap_wal.segment.salvage import Place, Scan, scan_segment
+from imap_wal.segment.salvage import Scan, WholeFrame, scan_segment
 
 MISSING_MAX = 10_000
 """If more segments are missing, it is no damage: a foreign file has a name like a segment's."""
@@ -266,7 +266,7 @@ class SegmentPlanner:
         self,
         segment: Segment,
         scan: Scan,
-        frames: list[Place],
+        frames: list[WholeFrame],
         before: int | None,
         drops: frozenset[Position] = frozenset(),
     ) -> None:
@@ -329,7 +329,7 @@ class SegmentPlanner:
             Item(segment.path, "segment", segment.status, EMPTIED, given_up=lost, what=what)
         )
 
-    def _alone(self, segment: Segment, frame: Place, piece: bytes) -> bytes:
+    def _alone(self, segment: Segment, frame: WholeFrame, piece: bytes) -> bytes:
         """One entry of an encrypted segment, as a segment of its own."""
         head = self._plan.header(segment)
         chunks, _ = frame_of(self._plan, head, segment.path, len(head), frame.kind, 1, [piece])

@@ -16,7 +16,7 @@ from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
 from imap_wal.segment.listing import SegmentFile
-from imap_wal.segment.salvage import Place, Scan, last_lost, scan_segment
+from imap_wal.segment.salvage import Scan, WholeFrame, last_lost, scan_segment
 from imap_wal.segment.verdict import goes_on
 from storage_backends import SegmentStore
 
@@ -65,7 +65,7 @@ class Segment:
             or scan.seed is None
         )
 
-    def count(self, frames: Iterable[Place]) -> None:
+    def count(self, frames: Iterable[WholeFrame]) -> None:
         """Add whole frames, in order."""
         for place in frames:
             self.frames += 1
@@ -89,7 +89,7 @@ class Segment:
             sum(gap.end - gap.start for gap in gaps),
         )
 
-    def everything(self, kept: list[Place] | None = None) -> Extent | None:
+    def everything(self, kept: list[WholeFrame] | None = None) -> Extent | None:
         """What the copy will not have of a segment: its gaps, as far as known, and the whole frames
         that are not kept."""
         kept = kept or []
@@ -127,12 +127,12 @@ def look_at(
 ) -> Segment:
     """Read all of a segment. `home`: its proper place. `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
-    places: list[Place] = []
+    places: list[WholeFrame] = []
 
     def visit(frame: Frame) -> None:
         entries = frame.count if frame.kind in format.OF_ENTRIES else 0
         places.append(
-            Place(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
+            WholeFrame(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
         )
 
     place = verdict.Place(
@@ -200,7 +200,7 @@ def text(position: Position | None) -> str | None:
 # ---- single entries ------------------------------------------------------------------------------
 
 
-def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
+def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
     """The bytes of each entry of a frame. `NotRepairable` if their number is not that of the
     header."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
@@ -222,7 +222,7 @@ def pieces_of(payload: bytes, frame: Place, path: str) -> list[bytes]:
 
 
 def dropped(
-    scan: Scan, data: bytes, frame: Place, drops: Collection[Position], path: str
+    scan: Scan, data: bytes, frame: WholeFrame, drops: Collection[Position], path: str
 ) -> dict[int, bytes]:
     """Index → bytes of those entries of a frame of the segment `data` that are in `drops`."""
     indexes = {each.index for each in drops if each.frame == frame.offset}

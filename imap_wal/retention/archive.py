@@ -150,7 +150,7 @@ class _Run:
         if not segments:
             return Archived()
         following = [*(each.path for each in segments[1:]), ""]
-        pieces = [
+        scans = [
             FileScan(
                 SEGMENT,
                 self._node,
@@ -172,7 +172,7 @@ class _Run:
                 job = ArchiveJob(
                     self._folder,
                     self._node,
-                    tuple(pieces),
+                    tuple(scans),
                     Path(folder),
                     self._manifest.epoch,
                     known,

@@ -22,7 +22,7 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
 from imap_wal.read.file_scan import EntryBatch, FileScan
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
 from imap_wal.retention.sealed_segments import Summary
 from imap_wal.security.encryption import keys_of
 from imap_wal.security.encryption_keys import Keys
@@ -46,7 +46,7 @@ class ArchiveJob:
 
     node_folder: str
     node: str
-    pieces: tuple[FileScan, ...]
+    scans: tuple[FileScan, ...]
     folder: Path
     epoch: int
     archives: tuple[Archive, ...]
@@ -71,7 +71,7 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     clusters = cluster_manifests(
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )
-    key_checks.enter(keys_of(store).ring, clusters)
+    key_checks.enter(keys_of(store).key_ring, clusters)
     work = _Pass(store, job)
     work.run()
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
@@ -138,15 +138,15 @@ class _Pass:
     """One run of `write_archives`. It collects the summary while it writes the Parquet files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
-        self._store, self._node_folder, self._node, self._pieces, self._folder = (
+        self._store, self._node_folder, self._node, self._scans, self._folder = (
             store,
             job.node_folder,
             job.node,
-            job.pieces,
+            job.scans,
             job.folder,
         )
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
-        self._log = next((piece.directory for piece in job.pieces), "")
+        self._log = next((scan.directory for scan in job.scans), "")
         self.absorbed: list[Archive] = []
         """Small archives whose entries are in `archives` too."""
         self.archives: list[Archive] = []
@@ -155,8 +155,8 @@ class _Pass:
     def run(self) -> None:
         with closing(_Scratch(self._folder)) as scratch:
             files: dict[str, _MapFile] = {}
-            for piece in self._pieces:
-                for changes in read_piece(self._store, piece, positions=True):
+            for scan in self._scans:
+                for changes in read_scan(self._store, scan, positions=True):
                     self.summary.add(changes)
                     self._split(changes, files, scratch)
                     if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:

@@ -45,12 +45,12 @@ class LogWriter:
     def start(
         self,
         archive: Callable[[], object] | None = None,
-        remove_expired: Callable[[], object] | None = None,
+        remove_covered: Callable[[], object] | None = None,
     ) -> None:
         """Start the background maintenance. It calls the arguments instead of the methods of the
         same name; they must call these methods."""
         self.maintenance.start(
-            self.committer, archive or self.archive, remove_expired or self.remove_expired
+            self.committer, archive or self.archive, remove_covered or self.remove_covered
         )
 
     def archive(self) -> Archived:
@@ -79,10 +79,10 @@ class LogWriter:
         self.maintenance.count_from(written)
         return done
 
-    def remove_expired(self) -> Removal:
+    def remove_covered(self) -> Removal:
         """Remove covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say. Raises
         `StorageUnavailable`; the remaining files are removed the next time."""
-        from imap_wal.retention.policy import remove_expired  # as above
+        from imap_wal.retention.policy import remove_covered  # as above
 
         log, logs = self.log, self._logs
         with (
@@ -96,7 +96,7 @@ class LogWriter:
                 logs.clock,
                 logs.randomness,
             )
-            return remove_expired(logs, log.identity.node, log.settings, log.unsealed)
+            return remove_covered(logs, log.identity.node, log.settings, log.unsealed)
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments without an entry above `upto`. Returns the

@@ -1,5 +1,4 @@
 """How long covered files are kept: `wal_ttl_seconds` and `wal_size_limit_mb`, with RocksDB's rules.
-"Expired" is a file here, not an entry with a time to live.
 
     both 0      only `imap-wal prune` removes files
     ttl only    covered files that are older are removed
@@ -26,7 +25,9 @@ from storage_backends import StoredFile
 MB = 1024 * 1024
 
 
-def expired(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb: int) -> set[str]:
+def paths_to_remove(
+    files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb: int
+) -> set[str]:
     """Paths of the covered files to remove."""
     gone: set[str] = set()
     kept = 0
@@ -38,7 +39,7 @@ def expired(files: Iterable[StoredFile], now_ms: int, ttl_s: int, size_limit_mb:
     return gone
 
 
-def only_expired(
+def part_to_remove(
     log: ClusterLog, node: NodeState, removal: Removal, ttl_s: int, size_limit_mb: int
 ) -> Removal:
     """The part of `removal` that is to be removed by age and size."""
@@ -51,7 +52,7 @@ def only_expired(
         *(archive.path for archive in removal.archives),
         *(segment.path for segment in removal.segments),
     ]
-    gone = expired(
+    gone = paths_to_remove(
         (files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb
     )
     # A segment is kept if an earlier one is kept.
@@ -66,7 +67,7 @@ def only_expired(
     )
 
 
-def remove_expired(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
+def remove_covered(log: ClusterLog, node_name: str, settings: Settings, writing: int) -> Removal:
     """For the writer of a node's log: remove covered files by age and size, and snapshot files that
     no reader needs any more. `writing`: number of the first segment that is not sealed. Raises
     `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is removed
@@ -76,12 +77,12 @@ def remove_expired(log: ClusterLog, node_name: str, settings: Settings, writing:
     state = log.state()
     if not state.manifest.snapshots:
         return Removal()
-    removal = _remove_covered(log, state, node_name, settings, writing)
+    removal = _remove_files(log, state, node_name, settings, writing)
     remove_former(log)
     return removal
 
 
-def _remove_covered(
+def _remove_files(
     log: ClusterLog, state: ClusterState, node_name: str, settings: Settings, writing: int
 ) -> Removal:
     node = state.nodes.get(node_name)
@@ -90,7 +91,7 @@ def _remove_covered(
         return Removal()
     writing = _first_that_stays(log, node, covered, settings, writing)
     plan = plan_covered(log.store, node, covered, writing)
-    removal = only_expired(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    removal = part_to_remove(log, node, plan, settings.wal_ttl_seconds, settings.wal_size_limit_mb)
     demand_whole(log, state.manifest, removal.maps)
     remove(
         log.store,
@@ -129,7 +130,9 @@ def _first_that_stays(
         for file in log.store.list(f"{node.folder}/{part}")
         if file.path in archives or file.path in sealed
     ]
-    gone = expired(files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb)
+    gone = paths_to_remove(
+        files, log.clock.now_ms(), settings.wal_ttl_seconds, settings.wal_size_limit_mb
+    )
     if settings.wal_size_limit_mb and gone:
         return writing  # the sizes of all covered segments matter
     return min((number for path, number in sealed.items() if path not in gone), default=writing)

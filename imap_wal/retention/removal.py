@@ -80,7 +80,7 @@ def plan_removal(
         ):
             break
         following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
-        piece = FileScan(
+        scan = FileScan(
             SEGMENT,
             node.name,
             segment.path,
@@ -92,12 +92,12 @@ def plan_removal(
             bytes=segment.bytes,
         )
         try:
-            summary = summarize(store, piece)
+            summary = summarize(store, scan)
         except NotFound:
             break  # its writer has just archived it
         if not all(is_removable(name, last) for name, last in summary.maps.items()):
             break
-        segments.append(piece)
+        segments.append(scan)
         summaries.append(summary)
     gone = tuple(
         archive

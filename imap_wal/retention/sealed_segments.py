@@ -11,7 +11,7 @@ from imap_wal.entry import MAP, ORDER
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.file_scan import EntryBatch, FileScan, Metadata
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
 from imap_wal.segment.listing import sorted_out
 from storage_backends import SegmentStore
 
@@ -44,10 +44,10 @@ class Summary:
                 requests[session] = request
 
 
-def summarize(store: SegmentStore, piece: FileScan) -> Summary:
+def summarize(store: SegmentStore, scan: FileScan) -> Summary:
     """Read one segment for its summary."""
     summary = Summary()
-    for changes in read_piece(store, piece, positions=True):
+    for changes in read_scan(store, scan, positions=True):
         summary.add(changes)
     return summary
 

@@ -30,8 +30,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict
-from imap_wal.read.pieces import cluster_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption_keys import Keys
 from imap_wal.settings import RecoveryPolicy, Settings
@@ -155,14 +155,14 @@ def found(
     }
     places: dict[tuple[str, str, bytes], str] = {}
     maps = {each.map for each in conflicts}
-    for piece in cluster_pieces(log.state(), maps=maps):
+    for scan in cluster_scans(log.state(), maps=maps):
         with suppress(NotFound):  # archived meanwhile: the text has no position
-            for changes in read_piece(log.store, piece, maps, positions=True):
+            for changes in read_scan(log.store, scan, maps, positions=True):
                 check()
                 for index, row in enumerate(changes.rows):
                     key = (changes.node, row[MAP], row[KEY])
                     if wanted.get(key) == row[ORDER]:
-                        places[key] = piece.path + (
+                        places[key] = scan.path + (
                             f" at {changes.positions[index]}" if changes.positions else ""
                         )
     said = [conflict.text(places) for conflict in conflicts]

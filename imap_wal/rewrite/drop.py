@@ -16,7 +16,7 @@ from imap_wal.manifest.cluster import (
     Snapshot,
 )
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pieces import cluster_pieces
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
 from imap_wal.rewrite.publish import with_table
@@ -90,8 +90,8 @@ def _versions_of(
     if state.missing or not is_of_members(state.manifest):
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}
-    for piece in cluster_pieces(state, until=ends, maps=(name,)):
+    for scan in cluster_scans(state, until=ends, maps=(name,)):
         with suppress(LogError):
-            for changes in log.read_on(piece, (name,)):
+            for changes in log.read_on(scan, (name,)):
                 raise_versions(pairs, changes.rows)
     return known_versions(before).raised(pairs.items())

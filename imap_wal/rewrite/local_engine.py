@@ -22,8 +22,8 @@ from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict, Noted
 from imap_wal.read.newest.table import in_pages
-from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import (
     DROP,
@@ -78,12 +78,12 @@ class LocalEngine:
 
     def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
         tally, counting = Tally(job), job.decisions.counting
-        pieces = cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False)
-        total, done, records = sum(piece.bytes for piece in pieces), 0, 0
-        for count, piece in enumerate(pieces):
-            for changes in log.read_on(piece, job.maps):
+        scans = cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False)
+        total, done, records = sum(scan.bytes for scan in scans), 0, 0
+        for count, scan in enumerate(scans):
+            for changes in log.read_on(scan, job.maps):
                 if changes.rows:
-                    tally.add(changes, count_bytes=piece.kind == SEGMENT)
+                    tally.add(changes, count_bytes=scan.kind == SEGMENT)
                     index.add(
                         changes.node,
                         counting(changes.node, changes.rows),
@@ -91,9 +91,9 @@ class LocalEngine:
                         clears=changes.clears,
                     )
                     records += len(changes.rows)
-            done += piece.bytes
+            done += scan.bytes
             if self._progress is not None:
-                self._progress(MergeProgress(count + 1, len(pieces), done, total, records))
+                self._progress(MergeProgress(count + 1, len(scans), done, total, records))
         merged: list[Merged] = []
         noted = Noted()
         touched = set(tally.maps)
@@ -107,10 +107,10 @@ class LocalEngine:
             if not index.clears(name):
                 kept[name] = kept_parts(job, parts_of(snapshot), _keys(index, name), log.store)
             paths = {each.part.path for each in kept.get(name, ())}
-            for piece in snapshot_pieces(name, snapshot):
-                if piece.path in paths:
+            for scan in snapshot_scans(name, snapshot):
+                if scan.path in paths:
                     continue
-                for changes in read_piece(log.store, piece):
+                for changes in read_scan(log.store, scan):
                     tally.add(changes, count_bytes=False, settled=True)
                     index.add(
                         changes.node,

@@ -1,6 +1,6 @@
 """Plans a rewrite for any engine: up to which positions the logs are read, which entries are kept,
 and what the result covers. The engines (`local`, `spark`) only merge. They get the list of files
-from `imap_wal.read.pieces.cluster_pieces`.
+from `imap_wal.read.scan_list.cluster_scans`.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
     engine    everything up to `until`, newest first: per map the delete set and the data set

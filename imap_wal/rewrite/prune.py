@@ -20,7 +20,7 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.state import NodeState
-from imap_wal.retention.policy import only_expired
+from imap_wal.retention.policy import part_to_remove
 from imap_wal.retention.removal import plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
 from imap_wal.rewrite.report import PruneReport
@@ -59,7 +59,7 @@ def prune(
         newest = node.segments[-1].number if node.segments else 0
         removal = plan_covered(log.store, node, covered, writing=unsealed.get(node.name, newest))
         if ttl_s or size_limit_mb:
-            removal = only_expired(log, node, removal, ttl_s, size_limit_mb)
+            removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
         sizes = {archive.path: archive.bytes for archive in removal.archives} | {
@@ -75,7 +75,7 @@ def prune(
                 state.seen,
             )
         archives += [archive.path for archive in removal.archives if archive.path in gone]
-        segments += [piece.path for piece in removal.segments if piece.path in gone]
+        segments += [scan.path for scan in removal.segments if scan.path in gone]
         total += sum(sizes[path] for path in gone)
     if not dry_run:
         _drop_lifetimes(log)

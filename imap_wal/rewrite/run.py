@@ -44,7 +44,7 @@ def rewrite(
         else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     )
     if not dry_run:
-        key_checks.enter(keys_of(log.store).ring, log.manifests)
+        key_checks.enter(keys_of(log.store).key_ring, log.manifests)
 
     def plan() -> RewritePlan:
         return prepare(

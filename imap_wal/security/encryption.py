@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 import storage_backends
+from imap_wal.checks import location
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.errors import EncryptionError, Forged, InvalidSetting
 from imap_wal.format import (
@@ -45,9 +46,8 @@ from imap_wal.format import (
     with_crc,
 )
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
-from imap_wal.settings import location
 from storage_backends import Appender, Lock, SegmentStore
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 from storage_backends.location import Location, located
 
 if TYPE_CHECKING:
@@ -161,14 +161,16 @@ class SegmentCipher:
 
 
 def sealed(
-    ring: KeyRing, header: SegmentHeader, randomness: Randomness
+    key_ring: KeyRing, header: SegmentHeader, randomness: Randomness
 ) -> tuple[SegmentHeader, SegmentCipher | None]:
     """The header of a new segment, and the cipher for its frames; None: they are not encrypted.
-    `ring`: the keys, already checked against the cluster's (`imap_wal.manifest.key_checks`)."""
-    if ring.active == PLAIN:
+    `key_ring`: the keys, already checked against the cluster's (`imap_wal.manifest.key_checks`)."""
+    if key_ring.active == PLAIN:
         return header, None
-    header = header._replace(key_id=ring.active, key_check=_UNCHECKED)
-    frame_key, header_key = _segment_keys(ring.keys[ring.active], header.segment_id, header.home)
+    header = header._replace(key_id=key_ring.active, key_check=_UNCHECKED)
+    frame_key, header_key = _segment_keys(
+        key_ring.keys[key_ring.active], header.segment_id, header.home
+    )
     return header._replace(key_check=_check(header_key, header.encode())), SegmentCipher(
         frame_key, randomness
     )
@@ -209,7 +211,7 @@ def cipher_that_opens(
 ) -> SegmentCipher | None:
     """The cipher that decrypts a frame of a segment at `home` whose header is damaged, found by
     trying all keys; None: no key fits."""
-    for key in keys_of(store).ring.keys.values():
+    for key in keys_of(store).key_ring.keys.values():
         cipher = SegmentCipher(_segment_keys(key, segment_id, home)[0], SystemRandomness())
         try:
             cipher.open(frame, file)
@@ -251,14 +253,14 @@ def check_value(key: bytes) -> str:
 
 
 def archive_key(key: bytes) -> bytes:
-    """The key that encrypts Parquet files, derived from a key of the ring."""
+    """The key that encrypts Parquet files, derived from a key of the key ring."""
     return _derived(key, b"", b"imap-wal archives", 32)
 
 
 def archive_keys(keys: Keys) -> Mapping[str, bytes]:
     """Id → archive key, the active one first."""
-    ring = keys.ring
-    return {name: archive_key(key) for name, key in ring.keys.items()}
+    key_ring = keys.key_ring
+    return {name: archive_key(key) for name, key in key_ring.keys.items()}
 
 
 def _derived(key: bytes, salt: bytes, purpose: bytes, length: int) -> bytes:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from imap_wal.checks import check_source
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.security.secret_files import read_secret_file
-from imap_wal.settings import check_source
 from imap_wal.watched import Watched
 
 PLAIN = "plain"
@@ -88,8 +88,8 @@ class Keys:
     """A key ring and its source. A file is read again after it changed, and any source if an id is
     unknown: a key can be added while the log is open. Thread-safe."""
 
-    def __init__(self, source: str = "", ring: KeyRing | None = None) -> None:
-        """Reads the source, unless `ring` is given. Raises `InvalidSetting`."""
+    def __init__(self, source: str = "", key_ring: KeyRing | None = None) -> None:
+        """Reads the source, unless `key_ring` is given. Raises `InvalidSetting`."""
         check_source(source)
         self.source = source
         self._source = Watched(
@@ -98,12 +98,12 @@ class Keys:
             lambda error: _log.warning(
                 "the keys cannot be read again; the previous ones stay in use: %s", error
             ),
-            ring,
+            key_ring,
         )
 
     @property
-    def ring(self) -> KeyRing:
-        """The current ring. If its file can no longer be read, the previous ring; that is logged
+    def key_ring(self) -> KeyRing:
+        """The current key ring. If its file can no longer be read, the previous one; that is logged
         as a warning."""
         return self._source.look()
 
@@ -124,7 +124,7 @@ class Keys:
 
     def demand_plain(self, file: str) -> None:
         """Raises `EncryptionError` unless unencrypted files are allowed."""
-        if not self.ring.allows_plain:
+        if not self.key_ring.allows_plain:
             what = (
                 "it is not encrypted, and the keys demand that it is: it was written before "
                 "encryption was turned on, or without the key"
@@ -139,8 +139,10 @@ class Keys:
     @property
     def known_ids(self) -> str:
         """The known key ids, as text for errors."""
-        ring = self._source.last
-        return f"and the keys given are {ring.names}" if ring.keys else "and no keys are given"
+        key_ring = self._source.last
+        return (
+            f"and the keys given are {key_ring.names}" if key_ring.keys else "and no keys are given"
+        )
 
     @property
     def advice(self) -> str:

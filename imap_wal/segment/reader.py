@@ -68,7 +68,7 @@ class SegmentReader:
         without an error at the first place that is no frame; `tail` then says why. Never skips a
         frame: `UnsupportedVersion` for one of an unknown type, `Forged` for a forged one,
         `EncryptionError` if the keys do not fit."""
-        if not self.header.key_id and keys_of(self._store).ring.allows_plain:
+        if not self.header.key_id and keys_of(self._store).key_ring.allows_plain:
             return self.whole_frames(start, stop)
         return self._opened(start, stop)
 

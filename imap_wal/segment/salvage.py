@@ -36,7 +36,7 @@ _ENTRY_BYTES_MIN = 11
 _TRIED_FRAMES = 8
 
 
-class Place(NamedTuple):
+class WholeFrame(NamedTuple):
     """A whole frame, without its content."""
 
     offset: int
@@ -68,13 +68,13 @@ class Scan(NamedTuple):
     raw: bytes
     seed: int | None
     first: int
-    frames: list[Place]
+    frames: list[WholeFrame]
     gaps: list[Gap]
     size: int
     cipher: SegmentCipher | None = None
     """Decrypts the frames; None: they are not encrypted."""
 
-    def payload(self, data: bytes, place: Place) -> bytes:
+    def payload(self, data: bytes, place: WholeFrame) -> bytes:
         """The msgpack stream of a frame of the segment `data`."""
         start = place.offset + FRAME_HEADER_BYTES + SYNCED_BYTES
         if self.cipher is None:
@@ -124,7 +124,7 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
         cipher = _find_cipher(store, path, home, data, seed, first)
     elif header is not None:
         keys_of(store).demand_plain(path)
-    frames: list[Place] = []
+    frames: list[WholeFrame] = []
     gaps: list[Gap] = []
     written = len(data.rstrip(b"\0"))
     offset = first
@@ -141,7 +141,7 @@ def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
                 )
             entries = frame.count if frame.kind in format.OF_ENTRIES else 0
             frames.append(
-                Place(offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
+                WholeFrame(offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
             )
             offset = frame.end
             continue

@@ -178,7 +178,7 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
             f"{header.namespace}/"
             f"{header.cluster}, log directory {header.directory}"
         )
-        if layout.home(header) != layout.original_path(place.path):
+        if layout.original_wal_path(header) != layout.original_path(place.path):
             what += ", under another name: it was copied here or renamed"
         else:
             what += f", and this log has the directory {place.directory}: it was copied here"
@@ -239,7 +239,7 @@ def goes_on(known: int | None, said: int) -> bool:
 def _at_home(reader: SegmentReader, directory: str) -> bool:
     """Whether a segment is of the log with this directory ("": not known), and has its own name."""
     header = reader.header
-    return layout.home(header) == layout.original_path(reader.path) and directory in (
+    return layout.original_wal_path(header) == layout.original_path(reader.path) and directory in (
         "",
         header.directory,
     )

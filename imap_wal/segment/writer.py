@@ -29,7 +29,7 @@ class SegmentWriter:
         """`keys`: the keys that write; default: the store's."""
         self.path = path
         self.header, self._cipher = sealed(
-            keys or keys_of(store).ring, header, randomness or SystemRandomness()
+            keys or keys_of(store).key_ring, header, randomness or SystemRandomness()
         )
         self._seed = header.checksum_seed
         self._appender = store.open_append(path, preallocate_bytes)

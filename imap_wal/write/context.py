@@ -21,8 +21,8 @@ class LogContext:
     settings: Settings
     clock: Clock
     randomness: Randomness
-    ring: KeyRing = field(init=False)
+    key_ring: KeyRing = field(init=False)
     """The keys of the store when this was made."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ring", keys_of(self.store).ring)
+        object.__setattr__(self, "key_ring", keys_of(self.store).key_ring)

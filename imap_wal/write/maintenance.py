@@ -20,7 +20,7 @@ from imap_wal.worker import Turn, Worker
 from imap_wal.write.committer import Committer
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore, StorageError
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 
 ASYNC_TICK_S = 0.005
 ARCHIVE_TICK_S = LEASE_TICK_S = 1.0
@@ -243,4 +243,4 @@ def _header_bytes(log: NodeLog) -> int:
         log.clock.now_ms(),
         log.directory,
     )
-    return len(sealed(keys_of(log.store).ring, header, log.randomness)[0].encode())
+    return len(sealed(keys_of(log.store).key_ring, header, log.randomness)[0].encode())

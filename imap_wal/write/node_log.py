@@ -107,7 +107,7 @@ class NodeLog:
         self._mutex = threading.Lock()
         self.bytes_written = 0
         self._closed = False
-        self._keys = context.ring
+        self._keys = context.key_ring
 
     def __str__(self) -> str:
         who = self.identity
@@ -163,7 +163,7 @@ class NodeLog:
                 return Fenced(
                     what, advice="close this one; an open under this node name begins a new log"
                 )
-            who = lock_holder(self.store, f"{self._folder}/writer.lock")
+            who = lock_holder(self.store, layout.lock_path(self._folder))
             by_other_node = who.startswith(OTHER_NODE)
             if not who:
                 folders = {
@@ -171,7 +171,7 @@ class NodeLog:
                     for node in sorted(self.clusters.read()[1].nodes)
                 }
                 holders = {
-                    node: lock_holder(self.store, f"{folder}/writer.lock")
+                    node: lock_holder(self.store, layout.lock_path(folder))
                     for node, folder in folders.items()
                 }
                 who = ", ".join(
@@ -284,7 +284,7 @@ class NodeLog:
     def _keys_to_write(self) -> KeyRing:
         """The current keys, if the cluster has none of their ids for another key. Otherwise the
         earlier keys, which can read what they write."""
-        keys = keys_of(self.store).ring
+        keys = keys_of(self.store).key_ring
         if keys != self._keys:
             try:
                 key_checks.enter(keys, self.clusters)

@@ -29,10 +29,10 @@ class ObjectSegment:
         header: SegmentHeader,
         fenced: Callable[[], Fenced],
         randomness: Randomness,
-        ring: KeyRing,
+        key_ring: KeyRing,
     ) -> None:
         self._store, self.path, self._fenced = store, path, fenced
-        self.header, self._cipher = sealed(ring, header, randomness)
+        self.header, self._cipher = sealed(key_ring, header, randomness)
         self._seed = header.checksum_seed
         self._chunks = [self.header.encode()]
         self.size = len(self._chunks[0])
@@ -110,7 +110,7 @@ def shut_out(context: LogContext, manifest: NodeManifest) -> None:
         )
         # It exists after one more commit of the old writer, or after an interrupted takeover.
         with suppress(AlreadyExists):
-            store.create(path, sealed(context.ring, header, context.randomness)[0].encode())
+            store.create(path, sealed(context.key_ring, header, context.randomness)[0].encode())
 
 
 def holds_nothing(store: SegmentStore, path: str) -> bool:

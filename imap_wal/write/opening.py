@@ -91,7 +91,7 @@ def open_node_log(
     )
     opening.check_before()
     try:
-        lock = store.lock(f"{folder}/writer.lock", holder_text(what), take=takeover)
+        lock = store.lock(layout.lock_path(folder), holder_text(what), take=takeover)
     except Locked as error:
         raise WriterLocked(identity.node, error.holder) from error
     try:
@@ -192,9 +192,9 @@ class _Opening:
         log that never began, for a node without a manifest."""
         number, before = self.manifests.read()
         self._demand_kind(before)
-        if self._context.ring.keys:
+        if self._context.key_ring.keys:
             key_checks.demand_same(
-                self._context.ring, self.clusters.read()[1].keys, self.clusters.folder
+                self._context.key_ring, self.clusters.read()[1].keys, self.clusters.folder
             )
         if number:
             return
@@ -264,7 +264,7 @@ class _Opening:
         def claim() -> None:
             if not self._published:
                 # The log was read with these keys, and nothing is written yet.
-                key_checks.enter(self._context.ring, self.clusters)
+                key_checks.enter(self._context.key_ring, self.clusters)
                 self._claim(number, before, claimed, wal)
 
         recovered = recover(self._context, before, claim)
@@ -382,7 +382,7 @@ class _Opening:
                 with suppress(AlreadyExists):
                     self._store.create(layout.old_fence_path(self._folder, before.epoch), b"")
         else:
-            key_checks.enter(self._context.ring, self.clusters)
+            key_checks.enter(self._context.key_ring, self.clusters)
             shut_out(self._context, before)
 
     def _claim(

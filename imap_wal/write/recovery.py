@@ -5,22 +5,13 @@
                             and damaged frames
     absolute             ─▶ scan all segments, whatever the manifest says
 
-| found                                         | absolute | torn-tail (default)     | point-in-time              |
-|-----------------------------------------------|----------|-------------------------|----------------------------|
-| clean stop, no damage                         | opens    | opens                   | opens                      |
-| incomplete last commit, never acknowledged    | refuses  | cut off                 | cut off                    |
-| damage above the last synced position, with   | refuses  | cut off, and put aside  | cut off, and put aside     |
-| whole frames after it (power loss)            |          |                         |                            |
-| damage below the last synced position, in any | refuses  | refuses                 | what follows it is given   |
-| segment; a missing segment; a cut end         |          |                         | up, and put aside          |
-| a newer format version                        | refuses  | refuses                 | refuses                    |
-| an encrypted frame that was forged or moved   | refuses  | refuses                 | as damage in any segment   |
-| keys that are missing or wrong                | refuses  | refuses                 | refuses                    |
+What each mode does with which damage: the table of `imap_wal.segment.verdict`, and for users
+docs/durability.md. A missing segment is handled as a `short` one.
 
 `salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
-given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself: its
-segments keep their numbers, empty, so no later position is mistaken for one of theirs.
-"""  # noqa: E501
+given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself:
+its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+"""
 
 from __future__ import annotations
 
@@ -531,7 +522,7 @@ class _Recovery:
             self._context.clock.now_ms(),
             self._manifest.directory,
         )
-        return sealed(self._context.ring, header, self._context.randomness)[0].encode()
+        return sealed(self._context.key_ring, header, self._context.randomness)[0].encode()
 
     def _tell(self, lost: Lost) -> None:
         _log.warning(

@@ -64,7 +64,7 @@ def parquet(ctx: click.Context, output: str) -> None:
     keys = Keys(source)
     found = {name: base64.b64encode(key).decode() for name, key in archive_keys(keys).items()}
     if output == out.JSON:
-        out.print_json({"active": keys.ring.active, "keys": found})
+        out.print_json({"active": keys.key_ring.active, "keys": found})
     else:
         for name, key in found.items():
             click.echo(f"{name} {key}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from imap_wal import layout
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Scope, scope_options
@@ -157,4 +158,4 @@ def _kind(path: str, folder: str) -> str:
         return {"wal": "segment", "writer": "permit", "log": "log id"}.get(
             path.rpartition(".")[2], "foreign"
         )
-    return {"archive": "archive", "manifest": "manifest", "writer.lock": "lock"}.get(top, "foreign")
+    return {"archive": "archive", "manifest": "manifest", layout.LOCK: "lock"}.get(top, "foreign")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import click
 
+from imap_wal import layout
 from imap_wal.errors import LogError, WriterLocked
 from imap_wal.format import Position
 from imap_wal.inspect.inventory import ClusterView
@@ -303,7 +304,7 @@ def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run:
         if (node.manifest.clean and node.manifest_number) or not scope.wants_node(node.name):
             continue
         try:
-            store.lock(f"{node.folder}/writer.lock", "imap-wal repair").release()
+            store.lock(layout.lock_path(node.folder), "imap-wal repair").release()
         except Locked as error:
             if not dry_run:
                 raise WriterLocked(node.name, error.holder) from error

@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 
 import click
 
+from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting
 from imap_wal.inspect.inventory import ClusterView, survey
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import check_source, location
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from storage_backends import SegmentStore, StorageError

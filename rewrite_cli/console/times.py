@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from imap_wal.settings import SECONDS_MAX
+from imap_wal.checks import SECONDS_MAX
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

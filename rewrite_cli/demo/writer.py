@@ -65,7 +65,7 @@ def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
         waiting: deque[tuple[int, Any, frozenset[str]]] = deque()
         moving: dict[str, int] = {}
 
-        def settle() -> None:
+        def await_oldest() -> None:
             number, future, keys = waiting.popleft()
             future.result()
             acknowledge(producer, number)
@@ -78,7 +78,7 @@ def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
             name, changes = steps[producer][number]
             keys = frozenset(key for key, _ in changes)
             while len(waiting) >= WINDOW or not moving.keys().isdisjoint(keys):
-                settle()
+                await_oldest()
             entries = client.get_map(name)
             future = (
                 entries.delete(changes[0][0])
@@ -89,7 +89,7 @@ def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
                 moving[key] = moving.get(key, 0) + 1
             waiting.append((number, future, keys))
         while waiting:
-            settle()
+            await_oldest()
 
     _run(produce)
     client.shutdown()

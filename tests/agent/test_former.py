@@ -129,7 +129,7 @@ def test_former_is_read_from_archives_too(halves: Halves) -> None:
     session = halves.b.session
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"
-    halves.agents["b"]._archive()
+    halves.agents["b"]._log.archive()
     assert greet(halves.b)[1]["former"] == [[session, 1]]
     assert "void" not in restored(halves.url)
 

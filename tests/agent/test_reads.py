@@ -136,7 +136,7 @@ def test_schemas_are_read_after_a_restart_and_an_archive(settings: AgentConfig) 
             )
             if not archived:
                 member.put(a="1")
-                agent._archive()
+                agent._log.archive()
 
 
 def test_many_schemas_are_sent_in_several_answers(

@@ -184,17 +184,17 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     monkeypatch.setattr(archive_writer, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []
-    read_piece, add = archive_writer.read_piece, archive_writer._Scratch.add
+    read_scan, add = archive_writer.read_scan, archive_writer._Scratch.add
 
-    def counted(store: SegmentStore, piece: Any, *rest: Any, **options: Any) -> Any:
-        read.append(piece.path)
-        return read_piece(store, piece, *rest, **options)
+    def counted(store: SegmentStore, scan: Any, *rest: Any, **options: Any) -> Any:
+        read.append(scan.path)
+        return read_scan(store, scan, *rest, **options)
 
     def measured(scratch: Any, *rest: Any) -> None:
         add(scratch, *rest)
         held.append(sum(map(len, scratch._waiting.values())))
 
-    monkeypatch.setattr(archive_writer, "read_piece", counted)
+    monkeypatch.setattr(archive_writer, "read_scan", counted)
     monkeypatch.setattr(archive_writer._Scratch, "add", measured)
     log = node(memory)
     expected: dict[str, dict[str, str]] = {}

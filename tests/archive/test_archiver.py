@@ -236,7 +236,7 @@ def test_an_agent_archives_in_a_process_of_its_own(
     settings: AgentConfig = config(tmp_path, segment_bytes=2000)
     with serving(settings) as agent, plugin(settings) as member:
         member.put(**{f"k{number}": "v" * 50 for number in range(200)})
-        agent._archive()
+        agent._log.archive()
         assert len(used) == 1 and list(tmp_path.rglob("*.parquet"))
         assert len(member.keys(limit=1000)) == 200
     with serving(settings), plugin(settings) as member:
@@ -252,7 +252,7 @@ def test_agent_stop_does_not_wait_for_its_archive(tmp_path: Path) -> None:
 
         def archives() -> None:
             with pytest.raises(Closed):
-                agent._archive()
+                agent._log.archive()
 
         archiving = Threads(archives)
         process = eventually(lambda: archiver_of._process, "the other process")

@@ -14,7 +14,7 @@ from imap_wal.security.encryption import archive_key
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.cli.conftest import Run
-from tests.encrypted import key, key_file, keyed, other, ring
+from tests.encrypted import key, key_file, key_ring, keyed, other
 from tests.kit.encrypted_maps import SECRET, content, forge_frame, killed
 from tests.support import overwrite
 
@@ -253,7 +253,7 @@ def test_duckdb_reads_archives_with_the_printed_key(run: Run, place: str, tmp_pa
     assert printed == {
         "active": "b",
         "keys": {
-            name: base64.b64encode(archive_key(ring(name).keys[name])).decode()
+            name: base64.b64encode(archive_key(key_ring(name).keys[name])).decode()
             for name in ("b", "a")
         },
     }

@@ -164,17 +164,17 @@ def test_a_dump_survives_pruning_while_it_reads(
                 store.archive()
         store.map("c")["k"] = 6
     assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
-    read, seen = cluster.read_piece, []
+    read, seen = cluster.read_scan, []
 
     def read_and_prune(
-        store: SegmentStore, piece: FileScan, *arguments: Any, **options: Any
+        store: SegmentStore, scan: FileScan, *arguments: Any, **options: Any
     ) -> Iterator[EntryBatch]:
-        seen.append(piece.kind)
+        seen.append(scan.kind)
         if seen.count("archive") == 3:
             assert CliRunner().invoke(group, ["prune", str(tmp_path), "--yes"]).exit_code == 0
-        yield from read(store, piece, *arguments, **options)
+        yield from read(store, scan, *arguments, **options)
 
-    monkeypatch.setattr(cluster, "read_piece", read_and_prune)
+    monkeypatch.setattr(cluster, "read_scan", read_and_prune)
     lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines
     assert [line["value"] for line in lines] == [0, 1, 6], (
         "what was read before it was pruned, and what stays"

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import policy
-from imap_wal.retention.policy import MB, expired
+from imap_wal.retention.policy import MB, paths_to_remove
 from imap_wal.retention.removal import plan_covered
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
@@ -39,17 +39,17 @@ def file(name: str, age_s: float, size: int = 100) -> StoredFile:
 
 def test_the_age_limit_removes_only_older_files() -> None:
     files = [file("a", 10), file("b", 60), file("c", 61)]
-    assert expired(files, NOW, 60, 0) == {"c"}
-    assert expired(files, NOW, 0, 0) == set()
+    assert paths_to_remove(files, NOW, 60, 0) == {"c"}
+    assert paths_to_remove(files, NOW, 0, 0) == set()
 
 
 def test_size_limit_removes_the_oldest_first() -> None:
     """The oldest files are removed until the rest is within the limit."""
     files = [file("new", 1, MB), file("middle", 2, MB), file("old", 3, MB), file("oldest", 4, 1)]
-    assert expired(files, NOW, 0, 2) == {"old", "oldest"}
-    assert expired(files, NOW, 0, 3) == {"oldest"}
-    assert expired(files, NOW, 2, 2) == {"old", "oldest"}
-    assert expired(files, NOW, 1, 4) == {"middle", "old", "oldest"}
+    assert paths_to_remove(files, NOW, 0, 2) == {"old", "oldest"}
+    assert paths_to_remove(files, NOW, 0, 3) == {"oldest"}
+    assert paths_to_remove(files, NOW, 2, 2) == {"old", "oldest"}
+    assert paths_to_remove(files, NOW, 1, 4) == {"middle", "old", "oldest"}
 
 
 def archived(root: Path, rounds: int, **settings: object) -> dict[bytes, bytes]:
@@ -154,7 +154,7 @@ def test_limits_apply_without_automatic_archives(
 def test_an_agent_removes_what_is_covered_by_itself(tmp_path: Path) -> None:
     with serving(config(tmp_path)) as agent, plugin(agent.config) as member:
         member.put(a="1")
-        agent._archive()
+        agent._log.archive()
     (path,) = tmp_path.rglob("*.parquet")
     run("rewrite", f"{tmp_path}/log")
     os.utime(path, (1, 1))
@@ -263,11 +263,11 @@ def test_removal_is_the_same_with_fewer_segments_read(
         log = ClusterLog(storage, "default", "embedded", FakeClock())
         state = log.state()
         node, covered = state.nodes["n"], state.covered("n")
-        expected = policy.only_expired(
+        expected = policy.part_to_remove(
             log, node, plan_covered(storage, node, covered, 2**62), ttl, limit
         )
         storage.operations.clear()
-        removed = policy.remove_expired(
+        removed = policy.remove_covered(
             log, "n", Settings(wal_ttl_seconds=ttl, wal_size_limit_mb=limit), 2**62
         )
         assert removed == expected, (ttl, limit)

@@ -14,7 +14,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, plugin, serving
 from tests.support import FakeClock, Threads, embedded, eventually, segments

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Users, Verdict
+from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Admission, Users
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import InvalidSetting
 from tests.agent.harness import config, plugin, serving
@@ -119,7 +119,7 @@ def test_a_peer_with_an_unknown_user_is_refused(address: str) -> None:
 
 def test_the_users_number_is_what_counts() -> None:
     users = Users(frozenset({4_000_007}))
-    assert users.judge("localhost:4000007:0:99", b"") == Verdict("user 4000007, process 99")
+    assert users.judge("localhost:4000007:0:99", b"") == Admission("user 4000007, process 99")
     assert users.judge("localhost:40000070:4000007:4000007", b"").why == "not in allow_uids"
 
 

@@ -16,7 +16,7 @@ import imap_wal
 from imap_wal.clock import SystemClock
 from imap_wal.disposal import dispose
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_expired
+from imap_wal.retention.policy import remove_covered
 from imap_wal.settings import Settings
 from rewrite_cli import doctor
 from rewrite_cli.cli import group
@@ -222,7 +222,7 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
     if how == "retention":
         later = ClusterLog(log.store, "default", "embedded", SystemClock(offset_ms=2000))
         settings = Settings(wal_ttl_seconds=1)
-        removed = remove_expired(later, "n2", settings, before.segments[-1].number)
+        removed = remove_covered(later, "n2", settings, before.segments[-1].number)
         gone = {
             *(each.path for each in removed.archives),
             *(each.path for each in removed.segments),

@@ -16,8 +16,8 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.pieces import node_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import node_scans
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
@@ -81,8 +81,8 @@ def restored(url: str) -> dict[bytes, entry.Row]:
     """What a restore reads."""
     cluster = ClusterLog(open_store(url), "default", "c", SystemClock(), SystemRandomness())
     found = {}
-    for piece in node_pieces(cluster.state(), "n1"):
-        for changes in read_piece(cluster.store, piece):
+    for scan in node_scans(cluster.state(), "n1"):
+        for changes in read_scan(cluster.store, scan):
             found |= {row[1]: row for row in changes.rows}
     return found
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from imap_wal import layout
 from imap_wal.agent import handler
-from imap_wal.agent.membership.sessions import SESSIONS_KEPT, SessionRegistry
+from imap_wal.agent.membership.sessions import IDLE_SESSIONS_KEPT, SessionRegistry
 from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
 from imap_wal.errors import TooLarge
@@ -68,12 +68,12 @@ def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: Me
     sessions = SessionRegistry(log, cluster(memory, clock))
     who = About("c-1", "stays", "write")
     stays, _ = sessions.hello(b"stays", who)
-    for number in range(3 * SESSIONS_KEPT):
+    for number in range(3 * IDLE_SESSIONS_KEPT):
         sender = b"c%d" % number
         session, new = sessions.hello(sender, replace(who, plugin_uuid=f"p-{number}"))
         assert new
         sessions.gone(sender)
-    assert len(sessions._by_number) == len(sessions._by_plugin) <= SESSIONS_KEPT + 2
+    assert len(sessions._by_number) == len(sessions._by_plugin) <= IDLE_SESSIONS_KEPT + 2
     assert sessions.refusal(b"stays", stays.number) is None
     again, new = sessions.hello(b"again", replace(who, plugin_uuid=f"p-{number}"))
     assert (again.number, new) == (session.number, False)

@@ -16,7 +16,7 @@ from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
-from tests.encrypted import key, key_file, other, ring
+from tests.encrypted import key, key_file, key_ring, other
 from tests.kit.encrypted_maps import content
 from tests.support import segments
 
@@ -127,7 +127,7 @@ def test_the_manifest_has_a_check_value_of_each_key(tmp_path: Path) -> None:
         if path.startswith("default/embedded/manifest/")
     )
     for name in "ab":
-        secret = ring(name).keys[name]
+        secret = key_ring(name).keys[name]
         assert check_value(secret) in manifests and secret.hex() not in manifests
     ids = {
         SegmentReader(open_store(place), path).header.key_id for path in segments(open_store(place))

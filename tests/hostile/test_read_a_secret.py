@@ -27,7 +27,8 @@ from imap_wal.errors import ImapWalError, InvalidSetting
 from imap_wal.security.credentials import Credentials
 from rewrite_cli.cli import main
 from storage_backends import StorageError, objects, open_store
-from storage_backends.location import Location, Veil, located, without_secrets
+from storage_backends.location import Location, located, without_secrets
+from storage_backends.veil import Veil
 from tests.agent.harness import plugin, serving
 
 SECRET = "Pl4nted/Secret+with=signs"

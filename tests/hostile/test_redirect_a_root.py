@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 import imap_wal
+from imap_wal.checks import location
 from imap_wal.errors import StorageUnavailable
 from imap_wal.security.credentials import Credentials
-from imap_wal.settings import location
 from pyspark_imap_wal import data_source
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore, StorageError, factory, open_store

@@ -178,7 +178,7 @@ def test_another_schema_under_a_known_id_is_refused(settings: AgentConfig) -> No
             "nothing of a refused message is in the log"
         )
     with serving(settings) as agent, plugin(settings) as member:
-        agent._archive()
+        agent._log.archive()
         assert put(member, (OTHER.id, forged.to_bytes()))[2] == "schema-refused"
         read(member)
         assert put(member, (ORDER.id, forged.to_bytes()))[2] == "schema-refused"

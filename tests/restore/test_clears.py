@@ -18,8 +18,8 @@ from imap_wal.read.newest import clears
 from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import partition_id, partition_number
-from imap_wal.read.pieces import snapshot_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -59,8 +59,8 @@ def rows_of(store: SegmentStore) -> list[Row]:
     return [
         row
         for name, snapshot in log.manifest().snapshots.items()
-        for piece in snapshot_pieces(name, snapshot)
-        for changes in read_piece(store, piece)
+        for scan in snapshot_scans(name, snapshot)
+        for changes in read_scan(store, scan)
         for row in changes.rows
     ]
 

@@ -12,7 +12,7 @@ from imap_wal.errors import (
     ShortLog,
 )
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_expired
+from imap_wal.retention.policy import remove_covered
 from imap_wal.retention.snapshots import demand_whole
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
@@ -69,7 +69,7 @@ def test_covered_files_stay_while_their_snapshot_is_damaged(
     with pytest.raises(CorruptLog, match="snapshot/orders/"):
         prune(cluster(memory))
     with pytest.raises(CorruptLog, match="snapshot/orders/"):
-        remove_expired(cluster(memory), "n1", Settings(wal_ttl_seconds=1), log.unsealed)
+        remove_covered(cluster(memory), "n1", Settings(wal_ttl_seconds=1), log.unsealed)
     assert {file.path for file in memory.list("ns/c/nodes")} == before
     with pytest.raises((CorruptLog, ShortLog)):
         view(memory)

@@ -16,7 +16,7 @@ from imap_wal.errors import (
 )
 from imap_wal.format import ENTRIES, START, Position
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.retention.policy import remove_expired
+from imap_wal.retention.policy import remove_covered
 from imap_wal.retention.snapshots import ORPHAN_MS
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan, prepare
@@ -254,9 +254,9 @@ def test_the_owner_removes_former_snapshots_by_itself(memory: MemoryStore) -> No
         append(log, put("a", number, (1, 1, 1, number + 1)))
         run(memory)
     assert len(memory.list("ns/c/snapshot")) == 4
-    remove_expired(cluster(memory), "n1", Settings(), log.unsealed)
+    remove_covered(cluster(memory), "n1", Settings(), log.unsealed)
     assert len(memory.list("ns/c/snapshot")) == 4, "not unless a setting asks for it"
-    remove_expired(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
+    remove_covered(cluster(memory), "n1", Settings(wal_size_limit_mb=1), log.unsealed)
     assert [file.path for file in memory.list("ns/c/snapshot")] == list(snapshot(memory).files)
     assert values(view(memory)) == {"a": "3"}
 

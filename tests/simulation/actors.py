@@ -300,7 +300,7 @@ class Actor:
 
     def outlive(self) -> None:
         try:
-            self._store.writer.remove_expired()
+            self._store.writer.remove_covered()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 

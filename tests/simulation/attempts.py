@@ -18,8 +18,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.pieces import cluster_pieces, snapshot_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
 from pyspark_imap_wal import rewrite_engine
 from tests.simulation.medium import open_sim
@@ -36,10 +36,10 @@ class TwoAttempts:
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         index = NewestIndex(1 << 30)
         tally = Tally(job)
-        for piece in cluster_pieces(job.state, until=job.until, maps=job.maps, snapshots=False):
-            for changes in log.read_on(piece, job.maps):
+        for scan in cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False):
+            for changes in log.read_on(scan, job.maps):
                 if changes.rows:
-                    tally.add(changes, count_bytes=piece.kind == SEGMENT)
+                    tally.add(changes, count_bytes=scan.kind == SEGMENT)
                     index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
         merged: list[Merged] = []
         touched = set(tally.maps)
@@ -47,8 +47,8 @@ class TwoAttempts:
             if name not in touched and not worth_reading(job, snapshot, log.store):
                 merged.append(Merged(name, 0, 0, (), unchanged=True))
                 continue
-            for piece in snapshot_pieces(name, snapshot):
-                for changes in read_piece(log.store, piece):
+            for scan in snapshot_scans(name, snapshot):
+                for changes in read_scan(log.store, scan):
                     tally.add(changes, count_bytes=False, settled=True)
                     index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
             touched.add(name)

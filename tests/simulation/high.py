@@ -314,8 +314,8 @@ ORDERS |= CHOSEN
 
 
 def _a_rewrite_does_not_go_on(put: Put) -> None:
-    def read_on(self: Any, piece: Any, maps: Any = None, attempts: int = 0) -> Any:
-        return scan.read_piece(self.store, piece, maps)
+    def read_on(self: Any, each: Any, maps: Any = None, attempts: int = 0) -> Any:
+        return scan.read_scan(self.store, each, maps)
 
     put(cluster.ClusterLog, "read_on", read_on)
 

@@ -281,7 +281,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._archive()
+            self.agent._log.archive()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
@@ -289,7 +289,7 @@ class AgentActor(Actor):
         from tests.simulation.actors import KEEPER_ERRORS
 
         try:
-            self.agent._log.remove_expired()
+            self.agent._log.remove_covered()
         except (ImapWalError, StorageError) as error:
             self._refused(error, *KEEPER_ERRORS)
 
@@ -601,7 +601,7 @@ class Alone:
         self.ask("append", self._session, self._request, 1, payload=entry.pack(row))
 
     def archive(self) -> None:
-        self.agent._archive()
+        self.agent._log.archive()
 
     def close(self) -> None:
         agent = self.agent

@@ -30,7 +30,7 @@ GOAL = 5_000_000
 
 
 @dataclass(frozen=True)
-class FileScan:
+class Piece:
     """One line of the record. `first` to `last`: seeds, of each scenario. `failed`: as
     `--scenario` and `--seed` take them."""
 
@@ -44,23 +44,23 @@ class FileScan:
     failed: tuple[str, ...] = ()
 
 
-def read(record: Path) -> list[FileScan]:
+def read(record: Path) -> list[Piece]:
     lines = record.read_text().splitlines() if record.exists() else []
     found = []
     for line in filter(None, lines):
         data = json.loads(line)
-        found.append(FileScan(**{**data, "failed": tuple(data["failed"])}))
+        found.append(Piece(**{**data, "failed": tuple(data["failed"])}))
     return found
 
 
-def following(pieces: Iterable[FileScan], commit: str) -> int:
+def following(pieces: Iterable[Piece], commit: str) -> int:
     """The first seed that was not played on this commit."""
     return max((piece.last for piece in pieces if piece.commit == commit), default=0) + 1
 
 
-def sums(pieces: Iterable[FileScan]) -> Iterator[str]:
+def sums(pieces: Iterable[Piece]) -> Iterator[str]:
     """A line for each commit. Failed schedules are not counted."""
-    by_commit: dict[str, list[FileScan]] = {}
+    by_commit: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_commit.setdefault(piece.commit, []).append(piece)
     for commit, own in by_commit.items():
@@ -77,14 +77,14 @@ def sums(pieces: Iterable[FileScan]) -> Iterator[str]:
         ).rstrip()
 
 
-def play(commit: str, first: int, seeds: int, workers: int) -> FileScan:
+def play(commit: str, first: int, seeds: int, workers: int) -> Piece:
     names = [name for name in SCENARIOS if name not in OPEN]
     start = time.monotonic()
     tally = explore(names, first, seeds * len(names), workers, failures_max=sys.maxsize)
     spent = round(time.monotonic() - start)
     failed = tuple(f"{each.scenario}:{each.seed}" for each in tally.failures)
     last = first + seeds - 1
-    return FileScan(commit, first, last, len(names), tally.schedules, tally.steps, spent, failed)
+    return Piece(commit, first, last, len(names), tally.schedules, tally.steps, spent, failed)
 
 
 def commit_here() -> str:

@@ -15,7 +15,7 @@ from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption_keys import Keys
 from rewrite_cli.console.failures import Failed
 from storage_backends import NotFound, StorageError
-from tests.encrypted import ring
+from tests.encrypted import key_ring
 from tests.simulation import threads
 from tests.simulation.actors import (
     CLUSTER,
@@ -74,7 +74,7 @@ class Result:
         return self.world.trace
 
 
-KEYS = Keys(ring=ring("a", "plain"))
+KEYS = Keys(key_ring=key_ring("a", "plain"))
 ENCRYPTED_EACH = 3
 """One of this number of runs is encrypted. Its prologue is not: unencrypted files are read too."""
 

@@ -17,7 +17,7 @@ from imap_wal.segment.reader import Held, SegmentReader, is_header_torn
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
-from tests.encrypted import keyed, other, ring
+from tests.encrypted import key_ring, keyed, other
 from tests.kit.frames import with_right_crc
 from tests.kit.golden import FRAMES, HEADER
 from tests.support import header, overwrite, row
@@ -239,4 +239,4 @@ def test_golden_encrypted_segment_round_trips() -> None:
 
 def test_the_key_ring_of_tests_is_stable() -> None:
     """The golden segment depends on it."""
-    assert ring("a").keys["a"].hex().startswith("ca978112")
+    assert key_ring("a").keys["a"].hex().startswith("ca978112")

@@ -12,7 +12,7 @@ import pytest
 from imap_wal.errors import EncryptionError, InvalidSetting
 from imap_wal.security.encryption_keys import KeyRing, Keys
 from imap_wal.settings import Settings
-from tests.encrypted import key, key_file, ring
+from tests.encrypted import key, key_file, key_ring
 
 SECRET = base64.b64encode(b"\x07" * 32).decode()
 
@@ -20,8 +20,8 @@ SECRET = base64.b64encode(b"\x07" * 32).decode()
 def test_the_first_of_a_list_writes_and_all_read() -> None:
     found = KeyRing.parse(f"# made in November\n{key('b')}  # active\n\n{key('a')} plain", "f")
     assert (found.active, list(found.keys), found.allows_plain) == ("b", ["b", "a"], True)
-    assert not ring("a").allows_plain
-    assert ring("plain", "a").active == "plain"
+    assert not key_ring("a").allows_plain
+    assert key_ring("plain", "a").active == "plain"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_a_list_that_is_wrong_is_refused_and_not_shown(text: str, said: str) -> 
 
 def test_neither_a_ring_nor_the_settings_show_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", f"a:{SECRET}")
-    shown = repr(Keys("env:K").ring) + repr(Settings(encryption_keys="env:K"))
+    shown = repr(Keys("env:K").key_ring) + repr(Settings(encryption_keys="env:K"))
     assert SECRET not in shown and "\\x07" not in shown
     with pytest.raises(InvalidSetting) as raised:
         Settings(encryption_keys=f"a:{SECRET}")  # the key itself in place of its source
@@ -61,7 +61,7 @@ def test_keys_are_read_from_a_file_variable_or_command(
     monkeypatch.setenv("K", key("a"))
     command = f"{sys.executable} -c 'print(\"{key('a')}\")'"
     for source in (key_file(tmp_path, "a"), "env:K", f"command:{command}"):
-        assert Keys(source).find("f", "a") == ring("a").keys["a"]
+        assert Keys(source).find("f", "a") == key_ring("a").keys["a"]
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path) -> None:
     keys = Keys(source)
     path = Path(source.removeprefix("file:"))
     path.write_text(f"{key('b')}\n{key('a')}\n")
-    assert keys.ring.active == "b"
+    assert keys.key_ring.active == "b"
     path.write_text("broken")
-    assert keys.ring.active == "b"
+    assert keys.key_ring.active == "b"
     path.unlink()
-    assert keys.ring.active == "b"
+    assert keys.key_ring.active == "b"
 
 
 def test_keys_are_read_again_for_an_unknown_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,4 +110,4 @@ def test_keys_are_read_again_for_an_unknown_id(monkeypatch: pytest.MonkeyPatch) 
         keys.find("some/file", "b")
     assert (raised.value.file, raised.value.key_id) == ("some/file", "b")
     monkeypatch.setenv("K", f"{key('a')} {key('b')}")
-    assert keys.find("some/file", "b") == ring("b").keys["b"]
+    assert keys.find("some/file", "b") == key_ring("b").keys["b"]

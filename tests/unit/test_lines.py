@@ -16,10 +16,10 @@ def test_repeated_line_is_written_once_per_window() -> None:
         for _ in range(100):
             lines.warning("refused", "a", peer="a")
         lines.warning("refused", "b", peer="b")
-        lines.settle()
+        lines.report_omitted()
         assert [line["peer"] for line in written] == ["a", "b"]
         clock.advance(WINDOW_S)
-        lines.settle()
+        lines.report_omitted()
         assert written[2:] == [
             {
                 "event": "log lines left out",
@@ -42,5 +42,5 @@ def test_a_flood_of_one_event_hides_no_other_one() -> None:
         assert [line["event"] for line in written] == ["refused"] * ABOUT_MAX + ["admitted"]
         for _ in range(100):
             clock.advance(WINDOW_S)
-            lines.settle()
+            lines.report_omitted()
     assert [line["lines"] for line in written[ABOUT_MAX + 1 :]] == [{"refused": 1000 - ABOUT_MAX}]

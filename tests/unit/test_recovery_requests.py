@@ -16,7 +16,7 @@ from imap_wal.write import committer as module
 from imap_wal.write.committer import CHECKPOINT_S, CommitRequest, Committer
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.ring import RingBuffer
-from storage_backends.gate import GatedStore
+from storage_backends.gated import GatedStore
 from storage_backends.interface import SegmentStore
 from storage_backends.objects import LocalObjects
 from tests.support import FakeClock, embedded, eventually, node_log, row

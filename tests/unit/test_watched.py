@@ -78,9 +78,9 @@ def test_a_look_does_not_wait_for_a_slow_read(source: Source) -> None:
 
 
 def test_a_slow_key_command_does_not_stop_writing(tmp_path: Path) -> None:
-    ring = "k1:" + "A" * 43 + "="
+    text = "k1:" + "A" * 43 + "="
     fast, pipe = tmp_path / "fast", tmp_path / "pipe"
-    fast.write_text(ring)
+    fast.write_text(text)
     found = Keys(f"command:cat {fast}")
     fast.unlink()
     os.mkfifo(pipe)
@@ -96,8 +96,8 @@ def test_a_slow_key_command_does_not_stop_writing(tmp_path: Path) -> None:
     unknown = threading.Thread(target=find_unknown)
     unknown.start()
     with pipe.open("w") as output:  # opened when the command has begun to read
-        assert found.ring.active == "k1"
-        output.write(ring)
+        assert found.key_ring.active == "k1"
+        output.write(text)
     unknown.join()
     assert [error.key_id for error in errors] == ["k2"]
 

@@ -19,9 +19,9 @@ from urllib.parse import urlsplit
 
 from imap_wal.agent.access.keys import Clients, KeyPair, read_clients, read_secret
 from imap_wal.agent.access.peers import Peer
+from imap_wal.checks import mode
 from imap_wal.clock import Clock
 from imap_wal.errors import InvalidSetting
-from imap_wal.settings import mode
 
 DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
 UID_MAX = 2**32 - 2
@@ -107,7 +107,7 @@ class Access:
                 if int(self.endpoint_mode, 8) & 0o060 and not self.allow_uids
                 else Users(frozenset({0, os.geteuid(), *self.allow_uids}))
             )
-        return Keys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
+        return ClientKeys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
 
     def check_files(self) -> None:
         """Raises `InvalidSetting` if the files of keys cannot be used."""
@@ -127,7 +127,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Admission:
     """`who`: the peer, as text. `why`: the reason for the refusal; "": admitted. `user`: attached
     to each message of the connection."""
 
@@ -142,7 +142,7 @@ class Rules(Protocol):
     @property
     def own(self) -> KeyPair | None: ...
 
-    def judge(self, address: str, public: bytes) -> Verdict:
+    def judge(self, address: str, public: bytes) -> Admission:
         """`address`: the peer's, as libzmq reports it. `public`: the public key that it has proven
         to own; b"" without keys."""
 
@@ -159,33 +159,35 @@ class Users:
     def __init__(self, uids: frozenset[int]) -> None:
         self._uids = uids
 
-    def judge(self, address: str, public: bytes) -> Verdict:
+    def judge(self, address: str, public: bytes) -> Admission:
         # libzmq appends ":uid:gid:pid" to the address of a Unix socket.
         parts = address.rsplit(":", 3)
         try:
             uid, pid = int(parts[1]), int(parts[3])
         except (IndexError, ValueError):
-            return Verdict("an unknown user", "the kernel did not report the user")
+            return Admission("an unknown user", "the kernel did not report the user")
         # The number: looking up a name may need a server, and other peers wait meanwhile.
         who = f"user {uid}, process {pid}"
-        return Verdict(who) if uid in self._uids else Verdict(who, "not in allow_uids")
+        return Admission(who) if uid in self._uids else Admission(who, "not in allow_uids")
 
     def clients(self) -> Mapping[str, Peer]:
         return {}
 
 
-class Keys:
+class ClientKeys:
     """Admits public keys."""
 
     def __init__(self, own: KeyPair, clients: Clients) -> None:
         self.own: KeyPair | None = own
         self._clients = clients
 
-    def judge(self, address: str, public: bytes) -> Verdict:
+    def judge(self, address: str, public: bytes) -> Admission:
         found = self.clients().get(public.hex())
         if found is None:
-            return Verdict(f"key {public.hex()} at {address}", "this key is not among the clients")
-        return Verdict(f"{found.name} at {address}", user=public.hex())
+            return Admission(
+                f"key {public.hex()} at {address}", "this key is not among the clients"
+            )
+        return Admission(f"{found.name} at {address}", user=public.hex())
 
     def clients(self) -> Mapping[str, Peer]:
         return self._clients.known()

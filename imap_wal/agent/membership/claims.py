@@ -65,7 +65,7 @@ class Greeting:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClaimedView:
     """An incarnation and its members. `members` (): any member of the cluster may join."""
 
     incarnation: int
@@ -183,7 +183,7 @@ class Claims:
             raise _followed(claims, claimed)
         return claimed
 
-    def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> View:
+    def view(self, who: Greeting, members: tuple[str, ...], lost: frozenset[str]) -> ClaimedView:
         """A view without `lost`: the newest one, or the next one with exactly `members`. Raises
         `VoidIncarnation` and `NotAllowed`."""
 
@@ -201,7 +201,7 @@ class Claims:
             return claims.with_claim(who.cluster_id, incarnation, members, tuple(sorted(lost)))
 
         claims = self._claim(who, there, following)
-        return View(claims.newest, claims.members)
+        return ClaimedView(claims.newest, claims.members)
 
     def _claim(
         self,

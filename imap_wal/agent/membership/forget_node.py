@@ -28,8 +28,8 @@ from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
-from imap_wal.read.pieces import node_pieces
-from imap_wal.read.scan import read_piece
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
@@ -147,7 +147,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         "",
         log_id,
     ):  # otherwise leases, which are kept: their numbers must not be used again
-        log.store.delete(f"{log.node_folder(node)}/writer.lock")
+        log.store.delete(layout.lock_path(log.node_folder(node)))
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
 
 
@@ -190,21 +190,21 @@ class _Count:
     entries: int = 0
     whole: bool = True
 
-    def add(self, piece: FileScan) -> None:
+    def add(self, scan: FileScan) -> None:
         """Add the entries of a file that count and that no snapshot covers. A damaged file may have
         more than can be read."""
         found = 0
         try:
-            if piece.kind == ARCHIVE and piece.first > piece.covered.get(piece.map, START):
-                found = piece.records
+            if scan.kind == ARCHIVE and scan.first > scan.covered.get(scan.map, START):
+                found = scan.records
             else:
-                for changes in read_piece(self.store, piece):
+                for changes in read_scan(self.store, scan):
                     found += len(changes.rows)
         except LogError:
             self.whole = False
-            self.files.append(piece.path)
+            self.files.append(scan.path)
         else:
-            self.files += [piece.path] if found else []
+            self.files += [scan.path] if found else []
         self.entries += found
 
     @property
@@ -215,8 +215,8 @@ class _Count:
 def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
     """The entries that are only in this node's log."""
     count = _Count(log.store)
-    for piece in node_pieces(state, node):
-        count.add(piece)
+    for scan in node_scans(state, node):
+        count.add(scan)
     return count.loss
 
 
@@ -232,7 +232,7 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     }
     archives = left.archives if left.directory == log_id else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
-    pieces = [
+    scans = [
         FileScan(
             ARCHIVE,
             node,
@@ -246,14 +246,14 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
         )
         for each in archives
     ]
-    pieces += [
+    scans += [
         FileScan(SEGMENT, node, each.path, "", log_id, each.epoch, each.number, covered=covered)
         for each in segments
         if _log_of(log.store, each.path) == log_id
     ]
-    for piece in pieces:
+    for scan in scans:
         try:
-            count.add(piece)
+            count.add(scan)
         except NotFound:
             continue
     return replace(count.loss, whole=False)
@@ -278,11 +278,10 @@ def _clear(
     already, delete files that were added later. Files of another log in this folder are kept, and
     so are files reached through a link, except manifests."""
     folder = log.node_folder(node)
+    lock = layout.lock_path(folder)
     # Listed before the manifest is read: as long as that is the forgotten log's, no other log has
     # files here.
-    listed = [
-        file for file in log.store.list(folder) if not file.path.startswith(f"{folder}/writer.lock")
-    ]
+    listed = [file for file in log.store.list(folder) if not file.path.startswith(lock)]
     number, manifest = manifests.read()
     if manifest.directory != log_id and number:
         return ()

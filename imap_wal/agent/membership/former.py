@@ -17,8 +17,8 @@ from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
-from imap_wal.read.pieces import node_pieces
-from imap_wal.read.scan import CutBack, read_piece
+from imap_wal.read.scan import CutBack, read_scan
+from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
@@ -53,11 +53,11 @@ def last_that_count(
         removed = state.manifest.removed
         if first_cut == START:
             break
-        pieces = node_pieces(
+        scans = node_scans(
             ClusterState(manifest, {node: state}, {}, number), node, since=first_cut, covered=True
         )
         try:
-            above = _first_above(cluster, pieces, cuts)
+            above = _first_above(cluster, scans, cuts)
         except NotFound:
             continue  # it was archived or removed after it was listed
         except LogError:
@@ -72,12 +72,12 @@ def last_that_count(
 
 
 def _first_above(
-    cluster: ClusterLog, pieces: Iterable[FileScan], cuts: Mapping[int, Position]
+    cluster: ClusterLog, scans: Iterable[FileScan], cuts: Mapping[int, Position]
 ) -> dict[int, int]:
     """Session → its first request in an entry above its cutoff."""
     found: dict[int, int] = {}
-    for piece in pieces:
-        raw = replace(piece, cuts=())
+    for scan in scans:
+        raw = replace(scan, cuts=())
         try:
             _look(cluster, raw, cuts, found)
         except CutBack:  # an open removed the frame that was the last one at the cutoff
@@ -86,9 +86,9 @@ def _first_above(
 
 
 def _look(
-    cluster: ClusterLog, piece: FileScan, cuts: Mapping[int, Position], found: dict[int, int]
+    cluster: ClusterLog, scan: FileScan, cuts: Mapping[int, Position], found: dict[int, int]
 ) -> None:
-    for changes in read_piece(cluster.store, piece, positions=True):
+    for changes in read_scan(cluster.store, scan, positions=True):
         for row, place in zip(changes.rows, changes.positions or (), strict=True):
             _, _, session, request = row[ORDER]
             if session in cuts and place > cuts[session]:

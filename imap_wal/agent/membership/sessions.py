@@ -14,7 +14,7 @@ from typing import Any
 
 from imap_wal.agent.access.peers import LOCAL, Peer
 from imap_wal.agent.membership import former
-from imap_wal.agent.membership.claims import Claims, Greeting, View
+from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Wish
@@ -55,9 +55,8 @@ class ReadSession:
     partition_count: int
 
 
-SESSIONS_KEPT = PLUGINS_KEPT
-"""Sessions without a connection that are kept; `NodeManifest.plugins` keeps as many. Another limit
-than the one of the same name in `imap_wal.manifest.node`."""
+IDLE_SESSIONS_KEPT = PLUGINS_KEPT
+"""Sessions without a connection that are kept; `NodeManifest.plugins` keeps as many."""
 
 
 class SessionRegistry:
@@ -142,7 +141,7 @@ class SessionRegistry:
     def _forget_old(self) -> None:
         """Keep only the newest sessions without a connection. The others have no uncommitted
         requests, because a hello commits first."""
-        if len(self._by_number) <= SESSIONS_KEPT:
+        if len(self._by_number) <= IDLE_SESSIONS_KEPT:
             return
         connected = {connection.who.plugin for connection in self._connections.values()}
         idle = [
@@ -150,7 +149,7 @@ class SessionRegistry:
             for number, session in sorted(self._by_number.items())
             if session.plugin not in connected
         ]
-        for session in idle[:-SESSIONS_KEPT]:
+        for session in idle[:-IDLE_SESSIONS_KEPT]:
             del (
                 self._by_number[session.number],
                 self._by_plugin[session.plugin, session.incarnation],
@@ -188,7 +187,7 @@ class SessionRegistry:
             if (last := manifest.former.get(number, former.UNKNOWN)) != former.UNKNOWN
         ]
 
-    def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> View:
+    def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> ClaimedView:
         """The view that a member requests, without the lost members. `peer`: the sender, with its
         current rights. Raises `NotAllowed`, `VoidIncarnation`, and ValueError for a request that
         contradicts the hello."""

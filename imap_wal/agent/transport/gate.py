@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from imap_wal.agent.access.admission import Rules, Verdict
+from imap_wal.agent.access.admission import Admission, Rules
 from imap_wal.agent.access.keys import KeyPair, key_bytes
 from imap_wal.agent.lines import Lines
 from imap_wal.errors import InvalidSetting
@@ -40,7 +40,7 @@ class Gate:
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_PLACE)
-        self.worker = Worker("gate", self._turn)
+        self.worker = Worker("imap-wal-gate", self._turn)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
         """Make libzmq ask for each connection of this socket. Call it before the bind."""
@@ -61,18 +61,18 @@ class Gate:
             return True
         frames = self._socket.recv_multipart()
         number = frames[1] if len(frames) > 1 else b""
-        verdict = Verdict("", "error")
+        admission = Admission("", "error")
         try:
-            verdict = self._judge(frames)
+            admission = self._judge(frames)
         finally:  # a REP socket accepts the next request only after the answer
-            status, text = (b"400", b"not admitted") if verdict.why else (b"200", b"")
+            status, text = (b"400", b"not admitted") if admission.why else (b"200", b"")
             self._socket.send_multipart(
-                [_VERSION, number, status, text, verdict.user.encode(), b""]
+                [_VERSION, number, status, text, admission.user.encode(), b""]
             )
-        self._tell(verdict)
+        self._tell(admission)
         return True
 
-    def _judge(self, frames: list[bytes]) -> Verdict:
+    def _judge(self, frames: list[bytes]) -> Admission:
         address, mechanism, credentials = frames[3].decode(errors="replace"), frames[5], frames[6:]
         wanted = b"CURVE" if self._rules.own is not None else b"NULL"
         if (
@@ -80,21 +80,25 @@ class Gate:
             or mechanism != wanted
             or len(credentials) != (mechanism == b"CURVE")
         ):
-            return Verdict(
+            return Admission(
                 f"a peer at {address}",
                 f"it uses mechanism {mechanism!r}, this endpoint takes {wanted!r}",
             )
         return self._rules.judge(address, *(credentials or [b""]))
 
-    def _tell(self, verdict: Verdict) -> None:
+    def _tell(self, admission: Admission) -> None:
         """Write a log line for audits."""
-        about = verdict.who.partition(", process ")[0], verdict.why
-        if verdict.why:
+        about = admission.who.partition(", process ")[0], admission.why
+        if admission.why:
             self._lines.warning(
-                "peer refused", about, endpoint=self._endpoint, peer=verdict.who, reason=verdict.why
+                "peer refused",
+                about,
+                endpoint=self._endpoint,
+                peer=admission.who,
+                reason=admission.why,
             )
         else:
-            self._lines.info("peer admitted", about, endpoint=self._endpoint, peer=verdict.who)
+            self._lines.info("peer admitted", about, endpoint=self._endpoint, peer=admission.who)
 
 
 def new_pair(name: str) -> KeyPair:

@@ -404,7 +404,7 @@ class NewestIndex:
         self._stored.add(self._tables)
         self.overflowed = True
         self.clear()
-        self._stored.settle(RUNS_MAX)
+        self._stored.limit_runs(RUNS_MAX)
 
     def _moves(self) -> int:
         """Grows with every change to what a pass over the index would find, or where."""

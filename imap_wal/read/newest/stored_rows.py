@@ -83,7 +83,7 @@ class StoredRows:
         self.runs = {number: run for number, run in self.runs.items() if run.sections}
         self.merge([run for run in self.runs.values() if run.sparse])
 
-    def settle(self, runs_max: int) -> None:
+    def limit_runs(self, runs_max: int) -> None:
         """If there are more runs than that, merge the smallest ones: each that is not much larger
         than those before it together. So an entry is rewritten about as often as the index doubles,
         and less often if many runs may wait."""
@@ -128,7 +128,7 @@ class StoredRows:
     ) -> tuple[list[Entry], dict[bytes, list[Entry]]]:
         """`newest` of those keys, in key order."""
         with suppress(StorageUnavailable):  # a full disk only makes lookups slower
-            self.settle(1)
+            self.limit_runs(1)
         wanted = sorted(set(keys))
         found = [entry for run in self.runs.values() for entry in run.find(name, wanted)]
         if table is not None and table.rows:

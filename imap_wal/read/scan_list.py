@@ -1,4 +1,4 @@
-"""Which files a reader reads, in which order, and what of each counts. A piece is a `FileScan`."""
+"""Which files a reader reads, in which order, and what of each counts. A scan is a `FileScan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.state import ClusterState, NodeState
 
 
-def cluster_pieces(
+def cluster_scans(
     state: ClusterState,
     *,
     since: Mapping[str, Position] | None = None,
@@ -27,10 +27,10 @@ def cluster_pieces(
     if snapshots:
         for name, snapshot in sorted(state.manifest.snapshots.items()):
             if maps is None or name in maps:
-                found += snapshot_pieces(name, snapshot)
+                found += snapshot_scans(name, snapshot)
     for node in sorted(state.nodes):
         if nodes is None or node in nodes:
-            found += node_pieces(
+            found += node_scans(
                 state,
                 node,
                 since=(since or {}).get(node),
@@ -41,7 +41,7 @@ def cluster_pieces(
     return found
 
 
-def node_pieces(
+def node_scans(
     state: ClusterState,
     node: str,
     *,
@@ -50,7 +50,7 @@ def node_pieces(
     maps: Collection[str] | None = None,
     covered: bool = False,
 ) -> list[FileScan]:
-    """`cluster_pieces` of one node."""
+    """`cluster_scans` of one node."""
     if until == START:
         return []
     log = state.nodes[node]
@@ -95,7 +95,7 @@ def node_pieces(
             continue
         found.append(
             replace(
-                segment_piece(log, index, since),
+                segment_scan(log, index, since),
                 until=until,
                 covered=marks,
                 cuts=cuts,
@@ -108,7 +108,7 @@ def node_pieces(
     return found
 
 
-def segment_piece(log: NodeState, index: int, since: Position | None) -> FileScan:
+def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan:
     """The segment `index` of those that are not archived, from `since` on."""
     segment = log.segments[index]
     following = log.segments[index + 1].path if index + 1 < len(log.segments) else ""
@@ -125,7 +125,7 @@ def segment_piece(log: NodeState, index: int, since: Position | None) -> FileSca
     )
 
 
-def snapshot_pieces(name: str, snapshot: Snapshot) -> list[FileScan]:
+def snapshot_scans(name: str, snapshot: Snapshot) -> list[FileScan]:
     """The part files of a snapshot, with their facts from the manifest."""
     count = len(snapshot.files)
     sizes = snapshot.sizes or (snapshot.bytes // max(count, 1),) * count
