@@ -151,7 +151,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
             rest = file.path.removeprefix(f"{node.folder}/")
             ours = (
                 file.path in segments | known
-                or rest == layout.LOCK
+                or rest.partition("/")[0] == layout.LOCK  # a file, or a folder of leases
                 or rest.startswith("lost/")
                 or (rest.startswith("manifest/") and rest.endswith(".json"))
             )

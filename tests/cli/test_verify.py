@@ -14,9 +14,10 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.finding import Deadline
 from imap_wal.inspect.inventory import survey
-from imap_wal.inspect.verify import check, plan
+from imap_wal.inspect.verify import check, foreign_files, plan
 from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
+from storage_backends.objects import LocalObjects
 from tests.cli.conftest import Run
 
 
@@ -150,6 +151,16 @@ def test_a_foreign_file_is_reported_and_left_alone(run: Run, url: str, root: Pat
     assert ended.json["foreign"] == ["prod/eu/nodes/n1/wal/notes.txt"]
 
 
+def test_the_lease_of_a_writer_is_not_foreign(tmp_path: Path) -> None:
+    """On an object store, the lock of a node is a folder of leases."""
+    store = LocalObjects(str(tmp_path))
+    with imap_wal.open(tmp_path, node="n1", storage=store, preallocate=False) as opened:
+        opened.map("m")["k"] = 1
+        assert any("writer.lock/" in file.path for file in store.list("default/embedded/nodes"))
+        (view,) = survey(LocalObjects(str(tmp_path)))
+        assert foreign_files(view, lambda _: True) == []
+
+
 def test_a_segment_copied_from_another_node_is_found(
     run: Run, url: str, root: Path, newest_segment: Path
 ) -> None:
@@ -211,6 +222,7 @@ def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None
     import imap_wal
     from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store
+from storage_backends.objects import LocalObjects
 
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
         for key in range(10):
@@ -290,6 +302,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
     after it."""
     import imap_wal
     from storage_backends import open_store
+from storage_backends.objects import LocalObjects
     from tests.support import copy_files
 
     url = f"memory://empty-{tmp_path}"
