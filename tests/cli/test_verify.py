@@ -222,7 +222,6 @@ def test_verify_reports_lost_and_later_records(run: Run, tmp_path: Path) -> None
     import imap_wal
     from imap_wal.segment.reader import SegmentReader
     from storage_backends import open_store
-from storage_backends.objects import LocalObjects
 
     with imap_wal.open(f"file://{tmp_path}/log", node="n1") as store:
         for key in range(10):
@@ -302,7 +301,6 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
     after it."""
     import imap_wal
     from storage_backends import open_store
-from storage_backends.objects import LocalObjects
     from tests.support import copy_files
 
     url = f"memory://empty-{tmp_path}"
