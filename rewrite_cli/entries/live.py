@@ -34,6 +34,9 @@ class LiveCluster:
 
     view: ClusterView
     maps: list[str]
+    """Those with live entries; all of them in a state at an earlier time."""
+    names: list[str]
+    """All maps of the scope, also those without live entries."""
     rows: Callable[[str], Iterator[list[Row]]]
     decoder: Decoder
     metadata: list[tuple[Any, ...]]
@@ -101,6 +104,7 @@ def _now(
     return LiveCluster(
         view,
         maps,
+        _names(newest.names(), view, scope),
         newest.rows,
         Decoder(metadata, note),
         metadata,
@@ -160,9 +164,15 @@ def _as_of(
     return LiveCluster(
         view,
         maps,
+        _names(index.maps(), view, scope),
         rows,
         Decoder(metadata, note),
         list(metadata),
         clock.monotonic() - start,
         records,
     )
+
+
+def _names(merged: list[str], view: ClusterView, scope: Scope) -> list[str]:
+    """The merged maps, and those of which a snapshot has dropped all entries."""
+    return sorted(name for name in {*merged, *view.manifest.snapshots} if scope.wants_map(name))
