@@ -8,11 +8,12 @@ DuckDB takes names of tables without regard to case.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -20,6 +21,8 @@ from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import shown
 from rewrite_cli.entries.columns import Column
 from storage_backends.extras import needs
+
+T = TypeVar("T")
 
 SCHEMAS = ("latest", "raw")
 """The first one is where names without a schema are looked up."""
@@ -69,6 +72,7 @@ class Database:
             import duckdb
 
         self._duckdb = duckdb
+        self._worker = ThreadPoolExecutor(1, "imap-wal-query")
         # Otherwise a name in a query could be a variable of the program.
         self._connection = duckdb.connect(
             ":memory:",
@@ -97,7 +101,22 @@ class Database:
         }
 
     def close(self) -> None:
+        """End all queries, and free memory and disk space."""
+        self._worker.shutdown()
         self._connection.close()
+
+    def _wait(self, call: Callable[..., T], *args: Any) -> T:
+        """Call DuckDB in another thread: Python handles no signal during a call, so Ctrl-C would
+        wait for its end."""
+        answer = self._worker.submit(call, *args)
+        try:
+            return answer.result()
+        except KeyboardInterrupt:
+            # Again and again: an interrupt before the query has begun has no effect.
+            while not answer.done():
+                self._connection.interrupt()
+                wait([answer], 0.1)
+            raise
 
     def parse(self, text: str) -> Query:
         """What a text asks for.
@@ -177,8 +196,9 @@ class Database:
         with self._told():
             self._connection.register(_BATCH, batch)
             try:
-                self._connection.execute(
-                    f"INSERT INTO {quoted(schema)}.{quoted(table)} FROM {quoted(_BATCH)}"
+                self._wait(
+                    self._connection.execute,
+                    f"INSERT INTO {quoted(schema)}.{quoted(table)} FROM {quoted(_BATCH)}",
                 )
             finally:
                 self._connection.unregister(_BATCH)
@@ -212,9 +232,10 @@ class Database:
         target = f"{quoted(schema)}.{quoted(table)}"
         self.create(_STAGED, table, columns)
         with self._told():
-            self._connection.execute(
+            self._wait(
+                self._connection.execute,
                 f"INSERT INTO {target} SELECT new.* FROM {quoted(_STAGED)}.{quoted(table)} AS new "  # noqa: S608
-                f"ANTI JOIN {target} AS old ON {both}"
+                f"ANTI JOIN {target} AS old ON {both}",
             )
         self.drop(_STAGED, table)
 
@@ -229,7 +250,7 @@ class Database:
             unknown += (self._duckdb.BinderException,)
         with self._told():
             try:
-                self._connection.sql(query.text)
+                self._wait(self._connection.sql, query.text)
             except unknown:
                 pass
 
@@ -248,15 +269,15 @@ class Database:
             Failed: There is no room for it.
         """
         with self._told(missing):
-            bound = self._connection.sql(query.text)
+            bound = self._wait(self._connection.sql, query.text)
             return Result(
                 _distinct(bound.columns), list(map(str, bound.types)), self._rows(query, missing)
             )
 
     def _rows(self, query: Query, missing: str) -> Iterator[list[tuple[Any, ...]]]:
         with self._told(missing):
-            found = self._connection.execute(query.text)
-            while rows := found.fetchmany(_ROWS):
+            found = self._wait(self._connection.execute, query.text)
+            while rows := self._wait(found.fetchmany, _ROWS):
                 yield rows
 
     def arrow(self, query: Query, missing: str) -> Iterator[Any]:
@@ -266,12 +287,12 @@ class Database:
             import pyarrow as pa
 
         with self._told(missing):
-            bound = self._connection.sql(query.text)
+            bound = self._wait(self._connection.sql, query.text)
             names = _distinct(bound.columns)
             read = getattr(bound, "to_arrow_reader", None) or bound.fetch_arrow_reader
-            reader = read(_ROWS)
+            reader = self._wait(read, _ROWS)
             yield reader.schema.empty_table().rename_columns(names)
-            for batch in reader:
+            while (batch := self._wait(next, reader, None)) is not None:
                 yield pa.Table.from_batches([batch]).rename_columns(names)
 
     def written(self, name: str) -> str:
@@ -287,8 +308,6 @@ class Database:
         except self._duckdb.Error as error:
             name = type(error).__name__
             what = _text(error)
-            if name == "InterruptException":
-                raise KeyboardInterrupt from error
             if name in _OWN_FAULTS:
                 raise Failed(f"the query could not be run: {' '.join(what.split())}") from error
             if "'pytz'" in what:
@@ -299,10 +318,6 @@ class Database:
             elif isinstance(error, self._duckdb.CatalogException) and missing:
                 what = f"{what}\n\n{missing}"
             raise click.UsageError(what) from error
-        except RuntimeError as error:
-            if "interrupt" in str(error).lower():
-                raise KeyboardInterrupt from error
-            raise
 
 
 def fold(name: str) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -23,6 +26,7 @@ from rewrite_cli.entries.database import Database, Query
 from storage_backends import NotFound
 from tests.cli.conftest import Ended, Run
 from tests.kit.orders import LIVE
+from tests.support import eventually
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -183,7 +187,11 @@ def test_names_that_differ_in_case_are_never_mixed_up(run: Run, tmp_path: Path) 
     assert found(run("query", tmp_path, "from orders", "-o", "json")) == {"k": "small"}
     assert found(run("query", tmp_path, 'from "Orders"', "-o", "json")) == {"k": "capital"}
     assert found(run("query", tmp_path, "from OTHER", "-o", "json")) == {"k": 1}
-    for sql in ("from ORDERS", 'from orders, "Orders"'):
+    for sql in (
+        "from ORDERS",
+        'from orders a, "Orders" b',
+        'select key from orders union select key from "ORDERS"',
+    ):
         ended = run("query", tmp_path, sql)
         assert ended.code == 2
         assert "'Orders', 'orders'" in ended.err
@@ -250,7 +258,7 @@ def test_sql_may_come_from_stdin(run: Run, url: str) -> None:
 def test_results_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
     sql = (
         "select key_text, value_json, key, written, null as nothing, true as yes, 1.5 as n, "
-        "sum(1) over () as s, [1, 2] as list, {'a': key} as inner from orders "
+        "9::hugeint as s, [1, 2] as list, {'a': key} as inner from orders "
         "where key_text = 'o1'"
     )
     (row,) = run("query", url, sql, "-o", "json").lines
@@ -342,6 +350,46 @@ def test_raw_begins_again_if_files_are_removed(
     monkeypatch.setattr(ClusterLog, "changes", changes)
     assert run("query", url, "from raw.orders", "-o", "json").lines == before
     assert next(failures, None) is None
+
+
+def test_a_dropped_map_is_known_and_empty(run: Run, url: str) -> None:
+    before = run("query", url, "from raw.orders", "-o", "json").lines
+    assert run("drop", url, "--map", "orders", "--yes").code == 0
+    assert found(run("query", url, "from orders", "-o", "json")) == {}
+    assert len(run("query", url, "from raw.orders", "-o", "json").lines) == len(before), (
+        "until its files are pruned"
+    )
+
+
+def test_ctrl_c_ends_a_query_that_would_take_hours(url: str) -> None:
+    """And its temporary folder is removed."""
+    sql = "select count(*) from range(10000000) a(x), range(10000000) b(y) where x * y % 7 = 3"
+    with subprocess.Popen(
+        [sys.executable, "-m", "rewrite_cli.cli", "query", url, sql],
+        env={**os.environ, "TMPDIR": url.removeprefix("file://")},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:
+        try:
+            root = Path(url.removeprefix("file://"))
+            eventually(lambda: list(root.glob("imap-wal-query-*")), "the query's folder")
+            busy = f"/proc/{process.pid}/stat"
+            start = cpu(busy)
+            eventually(lambda: cpu(busy) > start + 200, "a query that computes")
+            process.send_signal(signal.SIGINT)
+            _, printed = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 130, printed
+    assert printed.strip().endswith("stopped")
+    assert not list(root.glob("imap-wal-query-*"))
+
+
+def cpu(stat: str) -> int:
+    """Processor time of a process, in ticks."""
+    fields = Path(stat).read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
 
 
 def test_control_characters_are_escaped(run: Run, tmp_path: Path) -> None:
