@@ -27,9 +27,9 @@ T = TypeVar("T")
 SCHEMAS = ("latest", "raw")
 """The first one is where names without a schema are looked up."""
 _STAGED, _BATCH = "imap-wal staged", "imap-wal batch"
-_NAMED_IN_TEXT = {"query", "query_table", "json_execute_serialized_sql"}
+_NAMED_IN_TEXT = ("query", "query_table", "json_execute_serialized_sql")
 """Functions that take names of tables as text."""
-_SOURCES = {"BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF"}
+_SOURCES = ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF")
 _OWN_FAULTS = ("OutOfMemoryException", "IOException", "InternalException", "FatalException")
 """Errors of DuckDB that are no mistake in the query."""
 _ROWS = 1000
@@ -89,6 +89,7 @@ class Database:
             ("search_path", SCHEMAS[0]),
             ("memory_limit", f"{memory_bytes}B"),
             ("temp_directory", str(scratch)),
+            ("allow_persistent_secrets", "false"),
             ("enable_external_access", "false"),
             ("lock_configuration", "true"),
         ):
@@ -137,9 +138,9 @@ class Database:
             statements = self._connection.extract_statements(text)
         kinds = [statement.type.name for statement in statements]
         if kinds != ["SELECT"]:
-            found = " and ".join(map(_kind, kinds)) or "none"
             raise click.UsageError(
-                f"it takes one statement that reads, as SELECT, FROM or DESCRIBE; found: {found}"
+                "it takes one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT with IN; "
+                f"found: {' and '.join(kinds) or 'none'}"
             )
         statement = statements[0].query.rstrip("; \t\r\n")
         return Query(statement, self._tables_of(statement))
@@ -332,10 +333,6 @@ def quoted(name: str) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _kind(kind: str) -> str:
-    return "several in one (give PIVOT its values with IN)" if kind == "MULTI" else kind
 
 
 def _text(error: Exception) -> str:

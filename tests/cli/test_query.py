@@ -16,6 +16,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from hazelcast.config import Config
+from hazelcast.core import HazelcastJsonValue
+from hazelcast.serialization.service import SerializationServiceV1
 
 import imap_wal
 from imap_wal.clock import SystemClock
@@ -23,8 +26,10 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
 from rewrite_cli.entries.columns import LATEST, Change, batch, json_of
 from rewrite_cli.entries.database import Database, Query
-from storage_backends import NotFound
+from storage_backends import NotFound, open_store
 from tests.cli.conftest import Ended, Run
+from tests.encrypted import key_file
+from tests.kit.logs import append, node
 from tests.kit.orders import LIVE
 from tests.support import eventually
 
@@ -350,6 +355,42 @@ def test_raw_begins_again_if_files_are_removed(
     monkeypatch.setattr(ClusterLog, "changes", changes)
     assert run("query", url, "from raw.orders", "-o", "json").lines == before
     assert next(failures, None) is None
+
+
+def test_values_of_members_are_decoded(run: Run, tmp_path: Path) -> None:
+    """JSON and text; what Java alone can read has its class and bytes."""
+    service = SerializationServiceV1(Config())
+
+    def data(value: Any) -> bytes:
+        return bytes(service.to_data(value).buffer)
+
+    values = {"json": data(HazelcastJsonValue('{"n": 1}')), "text": data("Grüße"), "java": b"??"}
+    store = open_store(tmp_path.as_uri())
+    log = node(store)
+    append(
+        log,
+        *(
+            ("m", data(name), "java.lang.String", value, "a.B", False, 1, 0, 7, (1, 1, 1, number))
+            for number, (name, value) in enumerate(values.items())
+        ),
+    )
+    log.close()
+    shown = {"json": {"n": 1}, "text": "Grüße", "java": {"class": "a.B", "hex": "3f3f"}}
+    for view in ("m", "raw.m"):
+        assert found(run("query", tmp_path, f"from {view}", "-o", "json")) == shown
+
+
+def test_an_encrypted_log_is_asked_with_its_keys(run: Run, tmp_path: Path) -> None:
+    keys, place = key_file(tmp_path, "a"), tmp_path / "log"
+    with imap_wal.open(place.as_uri(), encryption_keys=keys) as store:
+        store.map("m")["archived"] = 1
+        store.archive()
+        store.map("m")["in a segment"] = 2
+    given = ("--encryption-keys", keys)
+    ended = run(*given, "query", place, "from m", "-o", "json")
+    assert found(ended) == {"archived": 1, "in a segment": 2}
+    assert len(run(*given, "query", place, "from raw.m", "-o", "json").lines) == 2
+    assert run("query", place, "from m").code == 1
 
 
 def test_a_dropped_map_is_known_and_empty(run: Run, url: str) -> None:

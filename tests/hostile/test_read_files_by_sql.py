@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 from click.testing import CliRunner, Result
 
@@ -48,7 +49,6 @@ STATEMENTS = [
     "select getenv('HOME')",
     "from database",
     "from progress",
-    "from duckdb_secrets()",
     "create table kept as from orders",
     "insert into orders from orders",
     "delete from orders",
@@ -77,16 +77,32 @@ def test_sql_reaches_nothing_but_the_maps(tmp_path: Path, statement: str) -> Non
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+def test_stored_secrets_of_duckdb_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB keeps them in the home folder."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with duckdb.connect() as connection:
+        connection.execute("create persistent secret mine (type http, bearer_token 'x')")
+        assert connection.execute("select name from duckdb_secrets()").fetchall() == [("mine",)]
+    with imap_wal.open(f"file://{tmp_path}/log") as store:
+        store.map("orders")["k"] = 1
+    ended = ask(f"file://{tmp_path}/log", "from duckdb_secrets()", "-o", "json")
+    assert ended.stdout == ""
+    assert "mine" not in ended.output
+
+
 def test_settings_stay_locked_where_only_reading_is_possible(tmp_path: Path) -> None:
     with imap_wal.open(f"file://{tmp_path}/log") as store:
         store.map("orders")["k"] = 1
     ended = ask(
         f"file://{tmp_path}/log",
         "select name, value from duckdb_settings() where name in ('enable_external_access', "
-        "'lock_configuration', 'autoload_known_extensions') order by name",
+        "'lock_configuration', 'autoload_known_extensions', 'python_enable_replacements') "
+        "order by name",
         "-o", "csv",
     )  # fmt: skip
     assert ended.stdout.split() == [
         "name,value", "autoload_known_extensions,false", "enable_external_access,false",
-        "lock_configuration,true",
+        "lock_configuration,true", "python_enable_replacements,false",
     ]  # fmt: skip

@@ -44,6 +44,8 @@ def log(tmp_path: Path) -> str:
         ("verify", "-o", "json"),
         ("ls",),
         ("prune", "--dry-run"),
+        ("query",),
+        ("query", "-o", "json"),
     ],
 )
 def test_a_log_with_escape_sequences_is_printed_without_them(
