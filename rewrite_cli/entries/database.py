@@ -8,6 +8,7 @@ DuckDB takes names of tables without regard to case.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ _NAMED_IN_TEXT = ("query", "query_table", "json_execute_serialized_sql")
 _SOURCES = ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF")
 _OWN_FAULTS = ("OutOfMemoryException", "IOException", "InternalException", "FatalException")
 """Errors of DuckDB that are no mistake in the query."""
+_ENDING = re.compile(r"(?:;|--[^\n]*|\s)\s*\Z")
+"""A semicolon or a comment at the end. DuckDB puts a query into another one, where it must have
+neither."""
 _ROWS = 1000
 
 
@@ -135,15 +139,27 @@ class Database:
         if "\0" in text:
             raise click.UsageError("the query has a NUL character; leave it out")
         with self._told():
-            statements = self._connection.extract_statements(text)
-        kinds = [statement.type.name for statement in statements]
+            kinds, statement = self._statements(text)
         if kinds != ["SELECT"]:
             raise click.UsageError(
                 "it takes one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT with IN; "
                 f"found: {' and '.join(kinds) or 'none'}"
             )
-        statement = statements[0].query.rstrip("; \t\r\n")
+        with self._told():
+            while (shorter := _ENDING.sub("", statement)) != statement:
+                try:
+                    found, _ = self._statements(shorter)
+                except self._duckdb.ParserException:
+                    found = []
+                if found != kinds:  # it was inside a text
+                    break
+                statement = shorter
         return Query(statement, self._tables_of(statement))
+
+    def _statements(self, text: str) -> tuple[list[str], str]:
+        """The kinds of all statements, and the text of the first."""
+        found = self._connection.extract_statements(text)
+        return [each.type.name for each in found], found[0].query if found else ""
 
     def _tables_of(self, statement: str) -> frozenset[tuple[str, str]] | None:
         ((tree,),) = self._connection.execute(
@@ -151,7 +167,10 @@ class Database:
         ).fetchall()
         found: set[tuple[str, str]] = set()
         others = False
-        waiting = [json.loads(tree)]
+        try:
+            waiting = [json.loads(tree)]
+        except RecursionError:
+            return None
         if waiting[0].get("error"):
             return None
         while waiting:

@@ -152,7 +152,7 @@ def _cell(value: Any, type: str) -> str:
 def _json_value(value: Any, type: str) -> Any:
     match value:
         case str() if type == _JSON:
-            return json.loads(value)
+            return _parsed(value)
         case bytes() | bytearray() | memoryview():
             return _hex(value)
         case dict():
@@ -167,6 +167,14 @@ def _json_value(value: Any, type: str) -> Any:
             return value.isoformat()
         case _:
             return str(value)
+
+
+def _parsed(text: str) -> Any:
+    """The text itself if Python cannot read it as JSON, such as a number of 5,000 digits."""
+    try:
+        return finite(json.loads(text))
+    except (ValueError, RecursionError):
+        return text
 
 
 def _hex(data: bytes | bytearray | memoryview) -> str:

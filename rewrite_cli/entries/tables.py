@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import click
 
@@ -38,24 +38,25 @@ class Selection:
     as_of_ms: int | None = None
 
 
-@dataclass
 class _Buffer:
-    """Changes of one table that are inserted together."""
+    """Changes that are inserted together. Its memory does not depend on the number of tables."""
 
-    put: Callable[[Sequence[Change]], None]
-    changes: list[Change] = field(default_factory=list)
-    size: int = 0
+    def __init__(self, put: Callable[[str, Sequence[Change]], None]) -> None:
+        self._put = put
+        self._changes: dict[str, list[Change]] = {}
+        self._rows = self._size = 0
 
     def add(self, change: Change) -> None:
-        self.changes.append(change)
-        self.size += len(change.row[KEY] or b"") + len(change.row[VALUE] or b"")
-        if len(self.changes) >= _BATCH_ROWS or self.size >= _BATCH_BYTES:
+        self._changes.setdefault(change.row[MAP], []).append(change)
+        self._rows += 1
+        self._size += len(change.row[KEY] or b"") + len(change.row[VALUE] or b"")
+        if self._rows >= _BATCH_ROWS or self._size >= _BATCH_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        if self.changes:
-            self.put(self.changes)
-        self.changes, self.size = [], 0
+        for name, changes in self._changes.items():
+            self._put(name, changes)
+        self._changes, self._rows, self._size = {}, 0, 0
 
 
 def prepare(database: Database, query: Query) -> None:
@@ -117,7 +118,7 @@ def load(database: Database, query: Query | None, selection: Selection, tell: Te
 
 
 def _load_latest(database: Database, name: str, merged: Iterable[LiveCluster]) -> None:
-    buffer = _Buffer(lambda changes: database.insert("latest", name, batch(LATEST, changes)))
+    buffer = _Buffer(lambda name, rows: database.insert("latest", name, batch(LATEST, rows)))
     for each in merged:
         if name in each.names:
             for rows in each.rows(name):
@@ -166,28 +167,20 @@ def _read_raw(
     as_of_ms: int | None,
     tell: Tell,
 ) -> None:
-    def logged(name: str) -> _Buffer:
-        return _Buffer(lambda changes: database.insert("raw", name, batch(RAW, changes)))
-
-    def kept(name: str) -> _Buffer:
-        return _Buffer(lambda changes: database.stage(name, RAW, batch(RAW, changes)))
-
-    of_logs = {name: logged(name) for name in names}
-    of_snapshots = {name: kept(name) for name in names}
+    of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(RAW, rows)))
+    of_snapshots = _Buffer(lambda name, rows: database.stage(name, RAW, batch(RAW, rows)))
     count = 0
     for changes in log.changes(maps=names, policy=policy, positions=True, covered=True):
         decoder.add_metadata(changes.metadata)
-        buffers = of_snapshots if changes.positions is None else of_logs
+        buffer = of_snapshots if changes.positions is None else of_logs
         places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
         for row, place in zip(changes.rows, places, strict=True):
             if as_of_ms is None or row[TIMESTAMP_MS] <= as_of_ms:
-                buffers[row[MAP]].add(
-                    Change(row, decoder, log.namespace, log.cluster, changes.node, place)
-                )
+                buffer.add(Change(row, decoder, log.namespace, log.cluster, changes.node, place))
         count += len(changes.rows)
         tell(f"{log.namespace}/{log.cluster}: {count:,} changes")
-    for buffer in (*of_logs.values(), *of_snapshots.values()):
-        buffer.flush()
+    of_logs.flush()
+    of_snapshots.flush()
     for name in names:
         database.absorb("raw", name, RAW, _ONE_CHANGE)
 

@@ -260,6 +260,28 @@ def test_sql_may_come_from_stdin(run: Run, url: str) -> None:
     assert found(ended) == LIVE
 
 
+@pytest.mark.parametrize(
+    ("sql", "answer"),
+    [
+        ("select 1 as x; -- the end", 1),
+        ("select 1 as x -- the end;\n;;\n-- x", 1),
+        ("select '; -- x' as x", "; -- x"),
+        ("select 'a\n-- x;' as x ;", "a\n-- x;"),
+        ("select $$;$$ as x", ";"),
+        (f"select {'+'.join(['1'] * 900)} as x", 900),
+    ],
+)
+def test_a_statement_may_end_in_any_way(run: Run, url: str, sql: str, answer: Any) -> None:
+    assert run("query", url, sql, "-o", "json").lines == [{"x": answer}]
+
+
+def test_json_that_python_cannot_read_stays_text(run: Run, url: str) -> None:
+    digits = "1" * 5000
+    sql = f"select '{digits}'::json as x, to_json('nan'::double) as y"
+    (row,) = run("query", url, sql, "-o", "json").lines
+    assert row["x"] == digits
+
+
 def test_results_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
     sql = (
         "select key_text, value_json, key, written, null as nothing, true as yes, 1.5 as n, "
