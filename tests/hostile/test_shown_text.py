@@ -128,6 +128,18 @@ def test_values_of_many_levels_are_shown_as_bytes() -> None:
     text(decoded)
 
 
+@pytest.mark.parametrize(
+    "number",
+    [10**5000, -(10**5000), {10**5000: [10**5000]}],
+    ids=["positive", "negative", "inside"],
+)
+def test_a_number_of_thousands_of_digits_is_hexadecimal(number: Any) -> None:
+    """Python refuses to print it in decimal digits, so it would end `dump`, `export` and
+    `query`."""
+    assert hex(10**5000) in text(number)
+    assert hex(10**5000) in json.dumps(plain(number))
+
+
 def test_large_plain_values_are_still_shown() -> None:
     value = [{"name": "x" * 1000, "numbers": list(range(100))} for _ in range(1000)]
     row = ("m", b"", "", msgpack.packb(value), "msgpack", False, 0, 0, 0, (1, 0, 1, 1))
