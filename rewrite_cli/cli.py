@@ -43,6 +43,7 @@ COMMANDS = {
     "archive": "turn sealed segments into Parquet",
     "rewrite": "keep only the newest of every key: publish a snapshot",
     "prune": "remove what a snapshot covers",
+    "query": "ask a log with SQL",
     "export": "the live entries as jsonl, csv or parquet",
     "restore": "what a restart would load, or a clean copy of it",
     "encryption-key": "a new key for encryption at rest; the key of the Parquet files",

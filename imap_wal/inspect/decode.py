@@ -134,6 +134,8 @@ def _data_reader(schemas: Iterable[Schema]) -> Callable[[bytes], Any]:
 
 
 _LEVELS_MAX = 100
+_DECIMAL_BITS = 2**13
+"""About 2,500 digits."""
 _SHOWN_BYTES_MIN = 1024 * 1024
 _SHOWN_FACTOR = 16
 
@@ -225,8 +227,11 @@ def _refuse_shared_keys(data: bytes) -> None:
 
 def plain(value: Any) -> Any:
     """A value for JSON: dates as ISO text, decimals as text, bytes as {"hex"}, opaque ones as
-    {"class", "hex"}; keys of dicts as text."""
+    {"class", "hex"}; keys of dicts as text. A number of thousands of digits is hexadecimal text,
+    because Python refuses to print it otherwise."""
     match value:
+        case int() if value.bit_length() > _DECIMAL_BITS:
+            return hex(value)
         case None | bool() | int() | float() | str():
             return value
         case Opaque():

@@ -140,6 +140,12 @@ class MaterializedView:
                 name for name in self._index.maps() if next(self.keys(name, 1000), None) is not None
             ]
 
+    def names(self) -> list[str]:
+        """Names of all maps that have any entry in the log, even if only tombstones."""
+        with self._lock:
+            self._check_open()
+            return self._index.maps()
+
     def hash_keys(self, count: int) -> None:
         """Hash keys for listings of some of `count` partitions. A later call hashes only new
         keys."""

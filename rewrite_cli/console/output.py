@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -98,10 +98,18 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    title: str = "",
+    *,
+    prose: Collection[str] = _PROSE,
+    wrapped: Collection[str] = _LONG,
+) -> None:
     """Numbers are right-aligned, text left-aligned. A column called `… bytes` shows KiB, MiB, GiB.
-    Outside a terminal, plain text: each row is one line of any length, and its prose follows on
-    further lines."""
+    Outside a terminal, plain text: each row is one line of any length, and the text of its `prose`
+    columns follows on further lines. In a terminal, cells of `wrapped` columns may take several
+    lines."""
     kept = [list(row) for row in rows]
     numeric = [
         any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept)
@@ -111,7 +119,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         [_cell(column, value) for column, value in zip(columns, row, strict=True)] for row in kept
     ]
     if not sys.stdout.isatty():
-        for line in _plain(columns, cells, numeric, title):
+        for line in _plain(columns, cells, numeric, title, prose):
             echo(line)
         return
     table = Table(
@@ -125,7 +133,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         table.add_column(
             column,
             justify="right" if right else "left",
-            no_wrap=column not in _LONG,
+            no_wrap=column not in wrapped,
             overflow="fold",
         )
     for row in cells:
@@ -134,10 +142,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def _plain(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool], title: str
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numeric: Sequence[bool],
+    title: str,
+    prose: Collection[str],
 ) -> Iterator[str]:
     rows = [[text.replace("\n", "\\n") for text in row] for row in rows]
-    short = [at for at, column in enumerate(columns) if column not in _PROSE]
+    short = [at for at, column in enumerate(columns) if column not in prose]
     widths = {at: max(len(row[at]) for row in [columns, *rows]) for at in short}
 
     def line(row: Sequence[str]) -> str:

@@ -3,7 +3,7 @@ and copies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from imap_wal.clock import SystemClock
-from imap_wal.entry import TIMESTAMP_MS, Row
+from imap_wal.entry import MAP, TIMESTAMP_MS, Row
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
@@ -34,6 +34,9 @@ class LiveCluster:
 
     view: ClusterView
     maps: list[str]
+    """Those with live entries; all of them in a state at an earlier time."""
+    names: list[str]
+    """All maps of the scope, also those without live entries."""
     rows: Callable[[str], Iterator[list[Row]]]
     decoder: Decoder
     metadata: list[tuple[Any, ...]]
@@ -101,6 +104,7 @@ def _now(
     return LiveCluster(
         view,
         maps,
+        _names(newest.names(), view, scope),
         newest.rows,
         Decoder(metadata, note),
         metadata,
@@ -136,6 +140,7 @@ def _as_of(
         closing(NewestIndex(settings.restore_memory_bytes, settings.scratch))
     )
     metadata: dict[tuple[Any, ...], None] = {}
+    seen: set[str] = set()
     records = 0
     for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
         index.add(
@@ -143,6 +148,7 @@ def _as_of(
             [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],
             clears=changes.clears,
         )
+        seen.update(row[MAP] for row in changes.rows)
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")
@@ -160,9 +166,15 @@ def _as_of(
     return LiveCluster(
         view,
         maps,
+        _names(seen, view, scope),
         rows,
         Decoder(metadata, note),
         list(metadata),
         clock.monotonic() - start,
         records,
     )
+
+
+def _names(merged: Iterable[str], view: ClusterView, scope: Scope) -> list[str]:
+    """The merged maps, and those of which a snapshot has dropped all entries."""
+    return sorted(name for name in {*merged, *view.manifest.snapshots} if scope.wants_map(name))

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import duckdb
+import msgpack
 import pytest
 
 import imap_wal
+from imap_wal.clock import SystemClock
 from rewrite_cli import cli
 
 ROOT = Path(__file__).parents[2]
@@ -153,3 +156,34 @@ def test_only_tables_exceed_100_columns() -> None:
             assert len(line) <= 100 or table or link, (
                 f"{page.relative_to(ROOT)}:{number} has {len(line)} columns"
             )
+
+
+def test_the_query_of_the_format_page_finds_what_is_live(tmp_path: Path) -> None:
+    """It sees archives alone: of two nodes, with deleted, expired and cleared keys."""
+    (query,) = (text for name, text in blocks("sql") if "format.md" in name)
+    url = f"file://{tmp_path}/log"
+    with imap_wal.open(url, node="n1") as store:
+        orders = store.map("orders")
+        orders.update(dict.fromkeys(range(5), "cleared"))
+        orders.clear()
+        store.archive()
+        orders.update({number: number for number in range(3, 9)})
+        orders.update({"": "an empty key", "none": None})
+        orders.put("long", "lives", ttl=1000)
+        del orders[4]
+        store.archive()
+    with imap_wal.open(url, node="n2", clock=SystemClock(-10_000)) as store:
+        orders = store.map("orders")
+        orders[6] = "of n2"
+        del orders[7]
+        orders.put(8, "expired", ttl=5)
+        orders["again"] = 1
+        del orders["again"]
+        orders["again"] = 2
+        store.archive()
+    with imap_wal.open(url, node="n3") as store:
+        live = dict(store.map("orders").items())
+    assert live.keys() == {3, 5, 6, "", "none", "long", "again"}
+    rows = duckdb.sql(query.replace("…", f"{tmp_path}/log/*/*")).fetchall()
+    assert {msgpack.unpackb(key): msgpack.unpackb(value) for key, value in rows} == live
+    assert len(rows) == len(live)

@@ -44,6 +44,8 @@ def log(tmp_path: Path) -> str:
         ("verify", "-o", "json"),
         ("ls",),
         ("prune", "--dry-run"),
+        ("query",),
+        ("query", "-o", "json"),
     ],
 )
 def test_a_log_with_escape_sequences_is_printed_without_them(
@@ -124,6 +126,18 @@ def test_values_of_many_levels_are_shown_as_bytes() -> None:
     assert isinstance(decoded, Opaque)
     json.dumps(plain(decoded))
     text(decoded)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [10**5000, -(10**5000), {10**5000: [10**5000]}],
+    ids=["positive", "negative", "inside"],
+)
+def test_a_number_of_thousands_of_digits_is_hexadecimal(number: Any) -> None:
+    """Python refuses to print it in decimal digits, so it would end `dump`, `export` and
+    `query`."""
+    assert hex(10**5000) in text(number)
+    assert hex(10**5000) in json.dumps(plain(number))
 
 
 def test_large_plain_values_are_still_shown() -> None:

@@ -1,0 +1,161 @@
+"""`imap-wal query`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from imap_wal.settings import Settings
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.times import Moment
+from rewrite_cli.entries import results
+from rewrite_cli.entries.database import Database, Query, Result
+from rewrite_cli.entries.live import partial_option
+from rewrite_cli.entries.tables import COLUMNS, Selection, load, prepare
+
+CSV, PARQUET = "csv", "parquet"
+_ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
+
+
+@click.command()
+@scope_options(nodes=False)
+@click.argument("sql", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice([out.TABLE, out.JSON, CSV, PARQUET]),
+    envvar="IMAP_WAL_OUTPUT",
+    help="Format of the results. Default: from the ending of --to, else a table.",
+)
+@click.option(
+    "--to",
+    "target",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file, written whole or not at all. Default: stdout.",
+)
+@click.option("--as-of", type=Moment(), help="The log as of this time: 2026-11-21T10:00, or 2h.")
+@partial_option
+def command(
+    scope: Scope,
+    sql: str | None,
+    output: str | None,
+    target: Path | None,
+    as_of: int | None,
+    partial: bool,
+) -> None:
+    """Ask a log with SQL, in the dialect of DuckDB. It only reads.
+
+    \b
+    orders            the live entries of the map, as a restart would load them
+    latest.orders     the same
+    raw.orders        every change of it, with node and position
+    "my map", "a.b"   other names need quotes
+
+    SQL is one statement; - reads it from stdin. Without SQL: the views and their columns. Keys and
+    values are decoded in key_text and value_json, and times are UTC. In JSON one line is one row;
+    bytes are hex:…, as `dump --key` takes them. A table has the first 1,000 rows.
+
+    \b
+    Examples:
+      imap-wal query /var/lib/maps
+      imap-wal query /var/lib/maps "select key_text, value_json->>'state' as state from orders"
+      imap-wal query /var/lib/maps "select node, count(*) from raw.orders group by all" -o json
+      imap-wal query /var/lib/maps "from orders" --to orders.parquet --as-of 2h
+    """
+    form = _form(output, target)
+    settings = Settings()
+    with tempfile.TemporaryDirectory(prefix="imap-wal-query-") as scratch:
+        database = Database(Path(scratch), settings.restore_memory_bytes)
+        try:
+            query = None if sql is None else database.parse(_text(sql))
+            if query is not None:
+                prepare(database, query)
+            with out.progress() as progress:
+                task = progress.add_task("reading")
+                names = load(
+                    database,
+                    query,
+                    Selection(scope, partial, as_of),
+                    lambda words: progress.update(task, description=words),
+                )
+            if query is None:
+                _print_views(database, names, form)
+            else:
+                _answer(database, query, names, form, target)
+        finally:
+            database.close()
+
+
+def _form(output: str | None, target: Path | None) -> str:
+    if target is None:
+        if output == PARQUET:
+            raise click.UsageError("parquet needs a file: --to orders.parquet")
+        return output or out.TABLE
+    if not target.name:
+        raise click.UsageError("--to is empty; name a file, as in --to orders.csv")
+    form = output if output not in (None, out.TABLE) else _ENDINGS.get(target.suffix[1:])
+    if form is None:
+        raise click.UsageError(
+            f"--to {target}: its ending says no format; end it with .json, .csv or .parquet, or "
+            "add -o"
+        )
+    return form
+
+
+def _text(sql: str) -> str:
+    return sys.stdin.read() if sql == "-" else sql
+
+
+def _answer(
+    database: Database, query: Query, names: list[str], form: str, target: Path | None
+) -> None:
+    there = ", ".join(map(database.written, map(out.shown, names))) or "none"
+    missing = f"The maps are: {there}. Every change of a map x is in raw.x."
+    if form == PARQUET:
+        assert target is not None
+        count = results.write_parquet(database.arrow(query, missing), target)
+    else:
+        result = database.run(query, missing)
+        if form == out.TABLE:
+            results.print_table(result)
+            return
+        count = _write(form, result, target)
+    if target is not None:
+        out.note(f"{count:,} rows in {target}")
+
+
+def _write(form: str, result: Result, target: Path | None) -> int:
+    if form == out.JSON:
+        return results.write_json(result, target)
+    return results.write_csv(result, target)
+
+
+def _print_views(database: Database, names: list[str], form: str) -> None:
+    views = [
+        {"view": view, "map": name, "has": has}
+        for name in names
+        for view, has in (
+            (database.written(name), "live entries"),
+            (f"raw.{database.written(name)}", "every change"),
+        )
+    ]
+    latest = {column.name for column in COLUMNS["latest"]}
+    columns = [
+        {
+            "column": column.name,
+            "type": column.type,
+            "in": "both" if column.name in latest else "raw",
+            "has": column.what,
+        }
+        for column in COLUMNS["raw"]
+    ]
+    if form == out.JSON:
+        out.print_json({"views": views, "columns": columns})
+        return
+    for rows in (views, columns):
+        out.print_table(list(rows[0]) if rows else ["view"], [list(row.values()) for row in rows])
+        out.echo("")

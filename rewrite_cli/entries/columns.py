@@ -1,0 +1,186 @@
+"""Entries as columns for SQL: keys and values as a person reads them, beside their bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    KEY_CLASS,
+    ORDER,
+    PARTITION,
+    TIMESTAMP_MS,
+    VALUE,
+    VALUE_CLASS,
+    Row,
+    is_clear,
+)
+from imap_wal.format import Position
+from imap_wal.inspect.decode import Decoder, plain, text
+from storage_backends.extras import needs
+
+_YEAR_1_MS, _YEAR_9999_MS = -62_135_596_800_000, 253_402_300_799_999
+"""The times that DuckDB and Python both have."""
+
+
+class Change(NamedTuple):
+    """One entry, and where it was read."""
+
+    row: Row
+    decoder: Decoder
+    namespace: str
+    cluster: str
+    node: str = ""
+    position: Position | None = None
+
+
+class Column(NamedTuple):
+    """One column of a view."""
+
+    name: str
+    type: str
+    """In SQL."""
+    what: str
+    of: Callable[[Change], Any]
+
+
+def _key_text(change: Change) -> str | None:
+    if is_clear(change.row):
+        return None
+    return _storable(text(change.decoder.key(change.row)))
+
+
+def _value_json(change: Change) -> str | None:
+    return None if change.row[DELETED] else json_of(change.decoder.value(change.row))
+
+
+def _expires_at_ms(change: Change) -> int:
+    return 0 if is_clear(change.row) else change.row[EXPIRES_AT_MS]
+
+
+def _position(change: Change) -> str | None:
+    return None if change.position is None else str(change.position)
+
+
+_READABLE = (
+    Column("key_text", "VARCHAR", "the key, as `dump` prints it", _key_text),
+    Column("value_json", "JSON", "the value", _value_json),
+    Column(
+        "written",
+        "TIMESTAMP",
+        "time of the change, UTC",
+        lambda change: _microseconds(change.row[TIMESTAMP_MS]),
+    ),
+    Column(
+        "expires",
+        "TIMESTAMP",
+        "when it expires, UTC; NULL: never",
+        lambda change: _microseconds(_expires_at_ms(change) or None),
+    ),
+)
+_PLACE = (
+    Column("deleted", "BOOLEAN", "a tombstone or a clear", lambda change: change.row[DELETED]),
+    Column("clear", "BOOLEAN", "deletes a whole partition", lambda change: is_clear(change.row)),
+    Column("node", "VARCHAR", "whose log it is in", lambda change: change.node),
+    Column("position", "VARCHAR", "where; NULL: only in a snapshot", _position),
+)
+_STORED = (
+    Column("key", "BLOB", "the bytes in the log", lambda change: change.row[KEY]),
+    Column("value", "BLOB", "the bytes in the log", lambda change: change.row[VALUE]),
+    Column("key_class", "VARCHAR", "its class", lambda change: change.row[KEY_CLASS]),
+    Column("value_class", "VARCHAR", "its class", lambda change: change.row[VALUE_CLASS]),
+    Column("timestamp_ms", "BIGINT", "as in the log", lambda change: change.row[TIMESTAMP_MS]),
+    Column("expires_at_ms", "BIGINT", "as in the log; 0: never", _expires_at_ms),
+    Column("partition", "BIGINT", "Hazelcast's partition", lambda change: change.row[PARTITION]),
+    *(
+        Column(
+            name,
+            "BIGINT",
+            f"part {part + 1} of the order",
+            lambda change, part=part: change.row[ORDER][part],  # type: ignore[misc]
+        )
+        for part, name in enumerate(("incarnation", "partition_version", "session", "request"))
+    ),
+    Column("namespace", "VARCHAR", "of the log", lambda change: change.namespace),
+    Column("cluster", "VARCHAR", "of the log", lambda change: change.cluster),
+)
+LATEST: Sequence[Column] = (*_READABLE, *_STORED)
+RAW: Sequence[Column] = (*_READABLE, *_PLACE, *_STORED)
+
+
+def batch(columns: Sequence[Column], changes: Sequence[Change]) -> Any:
+    """The changes as Arrow columns.
+
+    Args:
+        columns: `LATEST` or `RAW`.
+        changes: The entries, with their places.
+
+    Returns:
+        A `pyarrow.Table`.
+
+    Raises:
+        MissingExtra: pyarrow is not installed, or hazelcast-python-client for entries of members.
+    """
+    with needs("archive"):
+        import pyarrow as pa
+
+    types = {
+        "VARCHAR": pa.string(),
+        "JSON": pa.string(),
+        "BLOB": pa.binary(),
+        "BOOLEAN": pa.bool_(),
+        "BIGINT": pa.int64(),
+        "TIMESTAMP": pa.timestamp("us"),
+    }
+    return pa.table(
+        {
+            column.name: pa.array(map(column.of, changes), types[column.type], size=len(changes))
+            for column in columns
+        }
+    )
+
+
+def json_of(value: Any) -> str:
+    """A value as JSON that every reader accepts.
+
+    Args:
+        value: What `Decoder.value` returns.
+
+    Returns:
+        JSON text as `dump -o json` prints it, but NaN and infinities are text.
+    """
+    shown = plain(value)
+    try:
+        return _storable(json.dumps(shown, ensure_ascii=False, allow_nan=False))
+    except ValueError:
+        return _storable(json.dumps(finite(shown), ensure_ascii=False))
+
+
+def finite(value: Any) -> Any:
+    """The value with text for NaN and infinities, which JSON cannot have."""
+    match value:
+        case float() if not math.isfinite(value):
+            return str(value)
+        case dict():
+            return {key: finite(item) for key, item in value.items()}
+        case list():
+            return [finite(item) for item in value]
+        case _:
+            return value
+
+
+def _storable(text: str) -> str:
+    """Without lone surrogates, which UTF-8 cannot have."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _microseconds(milliseconds: int | None) -> int | None:
+    """None for a time that is no date; an entry may have any number."""
+    if milliseconds is None or not _YEAR_1_MS <= milliseconds <= _YEAR_9999_MS:
+        return None
+    return milliseconds * 1000

@@ -1,0 +1,218 @@
+"""The maps of a log as tables of a `Database`: `latest` has the live entries, as a restore would
+load them, and `raw` every change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import click
+
+from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, VALUE
+from imap_wal.format import Position
+from imap_wal.inspect.decode import Decoder
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
+from imap_wal.settings import RecoveryPolicy
+from rewrite_cli.console.output import note
+from rewrite_cli.console.selection import Scope
+from rewrite_cli.entries.columns import LATEST, RAW, Change, Column, batch
+from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
+from rewrite_cli.entries.live import LiveCluster, Tell, merge
+from storage_backends import NotFound, SegmentStore
+
+COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
+_BATCH_ROWS = 10_000
+_BATCH_BYTES = 16 * 1024 * 1024
+_ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", "incarnation",
+               "partition_version", "session", "request")  # fmt: skip
+"""Columns that tell one change from all others."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which logs are read, and how: the options of the command."""
+
+    scope: Scope
+    partial: bool = False
+    as_of_ms: int | None = None
+
+
+class _Buffer:
+    """Changes that are inserted together. Its memory does not depend on the number of tables."""
+
+    def __init__(self, put: Callable[[str, Sequence[Change]], None]) -> None:
+        self._put = put
+        self._changes: dict[str, list[Change]] = {}
+        self._rows = self._size = 0
+
+    def add(self, change: Change) -> None:
+        self._changes.setdefault(change.row[MAP], []).append(change)
+        self._rows += 1
+        self._size += len(change.row[KEY] or b"") + len(change.row[VALUE] or b"")
+        if self._rows >= _BATCH_ROWS or self._size >= _BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        for name, changes in self._changes.items():
+            self._put(name, changes)
+        self._changes, self._rows, self._size = {}, 0, 0
+
+
+def prepare(database: Database, query: Query) -> None:
+    """Check a query before anything is read. All tables have the same columns, so it is known what
+    fits them.
+
+    Raises:
+        click.UsageError: DuckDB refuses the query.
+    """
+    for schema, table in query.tables or ():
+        database.create(schema, table, COLUMNS[schema])
+    database.check(query)
+    for schema, table in query.tables or ():
+        database.drop(schema, table)
+
+
+def load(database: Database, query: Query | None, selection: Selection, tell: Tell) -> list[str]:
+    """Read the log, and put into the database what the query needs.
+
+    Args:
+        database: What it is put into.
+        query: What will be asked; None: nothing.
+        selection: Which logs.
+        tell: Gets a text about the progress.
+
+    Returns:
+        The names of all maps of the scope.
+
+    Raises:
+        click.UsageError: The query does not say which of two maps it means.
+        ImapWalError, StorageError: The log cannot be read, or is damaged.
+    """
+    scope = selection.scope
+    with ExitStack() as stack:
+        store, views = stack.enter_context(scope.open())
+        merged = [
+            merge(
+                store,
+                view,
+                scope,
+                stack,
+                tell,
+                partial=selection.partial,
+                as_of_ms=selection.as_of_ms,
+            )
+            for view in views
+        ]
+        scope.note_empty(name for each in merged for name in each.names)
+        names = sorted({name for each in merged for name in each.names})
+        wanted = {} if query is None else _wanted(query, names)
+        for name in wanted.get("latest", ()):
+            tell(f"loading {name}")
+            database.create("latest", name, LATEST)
+            _load_latest(database, name, merged)
+        if wanted.get("raw"):
+            for each in merged:
+                _load_raw(database, wanted["raw"], store, each, selection, tell)
+    return names
+
+
+def _load_latest(database: Database, name: str, merged: Iterable[LiveCluster]) -> None:
+    buffer = _Buffer(lambda name, rows: database.insert("latest", name, batch(LATEST, rows)))
+    for each in merged:
+        if name in each.names:
+            for rows in each.rows(name):
+                for row in rows:
+                    buffer.add(Change(row, each.decoder, each.view.namespace, each.view.cluster))
+    buffer.flush()
+
+
+def _load_raw(
+    database: Database,
+    names: Iterable[str],
+    store: SegmentStore,
+    merged: LiveCluster,
+    selection: Selection,
+    tell: Tell,
+) -> None:
+    """Every change of one cluster, once: with its position if a file of a node still has it."""
+    policy = RecoveryPolicy.PARTIAL if selection.partial else RecoveryPolicy.FULL
+    view = merged.view
+    log = ClusterLog(store, view.namespace, view.cluster)
+    decoder = Decoder(
+        (from_manifest(item) for node in view.nodes for item in node.manifest.metadata), note
+    )
+    decoder.add_metadata(merged.metadata)
+    mine = [name for name in names if name in merged.names]
+    for name in mine:
+        database.create("raw", name, RAW)
+    for attempt in range(ATTEMPTS):
+        try:
+            _read_raw(database, mine, log, decoder, policy, selection.as_of_ms, tell)
+            return
+        # Files were removed while they were read: begin again.
+        except NotFound:
+            if attempt == ATTEMPTS - 1:
+                raise
+            for name in mine:
+                database.forget("raw", name, view.namespace, view.cluster)
+
+
+def _read_raw(
+    database: Database,
+    names: Sequence[str],
+    log: ClusterLog,
+    decoder: Decoder,
+    policy: RecoveryPolicy,
+    as_of_ms: int | None,
+    tell: Tell,
+) -> None:
+    of_logs = _Buffer(lambda name, rows: database.insert("raw", name, batch(RAW, rows)))
+    of_snapshots = _Buffer(lambda name, rows: database.stage(name, RAW, batch(RAW, rows)))
+    count = 0
+    for changes in log.changes(maps=names, policy=policy, positions=True, covered=True):
+        decoder.add_metadata(changes.metadata)
+        buffer = of_snapshots if changes.positions is None else of_logs
+        places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
+        for row, place in zip(changes.rows, places, strict=True):
+            if as_of_ms is None or row[TIMESTAMP_MS] <= as_of_ms:
+                buffer.add(Change(row, decoder, log.namespace, log.cluster, changes.node, place))
+        count += len(changes.rows)
+        tell(f"{log.namespace}/{log.cluster}: {count:,} changes")
+    of_logs.flush()
+    of_snapshots.flush()
+    for name in names:
+        database.absorb("raw", name, RAW, _ONE_CHANGE)
+
+
+def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:
+    """The maps that a query reads, for each schema. What is no map is left out: it may be a name
+    that the query itself defines."""
+    if query.tables is None:
+        whole = _apart(names)
+        return dict.fromkeys(SCHEMAS, whole)
+    found: dict[str, dict[str, str]] = {schema: {} for schema in SCHEMAS}
+    for schema, table in sorted(query.tables):
+        near = [name for name in names if fold(name) == fold(table)]
+        match = [name for name in near if name == table] or near
+        if not match:
+            continue
+        known = found[schema].setdefault(fold(table), match[0])
+        if len(match) > 1 or known != match[0]:
+            raise click.UsageError(
+                f"SQL cannot distinguish the maps {', '.join(map(repr, near))}: write one of them "
+                "exactly, and ask for each with a query of its own"
+            )
+    return {schema: sorted(tables.values()) for schema, tables in found.items()}
+
+
+def _apart(names: Sequence[str]) -> list[str]:
+    """The names that a table can have."""
+    found: dict[str, str] = {}
+    for name in names:
+        other = found.setdefault(fold(name), name)
+        if "\0" in name:
+            del found[fold(name)]
+        if "\0" in name or other != name:
+            note(f"map {name!r} is left out: SQL cannot name it, or not beside map {other!r}")
+    return sorted(found.values())
