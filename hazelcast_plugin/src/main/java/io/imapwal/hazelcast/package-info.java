@@ -6,7 +6,7 @@
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
  *                                                                  │ NotAppended, OutcomeUnknown
  *          Reconciler ◀── keys whose outcome is unknown ───────────┘
- *             └──▶ SettleProcessor on the key's owner: memory gets what the log has
+ *             └──▶ DoubtProcessor on the key's owner: memory gets what the log has
  *
  * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)
  *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
