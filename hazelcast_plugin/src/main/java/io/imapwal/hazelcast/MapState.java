@@ -221,7 +221,7 @@ final class MapState {
      * log when it gets this owner.
      */
     boolean holds(int partition) {
-        return !wholeness.whole(partition) && plugin.partitions().isOwner(partition);
+        return !wholeness.whole(partition) && plugin.ownership().isOwner(partition);
     }
 
     /**
@@ -230,7 +230,7 @@ final class MapState {
     void demand(int partition) {
         if (!open) {
             closed();
-        } else if (plugin.partitions().owns(partition) && wholeness.demand(partition, !loaded)) {
+        } else if (plugin.ownership().owns(partition) && wholeness.demand(partition, !loaded)) {
             plugin.settlements().wake();
         }
     }
@@ -239,7 +239,7 @@ final class MapState {
     void demandAll() {
         int count = plugin.nodeEngine().getPartitionService().getPartitionCount();
         for (int partition = 0; partition < count; partition++) {
-            if (!wholeness.whole(partition) && plugin.partitions().owns(partition)) {
+            if (!wholeness.whole(partition) && plugin.ownership().owns(partition)) {
                 wholeness.demand(partition, !loaded);
             }
         }
@@ -273,7 +273,7 @@ final class MapState {
         if (reason == null) {
             return;
         }
-        if (!plugin.partitions().isOwner(partition)) {
+        if (!plugin.ownership().isOwner(partition)) {
             // It moved when this was noticed on another thread. Its next owner settles it.
             forget(partition);
             return;
@@ -286,7 +286,7 @@ final class MapState {
 
     /** The map was destroyed, in the log and in memory, or only in part. */
     void destroyed() {
-        for (int partition : plugin.partitions().owned()) {
+        for (int partition : plugin.ownership().owned()) {
             if (open) {
                 doubt(partition, null);
             } else {
@@ -358,7 +358,7 @@ final class MapState {
     void requireSettled(int partition) {
         if (!wholeness.whole(partition)) {
             demand(partition);
-            throw plugin.partitions().owns(partition) ? refusal(partition)
+            throw plugin.ownership().owns(partition) ? refusal(partition)
                     : OrderGuard.moved(partition);
         }
     }
@@ -603,7 +603,7 @@ final class MapState {
         AgentLink link = plugin.link(used);
         learnView(link);
         link.connect();
-        link.viewWithout(plugin.partitions().departures().awaitTurn());
+        link.viewWithout(plugin.ownership().departures().awaitTurn());
         Peers peers = peers(present);
         if (!peers.loaded && peers.missing != null) {
             throw new IllegalStateException(peers.missing);
@@ -636,7 +636,7 @@ final class MapState {
     }
 
     private void awaitAssigned() throws InterruptedException {
-        if (!Polling.until(plugin.partitions()::assigned, OTHERS_NANOS)) {
+        if (!Polling.until(plugin.ownership()::assigned, OTHERS_NANOS)) {
             throw new IllegalStateException(
                     "the cluster's partitions have no owners yet; the cluster's state is "
                     + plugin.nodeEngine().getClusterService().getClusterState());

@@ -362,7 +362,7 @@ final class Reconciler {
         shutOut(doubt);
         if (doubt.lost) {
             // From then on nothing that the lost member has sent is appended.
-            doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
+            doubt.link.viewWithout(plugin.ownership().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
         if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session

@@ -146,8 +146,8 @@ final class WalPlugin {
     }
 
     /** Which partitions this member owns, how it got them, and which members have left. */
-    SettlementService partitions() {
-        return SettlementService.of(nodeEngine);
+    PartitionOwnership ownership() {
+        return PartitionOwnership.of(nodeEngine);
     }
 
     Collection<MapState> states() {

@@ -12,7 +12,7 @@
  *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
  *             LoggedRecordStores hold operations
  *
- * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map,
+ * settle   PartitionOwnership (how did this member get the partition?) ─▶ Wholeness of each map,
  *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
