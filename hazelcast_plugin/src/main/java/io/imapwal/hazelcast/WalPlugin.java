@@ -267,7 +267,7 @@ final class WalPlugin {
     long askForView(AgentLink link) {
         for (String map : maps.keySet()) {
             if (linkOf(map) == link) {
-                return maps.get(map).askForView();
+                return maps.get(map).peers().askForView();
             }
         }
         return 0;
