@@ -122,7 +122,7 @@ final class MapPeers {
             if (!member.localMember()) {
                 answers.add(nodeEngine.getOperationService()
                         .createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new ViewOperation(map, plugin.guard().member().toString()),
+                        (Operation) new ViewOperation(map, plugin.cluster().member().toString()),
                         member.getAddress()).setTryCount(1).invoke());
             }
         }

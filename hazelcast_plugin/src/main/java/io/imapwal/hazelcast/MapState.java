@@ -117,7 +117,7 @@ final class MapState {
                     + "\") was called on a partition's thread before the map was loaded: it would"
                     + " wait for that thread");
         }
-        Membership present = plugin.guard().membership();
+        Membership present = plugin.cluster().membership();
         long began = System.nanoTime();
         synchronized (this) {
             while (!loaded && !tooLong(began)) {
@@ -442,7 +442,7 @@ final class MapState {
     }
 
     private void start(AgentSettings used, int ofGeneration) {
-        Membership present = plugin.guard().membership();
+        Membership present = plugin.cluster().membership();
         thread(() -> {
             try {
                 prepare(used, present);
@@ -465,7 +465,7 @@ final class MapState {
                 return;
             }
             opening = false;
-            if (plugin.guard().isPresent(present)) {
+            if (plugin.cluster().isPresent(present)) {
                 settings = used;
                 // Partitions may have waited since before the map was used here.
                 wholeness.progress();

@@ -234,7 +234,7 @@ final class SettlementWorker {
                     .run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
         }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
-            if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
+            if (each.leaving != null && !plugin.cluster().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
                 plugin.ownership().departures().add(Set.of(each.leaving));
             }

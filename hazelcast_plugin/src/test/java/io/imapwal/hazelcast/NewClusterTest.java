@@ -153,7 +153,7 @@ class NewClusterTest {
      */
     @Test
     void changesSentInFormerClusterDoNotCount() throws Exception {
-        Membership former = WalPlugin.of(a).guard().membership();
+        Membership former = WalPlugin.of(a).cluster().membership();
         assertTrue(WalPlugin.of(members.get(1)).state("orders").isLoaded());
         formNewCluster();
         NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
