@@ -50,7 +50,7 @@ final class AgentLink {
         this.refused = refused;
         this.pending = new AtomicIntegerArray(identity.partitionCount());
         ReentrantLock wire = new ReentrantLock();
-        outcomes = new Outcomes(doubts(reconciler), guard::holds, this::agent);
+        outcomes = new Outcomes(doubts(reconciler), guard::isValid, this::agent);
         connection = new WriteConnection(settings, identity, schemas.new Logged(), this::agent,
                 refused, logger);
         AgentWriter writer = new AgentWriter(connection, outcomes, wire, System::nanoTime,

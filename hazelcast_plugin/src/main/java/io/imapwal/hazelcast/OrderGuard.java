@@ -17,7 +17,7 @@ import java.util.concurrent.atomic.AtomicLongArray;
  * <p>A partition's version rises with each change of its owner. So of two changes of one key by two
  * owners, the one with the greater version is newer. This is true only for changes by the owner,
  * and a migration does not wait for an offloaded store. So the guard reads the version, the
- * ownership, and the version again. The sending thread does the same ({@link #holds}), because a
+ * ownership, and the version again. The sending thread does the same ({@link #isValid}), because a
  * change may have waited in the queue. If the partition migrates after that, the change is sent
  * with the older version. This is correct: the changes of the new owner are newer. Hazelcast
  * refuses the operation before it changes memory, and repeats it on the new owner.
@@ -93,8 +93,8 @@ final class OrderGuard {
         return (long) version << TURN_BITS | turn;
     }
 
-    /** Whether the stamp is still right, so that its change may be sent. */
-    boolean holds(PartitionStamp stamp) {
+    /** Whether the stamp is still valid, so that its change may be sent. */
+    boolean isValid(PartitionStamp stamp) {
         if (stamp.incarnation() != 0) {
             // The owner keeps the partition until it knows the outcome. If the owner is lost, the
             // next incarnation begins.
