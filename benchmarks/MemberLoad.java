@@ -1,6 +1,7 @@
 import com.hazelcast.config.Config;
 import com.hazelcast.config.InMemoryFormat;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.config.NetworkConfig;
 import com.hazelcast.core.Hazelcast;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.map.IMap;
@@ -18,15 +19,26 @@ import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
 
 /**
- * One member under load, in one JVM; prints one line of JSON. Run as a source file:
- * {@code java -cp hazelcast.jar:plugin.jar MemberLoad.java mode=set store=wal agent=ipc:///…
- * callers=64 seconds=10 bytes=100}.
- * Modes: {@code set} (callers set random keys), {@code fill} (putAll of {@code entries}),
- * {@code load} (time until the map is loaded).
- * Stores: {@code none}, {@code noop}, {@code madeup} (a loader that generates the entries),
- * {@code wal} (ours), or a factory's class name.
+ * One member under load, in one JVM. It prints one line of JSON. Run it as a source file:
+ *
+ * <pre>
+ * java -cp hazelcast.jar:plugin.jar MemberLoad.java mode=set store=wal \
+ *     property.agent=ipc:///… callers=64 seconds=10 bytes=100
+ *
+ * mode   set     callers set random keys
+ *        fill    putAll of {@code entries} entries
+ *        load    measures the time until the map is loaded
+ * store  none    no map store
+ *        noop    a map store that does nothing
+ *        madeup  a loader that generates the entries
+ *        wal     the plug-in
+ *        the class name of another factory of map stores
+ * </pre>
  */
 public final class MemberLoad {
+    /** Options with this prefix are properties of the map store. */
+    private static final String PROPERTY = "property.";
+
     public static void main(String[] args) throws Exception {
         Map<String, String> options = new HashMap<>();
         for (String arg : args) {
@@ -49,26 +61,33 @@ public final class MemberLoad {
 
     private static Config config(Map<String, String> options, int entries, int bytes) {
         Config config = new Config();
-        config.setClusterName("bench-" + options.getOrDefault("port", "5801"));
-        config.setProperty("hazelcast.logging.type", "none").setProperty("hazelcast.phone.home.enabled", "false");
+        String port = options.getOrDefault("port", "5801");
+        config.setClusterName("bench-" + port);
+        config.setProperty("hazelcast.logging.type", "none")
+                .setProperty("hazelcast.phone.home.enabled", "false");
         if (options.containsKey("operationThreads")) {
             config.setProperty("hazelcast.operation.thread.count", options.get("operationThreads"));
         }
-        config.getNetworkConfig().setPort(Integer.parseInt(options.getOrDefault("port", "5801"))).getJoin().getAutoDetectionConfig().setEnabled(false);
-        config.getNetworkConfig().getJoin().getMulticastConfig().setEnabled(false);
-        config.getNetworkConfig().getInterfaces().setEnabled(true).addInterface("127.0.0.1");
+        NetworkConfig network = config.getNetworkConfig().setPort(Integer.parseInt(port));
+        network.getJoin().getAutoDetectionConfig().setEnabled(false);
+        network.getJoin().getMulticastConfig().setEnabled(false);
+        network.getInterfaces().setEnabled(true).addInterface("127.0.0.1");
         String store = options.getOrDefault("store", "none");
-        MapStoreConfig storeConfig = config.getMapConfig("bench").setBackupCount(0).setInMemoryFormat(InMemoryFormat.BINARY).getMapStoreConfig();
-        storeConfig.setOffload(Boolean.parseBoolean(options.getOrDefault("offload", "false"))).setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER);
+        MapStoreConfig storeConfig = config.getMapConfig("bench").setBackupCount(0)
+                .setInMemoryFormat(InMemoryFormat.BINARY).getMapStoreConfig();
+        storeConfig.setOffload(Boolean.parseBoolean(options.getOrDefault("offload", "false")))
+                .setInitialLoadMode(MapStoreConfig.InitialLoadMode.EAGER);
         switch (store) {
             case "none" -> storeConfig.setEnabled(false);
             case "noop" -> storeConfig.setEnabled(true).setImplementation(new NoopStore());
-            case "madeup" -> storeConfig.setEnabled(true).setImplementation(new MadeUpLoader(entries, bytes));
+            case "madeup" -> storeConfig.setEnabled(true)
+                    .setImplementation(new MadeUpLoader(entries, bytes));
             default -> {
-                storeConfig.setEnabled(true).setFactoryClassName(store.equals("wal") ? "io.imapwal.hazelcast.WalMapStoreFactory" : store);
+                storeConfig.setEnabled(true).setFactoryClassName(
+                        store.equals("wal") ? "io.imapwal.hazelcast.WalMapStoreFactory" : store);
                 options.forEach((key, value) -> {
-                    if (key.startsWith("property.")) {
-                        storeConfig.setProperty(key.substring(9), value);
+                    if (key.startsWith(PROPERTY)) {
+                        storeConfig.setProperty(key.substring(PROPERTY.length()), value);
                     }
                 });
             }
@@ -76,12 +95,13 @@ public final class MemberLoad {
         return config;
     }
 
-    private static String set(HazelcastInstance member, Map<String, String> options, int bytes) throws Exception {
+    private static String set(HazelcastInstance member, Map<String, String> options, int bytes)
+            throws Exception {
         int callers = Integer.parseInt(options.getOrDefault("callers", "64"));
         long warmupNanos = Long.parseLong(options.getOrDefault("warmup", "5")) * 1_000_000_000L;
         long nanos = Long.parseLong(options.getOrDefault("seconds", "10")) * 1_000_000_000L;
         IMap<Long, Object> map = member.getMap("bench");
-        // Some peers accept no byte arrays; a string of letters has as many bytes.
+        // Some other map stores accept no byte arrays. A string of letters has as many bytes.
         Object value = "string".equals(options.get("values")) ? "v".repeat(bytes) : value(1, bytes);
         int keys = Integer.parseInt(options.getOrDefault("keys", "100000"));
         AtomicBoolean counting = new AtomicBoolean();
@@ -121,13 +141,19 @@ public final class MemberLoad {
             thread.join(10_000);
             hung += thread.isAlive() ? 1 : 0;
         }
-        long[] all = Arrays.stream(latencies).filter(each -> each != null).flatMapToLong(Arrays::stream).sorted().toArray();
-        return String.format("{\"sets_per_second\": %.0f, \"p50_ms\": %.3f, \"p99_ms\": %.3f, \"max_ms\": %.1f, \"errors\": %d, \"hung\": %d}",
-                all.length / seconds, at(all, 0.5), at(all, 0.99), at(all, 1), errors.get(), hung);
+        long[] all = Arrays.stream(latencies).filter(each -> each != null)
+                .flatMapToLong(Arrays::stream).sorted().toArray();
+        return String.format("{\"sets_per_second\": %.0f, \"p50_ms\": %.3f, \"p99_ms\": %.3f,"
+                + " \"max_ms\": %.1f, \"errors\": %d, \"hung\": %d}", all.length / seconds,
+                at(all, 0.5), at(all, 0.99), at(all, 1), errors.get(), hung);
     }
 
+    /** A quantile of latencies, in milliseconds. */
     private static double at(long[] sorted, double quantile) {
-        return sorted.length == 0 ? 0 : sorted[(int) Math.min(sorted.length - 1, quantile * sorted.length)] / 1e6;
+        if (sorted.length == 0) {
+            return 0;
+        }
+        return sorted[(int) Math.min(sorted.length - 1, quantile * sorted.length)] / 1e6;
     }
 
     private static String fill(HazelcastInstance member, int entries, int bytes) {
@@ -140,16 +166,20 @@ public final class MemberLoad {
             }
             map.putAll(batch);
         }
-        return String.format("{\"seconds\": %.3f, \"entries\": %d}", (System.nanoTime() - start) / 1e9, map.size());
+        double seconds = (System.nanoTime() - start) / 1e9;
+        return String.format("{\"seconds\": %.3f, \"entries\": %d}", seconds, map.size());
     }
 
-    private static String load(HazelcastInstance member, int entries, int bytes) throws Exception {
+    private static String load(HazelcastInstance member, int entries, int bytes) {
         long start = System.nanoTime();
         IMap<Long, byte[]> map = member.getMap("bench");
         int size = map.size();
         double seconds = (System.nanoTime() - start) / 1e9;
-        boolean same = size == entries && Arrays.equals(map.get((long) entries / 2), value(entries / 2, bytes));
-        return String.format("{\"seconds\": %.3f, \"entries\": %d, \"right\": %b}", seconds, size, same);
+        int middle = entries / 2;
+        boolean same = size == entries
+                && Arrays.equals(map.get((long) middle), value(middle, bytes));
+        return String.format("{\"seconds\": %.3f, \"entries\": %d, \"right\": %b}", seconds, size,
+                same);
     }
 
     static byte[] value(long key, int bytes) {

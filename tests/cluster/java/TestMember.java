@@ -20,6 +20,7 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.io.Serializable;
 import java.math.BigDecimal;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Objects;
@@ -28,7 +29,10 @@ import java.util.TreeMap;
 import java.util.function.BiFunction;
 import java.util.function.Function;
 
-/** A member that answers questions: one line in, one line out ("= json", or "! exception"). */
+/**
+ * A member that answers questions. It reads each question as one line of words with tabs between
+ * them, and prints one line: "= " and JSON, or "! " and an exception.
+ */
 public final class TestMember {
     private TestMember() {
     }
@@ -97,7 +101,7 @@ public final class TestMember {
         return (int) size.invoke(held);
     }
 
-    // ---- what only Java can do ----
+    // ---- Operations and values that a Python client does not have. ----
 
     private static void write(HazelcastInstance member) {
         IMap<String, Long> computed = member.getMap("java-compute");
@@ -112,7 +116,7 @@ public final class TestMember {
         computed.computeIfAbsent("absent", new Eight());
         computed.set("present", 1L);
         computed.computeIfPresent("present", new Increment());
-        // (sent as a class, Hazelcast 5.7 calls it with null)
+        // A lambda, because Hazelcast 5.7 calls a serializable function with null here.
         computed.computeIfPresent("never", (key, value) -> value + one);
         computed.merge("merged", 5L, Long::sum);
         computed.merge("merged", 6L, Long::sum);
@@ -165,7 +169,7 @@ public final class TestMember {
         JsonObject seen = Json.object();
         for (String key : new TreeMap<>(objects).keySet()) {
             Object value = objects.get(key);
-            seen.add(key, value instanceof byte[] bytes ? java.util.Arrays.toString(bytes)
+            seen.add(key, value instanceof byte[] bytes ? Arrays.toString(bytes)
                     : value.getClass().getSimpleName() + " " + value);
         }
         all.add("objects", seen);
@@ -190,7 +194,7 @@ public final class TestMember {
         return object;
     }
 
-    // ---- classes of the members; a Python client knows only their factory and class ids ----
+    // ---- Classes of the members. A Python client knows only their factory and class ids. ----
 
     public static final class Increment implements BiFunction<String, Long, Long>, Serializable {
         @Override
@@ -242,7 +246,7 @@ public final class TestMember {
         }
     }
 
-    /** A key in the partition of its car. */
+    /** A key that is in the partition of its car. */
     public static final class Wheel implements Serializable, PartitionAware<String> {
         private final int number;
         private final String car;
@@ -309,7 +313,7 @@ public final class TestMember {
         }
     }
 
-    /** Adds to a number, or begins one. */
+    /** Adds to the number of a key. An absent key has the number 0. */
     public static final class Add<K> implements EntryProcessor<K, Long, Long>,
             IdentifiedDataSerializable {
         private long amount;

@@ -35,8 +35,8 @@ final class AgentConnection implements Closeable {
      * Who says hello. It is always the same for one endpoint, except for the UUIDs of member and
      * cluster, which a merge changes.
      */
-    record Identity(OrderGuard cluster, UUID pluginUuid, String pluginVersion, int partitionCount,
-            KnownView view, Pulse pulse) {
+    record Identity(CurrentCluster cluster, UUID pluginUuid, String pluginVersion,
+            int partitionCount, KnownView view, Pulse pulse) {
     }
 
     /** An answer: its header, from where it was read last, its payload, and the bytes of that. */

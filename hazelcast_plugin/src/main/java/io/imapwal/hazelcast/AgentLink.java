@@ -30,7 +30,7 @@ final class AgentLink {
 
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
-    private final OrderGuard guard;
+    private final CurrentCluster cluster;
     private final String member;
     private final Runnable refused;
     private final Outcomes outcomes;
@@ -45,12 +45,12 @@ final class AgentLink {
               Runnable refused) {
         this.settings = settings;
         this.identity = identity;
-        this.guard = guard;
+        this.cluster = identity.cluster();
         this.member = member;
         this.refused = refused;
-        this.pending = new AtomicIntegerArray(guard.partitionCount());
+        this.pending = new AtomicIntegerArray(identity.partitionCount());
         ReentrantLock wire = new ReentrantLock();
-        outcomes = new Outcomes(doubts(reconciler), guard::holds, this::agent);
+        outcomes = new Outcomes(doubts(reconciler), guard::isValid, this::agent);
         connection = new WriteConnection(settings, identity, schemas.new Logged(), this::agent,
                 refused, logger);
         AgentWriter writer = new AgentWriter(connection, outcomes, wire, System::nanoTime,
@@ -86,14 +86,14 @@ final class AgentLink {
 
     /** The newest view of the log that this member's cluster is known to be in; 0: none. */
     long knownView() {
-        return identity.view().of(guard.clusterId(), guard.member());
+        return identity.view().of(cluster.clusterId(), cluster.member());
     }
 
     /** @param view the newest view that another member of the cluster knows; 0: none */
     void learn(long view) {
-        UUID clusterId = guard.clusterId();
+        UUID clusterId = cluster.clusterId();
         if (clusterId != null && view > knownView()) {
-            identity.view().learn(clusterId, guard.member(), view);
+            identity.view().learn(clusterId, cluster.member(), view);
             connection.learned();
         }
     }
@@ -111,7 +111,7 @@ final class AgentLink {
     }
 
     boolean isLeftOut() {
-        return identity.view().barred(guard.member()) != null;
+        return identity.view().barred(cluster.member()) != null;
     }
 
     AgentSettings settings() {
@@ -150,8 +150,8 @@ final class AgentLink {
 
     /** Whether this member was left out of a view since then, or has joined another cluster. */
     private boolean isDisplaced(PartitionStamp stamp) {
-        return isLeftOut() || !stamp.member().equals(guard.member())
-                || !stamp.clusterId().equals(guard.clusterId());
+        return isLeftOut() || !stamp.member().equals(cluster.member())
+                || !stamp.clusterId().equals(cluster.clusterId());
     }
 
     /** How many changes of a partition have a caller that does not have the outcome yet. */
@@ -218,7 +218,7 @@ final class AgentLink {
         // A separate connection: a claim may take long, and appends of the present view may still
         // count.
         try (AgentConnection asking = AgentConnection.open(settings, identity, "read")) {
-            number = asking.view(guard.members(), lost, until);
+            number = asking.view(cluster.members(), lost, until);
             SessionInfo asked = asking.session();
             identity.view().learn(asked.clusterId(), asked.member(), number);
         } catch (IOException e) {
@@ -240,12 +240,12 @@ final class AgentLink {
      * needs it: two halves of a split network must not both load it and then both write.
      */
     void viewWithout(Set<UUID> lost) {
-        UUID clusterId = guard.clusterId();
-        UUID self = guard.member();
+        UUID clusterId = cluster.clusterId();
+        UUID self = cluster.member();
         if (lost.isEmpty() || identity.view().without(clusterId, self, lost)) {
             return;
         }
-        Set<UUID> members = guard.members();
+        Set<UUID> members = cluster.members();
         for (UUID each : lost) {
             if (members.contains(each)) {
                 throw outcomes.unreachable(new IOException("member " + each

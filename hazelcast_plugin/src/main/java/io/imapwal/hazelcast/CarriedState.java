@@ -78,9 +78,9 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     @Override
     public void run() {
-        SettlementService service = getService();
-        service.requireOpen(getPartitionId(), this);
-        service.arrive(getPartitionId(), this);
+        PartitionOwnership ownership = getService();
+        ownership.requireOpen(getPartitionId(), this);
+        ownership.arrive(getPartitionId(), this);
     }
 
     @Override
@@ -128,7 +128,7 @@ public final class CarriedState extends Operation implements IdentifiedDataSeria
 
     @Override
     public String getServiceName() {
-        return SettlementService.NAME;
+        return PartitionOwnership.NAME;
     }
 
     @Override

@@ -161,7 +161,7 @@ final class LeftOut {
             }
             return false;
         }
-        UUID member = plugin.guard().member();
+        UUID member = plugin.cluster().member();
         if (!member.equals(dropped)) {
             dropped = member;
             droppedMaps.clear();
@@ -178,7 +178,7 @@ final class LeftOut {
             }
         }
         boolean oldestIsOut = tellOthers();
-        if (!cluster.isJoined() || !member.equals(plugin.guard().member())) {
+        if (!cluster.isJoined() || !member.equals(plugin.cluster().member())) {
             return true;
         }
         if (cluster.isMaster()) {
@@ -201,8 +201,8 @@ final class LeftOut {
         if (link.isLeftOut()) {
             return true;
         }
-        UUID member = plugin.guard().member();
-        UUID clusterId = plugin.guard().clusterId();
+        UUID member = plugin.cluster().member();
+        UUID clusterId = plugin.cluster().clusterId();
         if (clusterId == null) {
             return false;
         }

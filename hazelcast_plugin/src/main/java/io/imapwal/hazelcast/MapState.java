@@ -1,9 +1,7 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
-import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
@@ -12,22 +10,13 @@ import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.query.impl.IndexRegistry;
 import com.hazelcast.query.impl.IndexUtils;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
-import com.hazelcast.spi.impl.NodeEngineImpl;
-import com.hazelcast.spi.impl.operationservice.Operation;
 
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.HashMap;
 import java.util.List;
-import java.util.Map;
 import java.util.UUID;
-import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
-import java.util.concurrent.ExecutionException;
 import java.util.concurrent.locks.ReentrantLock;
-
-import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
  * What this member knows about one map: whether it may exist here at all, and which of its
@@ -43,20 +32,20 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  *
  * Each member loads the partitions that it owns, from its own agent: a restore is a settlement of
  * partitions with nothing in memory. Operations on a partition wait until it is whole, whatever
- * state Hazelcast gives it.
+ * state Hazelcast gives it. {@link MapPeers} asks the other members about the map.
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
     /** For this time, a failure is the answer to later attempts too. */
     private static final long FAILED_NANOS = TimeUnit.SECONDS.toNanos(5);
-    /** How long {@code getMap} waits for other members, after this one has loaded its own. */
-    private static final long OTHERS_NANOS = TimeUnit.SECONDS.toNanos(2);
-    private static final long ASK_NANOS = TimeUnit.SECONDS.toNanos(2);
+    /** How long an open waits until Hazelcast has assigned the cluster's partitions. */
+    private static final long ASSIGNED_NANOS = TimeUnit.SECONDS.toNanos(2);
     /** A thread that waits looks so often whether a time has passed. */
     private static final long LOOK_MS = 50;
 
     private final WalPlugin plugin;
     private final String map;
+    private final MapPeers peers;
     private final Wholeness wholeness;
     private final HeldIndexes indexes = new HeldIndexes();
     /** Held while partitions of the map are settled: by one thread at a time. */
@@ -81,12 +70,17 @@ final class MapState {
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
         this.map = map;
+        this.peers = new MapPeers(plugin, map);
         this.wholeness = new Wholeness(map,
                 plugin.nodeEngine().getPartitionService().getPartitionCount());
     }
 
     String map() {
         return map;
+    }
+
+    MapPeers peers() {
+        return peers;
     }
 
     Wholeness wholeness() {
@@ -123,27 +117,14 @@ final class MapState {
                     + "\") was called on a partition's thread before the map was loaded: it would"
                     + " wait for that thread");
         }
-        Membership present = plugin.guard().membership();
+        Membership present = plugin.cluster().membership();
         long began = System.nanoTime();
         synchronized (this) {
             while (!loaded && !tooLong(began)) {
                 wait(LOOK_MS);
             }
         }
-        awaitPeers(present);
-    }
-
-    /** Returns when the other members have loaded the map too, or after {@link #OTHERS_NANOS}. */
-    private void awaitPeers(Membership present) throws InterruptedException {
-        long deadline = System.nanoTime() + OTHERS_NANOS;
-        for (CompletableFuture<String> answer : ask(present, true).values()) {
-            try {
-                answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
-            } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: map \"" + map + "\": a member does not say when"
-                        + " it has loaded its partitions", e);
-            }
-        }
+        peers.awaitLoaded(present);
     }
 
     /**
@@ -221,7 +202,7 @@ final class MapState {
      * log when it gets this owner.
      */
     boolean holds(int partition) {
-        return !wholeness.whole(partition) && plugin.partitions().isOwner(partition);
+        return !wholeness.whole(partition) && plugin.ownership().isOwner(partition);
     }
 
     /**
@@ -230,7 +211,7 @@ final class MapState {
     void demand(int partition) {
         if (!open) {
             closed();
-        } else if (plugin.partitions().owns(partition) && wholeness.demand(partition, !loaded)) {
+        } else if (plugin.ownership().owns(partition) && wholeness.demand(partition, !loaded)) {
             plugin.settlements().wake();
         }
     }
@@ -239,7 +220,7 @@ final class MapState {
     void demandAll() {
         int count = plugin.nodeEngine().getPartitionService().getPartitionCount();
         for (int partition = 0; partition < count; partition++) {
-            if (!wholeness.whole(partition) && plugin.partitions().owns(partition)) {
+            if (!wholeness.whole(partition) && plugin.ownership().owns(partition)) {
                 wholeness.demand(partition, !loaded);
             }
         }
@@ -273,7 +254,7 @@ final class MapState {
         if (reason == null) {
             return;
         }
-        if (!plugin.partitions().isOwner(partition)) {
+        if (!plugin.ownership().isOwner(partition)) {
             // It moved when this was noticed on another thread. Its next owner settles it.
             forget(partition);
             return;
@@ -286,7 +267,7 @@ final class MapState {
 
     /** The map was destroyed, in the log and in memory, or only in part. */
     void destroyed() {
-        for (int partition : plugin.partitions().owned()) {
+        for (int partition : plugin.ownership().owned()) {
             if (open) {
                 doubt(partition, null);
             } else {
@@ -358,7 +339,7 @@ final class MapState {
     void requireSettled(int partition) {
         if (!wholeness.whole(partition)) {
             demand(partition);
-            throw plugin.partitions().owns(partition) ? refusal(partition)
+            throw plugin.ownership().owns(partition) ? refusal(partition)
                     : OrderGuard.moved(partition);
         }
     }
@@ -437,97 +418,7 @@ final class MapState {
         }
     }
 
-    /**
-     * What other members answer about a map.
-     *
-     * @param loaded  a member has it in use
-     * @param missing why a member cannot take entries; null when all can
-     */
-    record Peers(boolean loaded, String missing) {
-    }
-
-    /** @param present as which member this one asks */
-    Peers peers(Membership present) {
-        boolean loaded = false;
-        String missing = null;
-        for (Map.Entry<Member, CompletableFuture<String>> each : ask(present, false).entrySet()) {
-            String answer;
-            try {
-                answer = each.getValue().get(60, TimeUnit.SECONDS);
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                answer = "interrupted";
-            } catch (ExecutionException | TimeoutException e) {
-                answer = "member " + each.getKey().getAddress() + " does not answer: "
-                        + Outcomes.reason(ExceptionUtil.peel(e));
-            }
-            switch (answer) {
-                case StatusOperation.LOADED -> loaded = true;
-                case StatusOperation.OPEN, StatusOperation.READY -> { }
-                default -> missing = answer;
-            }
-        }
-        return new Peers(loaded, missing);
-    }
-
-    /** Asks each other member for its {@link StatusOperation status} of the map. */
-    private Map<Member, CompletableFuture<String>> ask(Membership present, boolean whenLoaded) {
-        NodeEngineImpl nodeEngine = plugin.nodeEngine();
-        Map<Member, CompletableFuture<String>> answers = new HashMap<>();
-        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
-            if (!member.localMember()) {
-                answers.put(member, nodeEngine.getOperationService()
-                        .<String>createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new StatusOperation(map, present, whenLoaded),
-                        member.getAddress()).setTryCount(1).invoke());
-            }
-        }
-        return answers;
-    }
-
-    /**
-     * A member that joins is not in the list of a view that was claimed before, so it asks the
-     * others for the view's number.
-     */
-    private void learnView(AgentLink link) {
-        if (!plugin.nodeEngine().getClusterService().isJoined()) {
-            throw new LogUnavailable("member " + plugin.member()
-                    + " has not joined its cluster yet", null);
-        }
-        if (link.knownView() == 0) {
-            link.learn(askForView());
-        }
-    }
-
-    /** The newest view of this map's log that another member knows; 0: none. */
-    long askForView() {
-        NodeEngineImpl nodeEngine = plugin.nodeEngine();
-        List<CompletableFuture<Long>> answers = new ArrayList<>();
-        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
-            if (!member.localMember()) {
-                answers.add(nodeEngine.getOperationService()
-                        .createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new ViewOperation(map, plugin.guard().member().toString()),
-                        member.getAddress()).setTryCount(1).invoke());
-            }
-        }
-        long deadline = System.nanoTime() + ASK_NANOS;
-        long newest = 0;
-        for (CompletableFuture<Long> answer : answers) {
-            try {
-                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()),
-                        TimeUnit.NANOSECONDS));
-            } catch (InterruptedException e) {
-                Thread.currentThread().interrupt();
-                return newest;
-            } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member does not say which view it knows", e);
-            }
-        }
-        return newest;
-    }
-
-    /** This member's answer to another one's {@link #peers}. */
+    /** This member's answer to another one's {@link StatusOperation}. */
     String status() {
         if (open) {
             return loaded ? StatusOperation.LOADED : StatusOperation.OPEN;
@@ -540,7 +431,7 @@ final class MapState {
             }
             AgentSettings used = AgentSettings.of(map, config.getProperties());
             AgentLink link = plugin.link(used);
-            learnView(link);
+            peers.learnView(link);
             link.connect();
             // So both members load their partitions at the same time.
             beginToOpen(used);
@@ -551,7 +442,7 @@ final class MapState {
     }
 
     private void start(AgentSettings used, int ofGeneration) {
-        Membership present = plugin.guard().membership();
+        Membership present = plugin.cluster().membership();
         thread(() -> {
             try {
                 prepare(used, present);
@@ -574,7 +465,7 @@ final class MapState {
                 return;
             }
             opening = false;
-            if (plugin.guard().isPresent(present)) {
+            if (plugin.cluster().isPresent(present)) {
                 settings = used;
                 // Partitions may have waited since before the map was used here.
                 wholeness.progress();
@@ -601,12 +492,12 @@ final class MapState {
 
     private void prepare(AgentSettings used, Membership present) throws Exception {
         AgentLink link = plugin.link(used);
-        learnView(link);
+        peers.learnView(link);
         link.connect();
-        link.viewWithout(plugin.partitions().departures().awaitTurn());
-        Peers peers = peers(present);
-        if (!peers.loaded && peers.missing != null) {
-            throw new IllegalStateException(peers.missing);
+        link.viewWithout(plugin.ownership().departures().awaitTurn());
+        MapPeers.Status others = peers.status(present);
+        if (!others.loaded() && others.missing() != null) {
+            throw new IllegalStateException(others.missing());
         }
         awaitAssigned();
         addIndexes();
@@ -636,7 +527,7 @@ final class MapState {
     }
 
     private void awaitAssigned() throws InterruptedException {
-        if (!Polling.until(plugin.partitions()::assigned, OTHERS_NANOS)) {
+        if (!Polling.until(plugin.ownership()::assigned, ASSIGNED_NANOS)) {
             throw new IllegalStateException(
                     "the cluster's partitions have no owners yet; the cluster's state is "
                     + plugin.nodeEngine().getClusterService().getClusterState());

@@ -1,7 +1,5 @@
 package io.imapwal.hazelcast;
 
-import com.hazelcast.cluster.Member;
-import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
@@ -10,10 +8,8 @@ import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
 import com.hazelcast.spi.impl.operationservice.BackupOperation;
 import com.hazelcast.transaction.TransactionException;
 
-import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.atomic.AtomicLongArray;
-import java.util.stream.Collectors;
 
 /**
  * Gives a change its place among the owners of its partition.
@@ -21,19 +17,17 @@ import java.util.stream.Collectors;
  * <p>A partition's version rises with each change of its owner. So of two changes of one key by two
  * owners, the one with the greater version is newer. This is true only for changes by the owner,
  * and a migration does not wait for an offloaded store. So the guard reads the version, the
- * ownership, and the version again. The sending thread does the same ({@link #holds}), because a
+ * ownership, and the version again. The sending thread does the same ({@link #isValid}), because a
  * change may have waited in the queue. If the partition migrates after that, the change is sent
  * with the older version. This is correct: the changes of the new owner are newer. Hazelcast
  * refuses the operation before it changes memory, and repeats it on the new owner.
- *
- * <p>It also says which cluster and which members this member sees now.
  */
 final class OrderGuard {
     private static final int TURN_BITS = 32;
     private static final long MAX_TURN = (1L << TURN_BITS) - 3;
 
     private final InternalPartitionService partitions;
-    private final ClusterService cluster;
+    private final CurrentCluster cluster;
     /**
      * For each partition, the turn of the changes that are stamped now, counted since this member
      * started: an even number. A place for a transaction takes the odd number after it, and later
@@ -41,9 +35,9 @@ final class OrderGuard {
      */
     private final AtomicLongArray turns;
 
-    OrderGuard(NodeEngine nodeEngine) {
+    OrderGuard(NodeEngine nodeEngine, CurrentCluster cluster) {
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
-        this.cluster = nodeEngine.getClusterService();
+        this.cluster = cluster;
         this.turns = new AtomicLongArray(partitions.getPartitionCount());
     }
 
@@ -55,8 +49,8 @@ final class OrderGuard {
      *                                     operation
      */
     PartitionStamp take(int partitionId) {
-        UUID clusterId = cluster.getClusterId();
-        UUID member = member();
+        UUID clusterId = cluster.clusterId();
+        UUID member = cluster.member();
         InternalPartition partition = partitions.getPartition(partitionId, false);
         int version = partition.version();
         if (clusterId == null || !partition.isLocal() || partition.isMigrating()
@@ -99,19 +93,19 @@ final class OrderGuard {
         return (long) version << TURN_BITS | turn;
     }
 
-    /** Whether the stamp is still right, so that its change may be sent. */
-    boolean holds(PartitionStamp stamp) {
+    /** Whether the stamp is still valid, so that its change may be sent. */
+    boolean isValid(PartitionStamp stamp) {
         if (stamp.incarnation() != 0) {
             // The owner keeps the partition until it knows the outcome. If the owner is lost, the
             // next incarnation begins.
-            return stamp.clusterId().equals(cluster.getClusterId())
-                    && stamp.member().equals(member());
+            return stamp.clusterId().equals(cluster.clusterId())
+                    && stamp.member().equals(cluster.member());
         }
         InternalPartition partition = partitions.getPartition(stamp.partition(), false);
         return partition.isLocal() && !partition.isMigrating()
                 && partition.version() == stamp.version()
-                && stamp.clusterId().equals(cluster.getClusterId())
-                && stamp.member().equals(member());
+                && stamp.clusterId().equals(cluster.clusterId())
+                && stamp.member().equals(cluster.member());
     }
 
     /**
@@ -121,42 +115,6 @@ final class OrderGuard {
     boolean onBackup(int partitionId) {
         return Thread.currentThread() instanceof OperationThread thread
                 && thread.operationRunner(partitionId).currentTask() instanceof BackupOperation;
-    }
-
-    int partitionCount() {
-        return partitions.getPartitionCount();
-    }
-
-    UUID clusterId() {
-        return cluster.getClusterId();
-    }
-
-    UUID member() {
-        return cluster.getLocalMember().getUuid();
-    }
-
-    Membership membership() {
-        return new Membership(clusterId(), member());
-    }
-
-    /** Whether this member is still in that cluster, as the same member. */
-    boolean isPresent(Membership membership) {
-        return membership.clusterId() != null && membership.clusterId().equals(clusterId())
-                && membership.member().equals(member());
-    }
-
-    /**
-     * Whether that member is in this member's cluster now, so that its information is about this
-     * cluster.
-     */
-    boolean isFellow(Membership membership) {
-        return membership.clusterId() != null && membership.clusterId().equals(clusterId())
-                && cluster.getMember(membership.member()) != null;
-    }
-
-    /** The UUIDs of all members, this one included. */
-    Set<UUID> members() {
-        return cluster.getMembers().stream().map(Member::getUuid).collect(Collectors.toSet());
     }
 
     static RetryableHazelcastException moved(int partitionId) {

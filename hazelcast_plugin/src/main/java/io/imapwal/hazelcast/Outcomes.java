@@ -33,16 +33,16 @@ final class Outcomes {
             + " from the log";
 
     private final Doubts doubts;
-    private final Predicate<PartitionStamp> holds;
+    private final Predicate<PartitionStamp> valid;
     private final Supplier<String> agent;
 
     /**
-     * @param holds whether this member has owned the partition since the stamp was made
+     * @param valid whether this member has owned the partition since the stamp was made
      * @param agent name of the agent, for messages
      */
-    Outcomes(Doubts doubts, Predicate<PartitionStamp> holds, Supplier<String> agent) {
+    Outcomes(Doubts doubts, Predicate<PartitionStamp> valid, Supplier<String> agent) {
         this.doubts = doubts;
-        this.holds = holds;
+        this.valid = valid;
         this.agent = agent;
     }
 
@@ -99,7 +99,7 @@ final class Outcomes {
                 change.pending.succeed(change);
             } else if (!belongs(change, now)) {
                 change.pending.fail(change, notAppended(change, cause));
-            } else if (newSession && !holds.test(change.stamp)) {
+            } else if (newSession && !valid.test(change.stamp)) {
                 // In a newer view it would be newer than the changes of the partition's next owner.
                 change.pending.fail(change, OrderGuard.moved(change.stamp.partition()));
             } else {
@@ -111,7 +111,7 @@ final class Outcomes {
 
     /** Whether the changes may be sent in the session now: all of them or none. */
     boolean maySend(List<Change> together, SessionInfo now) {
-        return together.stream().allMatch(each -> holds.test(each.stamp) && belongs(each, now));
+        return together.stream().allMatch(each -> valid.test(each.stamp) && belongs(each, now));
     }
 
     /** Whether the change was made by the member, and in the view, of the session. */
@@ -135,7 +135,7 @@ final class Outcomes {
         RuntimeException failure = pending.failure();
         if (failure == null) {
             for (Change change : changes) {
-                if (!holds.test(change.stamp)) {
+                if (!valid.test(change.stamp)) {
                     throw movedMeanwhile(changes, change, displaced);
                 }
             }

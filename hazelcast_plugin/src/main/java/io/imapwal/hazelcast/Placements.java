@@ -17,7 +17,7 @@ import java.util.concurrent.ConcurrentMap;
  *  nothing ───────────────▶ placed ─────────────────────────────────────────────▶ logged
  *     ▲                       │  other changes of the key wait                      │
  *     │                       │  not logged: ReleaseOperation                       │ memory
- *     │                       │  not known, or coordinator lost: SettleProcessor    │ is changed
+ *     │                       │  not known, or coordinator lost: DoubtProcessor     │ is changed
  *     └───────────────────────┴─────────────────────────────────────────────────────┘
  * </pre>
  *

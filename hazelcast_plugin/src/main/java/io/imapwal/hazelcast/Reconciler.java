@@ -23,7 +23,7 @@ import java.util.concurrent.TimeoutException;
  *
  * <p>First it needs a new welcome. From then on the agent appends nothing more of the old
  * connection. A request above the last one of the welcome is certainly not in the log, so memory is
- * already correct. For the rest, a {@link SettleProcessor} runs on the owner of the key. After a
+ * already correct. For the rest, a {@link DoubtProcessor} runs on the owner of the key. After a
  * clear, the whole partition is compared with the log. The reconciler retries until it succeeds.
  * Its thread runs only while there is something to settle.
  *
@@ -362,7 +362,7 @@ final class Reconciler {
         shutOut(doubt);
         if (doubt.lost) {
             // From then on nothing that the lost member has sent is appended.
-            doubt.link.viewWithout(plugin.partitions().departures().awaitTurn());
+            doubt.link.viewWithout(plugin.ownership().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
         if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session
@@ -379,7 +379,7 @@ final class Reconciler {
         AgentSettings settings = doubt.link.settings();
         plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
-        return map.submitToKey(key.key, new SettleProcessor(key.map, key.key, doubt.transaction))
+        return map.submitToKey(key.key, new DoubtProcessor(key.map, key.key, doubt.transaction))
                 .toCompletableFuture();
     }
 }

@@ -143,7 +143,7 @@ final class RecordStores {
             if (plugin != null && plugin.isWhole(map, partition)) {
                 return false;
             }
-            return SettlementService.of(nodeEngine).isOwner(partition)
+            return PartitionOwnership.of(nodeEngine).isOwner(partition)
                     && WalMapStoreFactory.isNamed(nodeEngine, map)
                     && !(PartitionThreads.task(partition) instanceof MapPartitionDestroyOperation);
         }

@@ -234,23 +234,23 @@ final class SettlementWorker {
                     .run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
         }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
-            if (each.leaving != null && !plugin.guard().members().contains(each.leaving)) {
+            if (each.leaving != null && !plugin.cluster().members().contains(each.leaving)) {
                 // Hazelcast reports it later, on another thread.
-                plugin.partitions().departures().add(Set.of(each.leaving));
+                plugin.ownership().departures().add(Set.of(each.leaving));
             }
         }
-        Set<UUID> lost = plugin.partitions().departures().awaitTurn();
+        Set<UUID> lost = plugin.ownership().departures().awaitTurn();
         link.viewWithout(lost);
         // Partitions that were gained while the view was claimed are settled too.
         Map<Integer, Wholeness.Unsettled> unsettled = state.wholeness().unsettled();
         Map<Integer, Wholeness.Unsettled> now = ready(unsettled);
-        if (!plugin.partitions().departures().members().equals(lost)) {
+        if (!plugin.ownership().departures().members().equals(lost)) {
             return false;
         }
         if (!now.isEmpty()) {
             compare(state, now);
         }
-        return plugin.partitions().assigned() && noteLoaded(state, generation)
+        return plugin.ownership().assigned() && noteLoaded(state, generation)
                 && !state.wholeness().isAnyUnsettled();
     }
 
@@ -307,7 +307,7 @@ final class SettlementWorker {
         unsettled.forEach((id, reason) -> {
             InternalPartition partition = partitions.getPartition(id, false);
             if (reason.leaving != null
-                    && !plugin.partitions().departures().members().contains(reason.leaving)) {
+                    && !plugin.ownership().departures().members().contains(reason.leaving)) {
                 reason.reason = "member " + reason.leaving
                         + " handed it over with changes whose outcome is not known, and has not"
                         + " left yet";

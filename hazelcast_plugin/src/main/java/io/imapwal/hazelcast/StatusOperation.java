@@ -33,7 +33,7 @@ public final class StatusOperation extends NamedMapOperation {
     @Override
     public void run() {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
-        answer = plugin.guard().isFellow(asker) ? plugin.state(map).status()
+        answer = plugin.cluster().isFellow(asker) ? plugin.state(map).status()
                 : "member " + plugin.member() + " is not in the same cluster any more";
         if (whenLoaded && (OPEN.equals(answer) || READY.equals(answer))) {
             deferred = true;

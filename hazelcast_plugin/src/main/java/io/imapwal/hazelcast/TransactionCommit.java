@@ -141,7 +141,7 @@ final class TransactionCommit {
             items.computeIfAbsent(part.partition, id -> new ArrayList<>())
                     .add(new PlaceOperation.Item(part.map, part.key, part.thread, part.version));
         }
-        UUID coordinator = plugin.guard().member();
+        UUID coordinator = plugin.cluster().member();
         Map<Integer, Future<Long>> asked = new LinkedHashMap<>();
         items.forEach((partition, each) -> asked.put(partition,
                 invoke(new PlaceOperation(transaction, lockOwner, coordinator, each,

@@ -24,7 +24,7 @@ public final class ViewOperation extends NamedMapOperation {
     public void run() {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
         // A member that this one has lost already must not learn the number of the view without it.
-        if (plugin.guard().members().stream().anyMatch(uuid -> uuid.toString().equals(asker))) {
+        if (plugin.cluster().members().stream().anyMatch(uuid -> uuid.toString().equals(asker))) {
             AgentLink link = plugin.linkOf(map);
             answer = link == null ? 0 : link.knownView();
         }

@@ -39,6 +39,7 @@ final class WalPlugin {
     private final NodeEngineImpl nodeEngine;
     private final HazelcastInstance instance;
     private final ILogger logger;
+    private final CurrentCluster cluster;
     private final OrderGuard guard;
     private final SchemaLog schemas;
     private final Reconciler reconciler;
@@ -59,7 +60,8 @@ final class WalPlugin {
         this.instance = instance;
         this.nodeEngine = instance.node.getNodeEngine();
         this.logger = nodeEngine.getLogger("io.imapwal.hazelcast");
-        this.guard = new OrderGuard(nodeEngine);
+        this.cluster = new CurrentCluster(nodeEngine);
+        this.guard = new OrderGuard(nodeEngine, cluster);
         this.placements = new Placements(guard);
         this.schemas = new SchemaLog(nodeEngine);
         this.reconciler = new Reconciler(this);
@@ -123,6 +125,10 @@ final class WalPlugin {
         return nodeEngine.getPartitionService().getPartitionCount();
     }
 
+    CurrentCluster cluster() {
+        return cluster;
+    }
+
     OrderGuard guard() {
         return guard;
     }
@@ -146,8 +152,8 @@ final class WalPlugin {
     }
 
     /** Which partitions this member owns, how it got them, and which members have left. */
-    SettlementService partitions() {
-        return SettlementService.of(nodeEngine);
+    PartitionOwnership ownership() {
+        return PartitionOwnership.of(nodeEngine);
     }
 
     Collection<MapState> states() {
@@ -267,7 +273,7 @@ final class WalPlugin {
     long askForView(AgentLink link) {
         for (String map : maps.keySet()) {
             if (linkOf(map) == link) {
-                return maps.get(map).askForView();
+                return maps.get(map).peers().askForView();
             }
         }
         return 0;
@@ -311,7 +317,7 @@ final class WalPlugin {
      */
     private AgentConnection.Identity identity(AgentSettings settings) {
         return identities.computeIfAbsent(settings.agent(), agent ->
-                new AgentConnection.Identity(guard, UUID.randomUUID(), VERSION,
+                new AgentConnection.Identity(cluster, UUID.randomUUID(), VERSION,
                 nodeEngine.getPartitionService().getPartitionCount(), new KnownView(),
                 new Pulse(settings)));
     }

@@ -7,8 +7,8 @@ import com.hazelcast.nio.serialization.DataSerializableFactory;
 public final class WalSerializerHook implements DataSerializerHook {
     static final int FACTORY_ID = -77_001;
     static final int STATUS = 2;
-    static final int SETTLE = 4;
-    static final int SETTLE_BACKUP = 5;
+    static final int DOUBT_PROCESSOR = 4;
+    static final int DOUBT_PROCESSOR_BACKUP = 5;
     static final int VIEW = 20;
     static final int LOOK = 21;
     static final int FORGET = 22;
@@ -30,8 +30,8 @@ public final class WalSerializerHook implements DataSerializerHook {
     public DataSerializableFactory createFactory() {
         return id -> switch (id) {
             case STATUS -> new StatusOperation();
-            case SETTLE -> new SettleProcessor();
-            case SETTLE_BACKUP -> new SettleProcessor.OnBackup();
+            case DOUBT_PROCESSOR -> new DoubtProcessor();
+            case DOUBT_PROCESSOR_BACKUP -> new DoubtProcessor.OnBackup();
             case VIEW -> new ViewOperation();
             case LOOK -> new LookOperation();
             case FORGET -> new ForgetOperation();

@@ -6,13 +6,14 @@
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
  *                                                                  │ NotAppended, OutcomeUnknown
  *          Reconciler ◀── keys whose outcome is unknown ───────────┘
- *             └──▶ SettleProcessor on the key's owner: memory gets what the log has
+ *             └──▶ DoubtProcessor on the key's owner: memory gets what the log has
  *
- * restore  WalMapStore.init ─▶ MapState (is the log there? have the other members opened the map?)
+ * restore  WalMapStore.init ─▶ MapState (is the log there?)
+ *          ─▶ MapPeers (have the other members opened the map?)
  *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
  *             LoggedRecordStores hold operations
  *
- * settle   SettlementService (how did this member get the partition?) ─▶ Wholeness of each map,
+ * settle   PartitionOwnership (how did this member get the partition?) ─▶ Wholeness of each map,
  *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup

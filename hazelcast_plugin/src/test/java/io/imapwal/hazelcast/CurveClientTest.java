@@ -7,24 +7,17 @@ import org.junit.jupiter.api.io.TempDir;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 import software.pando.crypto.nacl.CryptoBox;
-import software.pando.crypto.nacl.SecretBox;
 
-import java.io.DataInputStream;
-import java.io.DataOutputStream;
 import java.io.IOException;
 import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.net.Socket;
-import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
-import java.security.Key;
 import java.security.KeyPair;
-import java.security.PublicKey;
 import java.security.interfaces.XECPrivateKey;
-import java.security.interfaces.XECPublicKey;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HexFormat;
@@ -34,6 +27,8 @@ import java.util.Random;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 
+import static io.imapwal.hazelcast.FakeCurveServer.ascii;
+import static io.imapwal.hazelcast.FakeCurveServer.bytes;
 import static org.junit.jupiter.api.Assertions.assertArrayEquals;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
@@ -41,20 +36,22 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /**
- * CURVE with a server written by hand, which can break the rules. With libzmq:
- * tests/hostile/test_member_over_tcp.py.
+ * CURVE with a server that can break the rules. tests/hostile/test_member_over_tcp.py tests it with
+ * libzmq.
  */
 class CurveClientTest {
     private final KeyPair agent = CryptoBox.keyPair();
     private final KeyPair member = CryptoBox.keyPair();
     private ServerSocket listener;
+    /** What the server's script returned, or the exception that it threw. */
     private CompletableFuture<Object> outcome;
     private AgentSecrets secrets;
     @TempDir
     private Path folder;
 
-    private interface OtherEnd {
-        Object talk(Server server) throws Exception;
+    /** What the server does on a connection. */
+    private interface Script {
+        Object run(FakeCurveServer server) throws Exception;
     }
 
     @BeforeEach
@@ -84,11 +81,11 @@ class CurveClientTest {
         return path.toString();
     }
 
-    private ZmtpConnection connect(OtherEnd other) throws IOException {
+    private ZmtpConnection connect(Script script) throws IOException {
         listener = new ServerSocket(0, 1, InetAddress.getLoopbackAddress());
         outcome = CompletableFuture.supplyAsync(() -> {
             try (Socket socket = listener.accept()) {
-                return other.talk(new Server(socket));
+                return script.run(new FakeCurveServer(socket, agent));
             } catch (Exception e) {
                 return e;
             }
@@ -99,130 +96,6 @@ class CurveClientTest {
 
     private static long in(long ms) {
         return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(ms);
-    }
-
-    private static byte[] bytes(PublicKey key) {
-        byte[] big = ((XECPublicKey) key).getU().toByteArray();
-        byte[] little = new byte[32];
-        for (int i = 0; i < Math.min(32, big.length); i++) {
-            little[i] = big[big.length - 1 - i];
-        }
-        return little;
-    }
-
-    private static byte[] ascii(String text) {
-        return text.getBytes(StandardCharsets.ISO_8859_1);
-    }
-
-    private static byte[] nonce(String prefix, byte[] rest) {
-        return ByteBuffer.allocate(24).put(ascii(prefix)).put(rest).array();
-    }
-
-    /** Does what libzmq does in an agent. */
-    private final class Server {
-        final DataInputStream in;
-        final DataOutputStream out;
-        final KeyPair brief = CryptoBox.keyPair();
-        Key shared;
-        long number = 1;
-        byte[] client;
-        String mechanism = "CURVE";
-        byte[] error;
-        KeyPair identity = agent;
-
-        Server(Socket socket) throws IOException {
-            in = new DataInputStream(socket.getInputStream());
-            out = new DataOutputStream(socket.getOutputStream());
-        }
-
-        Server handshake() throws IOException {
-            byte[] greeting = new byte[64];
-            greeting[0] = (byte) 0xff;
-            greeting[9] = 0x7f;
-            greeting[10] = 3;
-            System.arraycopy(ascii(mechanism), 0, greeting, 12, mechanism.length());
-            out.write(greeting);
-            in.readFully(new byte[64]);
-            byte[] hello = frame();
-            assertEquals(200, hello.length);
-            PublicKey theirs = CryptoBox.publicKey(Arrays.copyOfRange(hello, 80, 112));
-            Key first = CryptoBox.agree(identity.getPrivate(), theirs);
-            assertArrayEquals(new byte[64], SecretBox.fromCombined(
-                    nonce("CurveZMQHELLO---", Arrays.copyOfRange(hello, 112, 120)),
-                    Arrays.copyOfRange(hello, 120, 200)).decrypt(first));
-            byte[] cookie = new byte[96];
-            Arrays.fill(cookie, (byte) 7);
-            byte[] content = ByteBuffer.allocate(128).put(bytes(brief.getPublic())).put(cookie)
-                    .array();
-            byte[] salt = ascii("0123456789abcdef");
-            send(4, ByteBuffer.allocate(168).put(ascii("\7WELCOME")).put(salt)
-                    .put(SecretBox.encrypt(first, nonce("WELCOME-", salt), content)
-                        .getCiphertextWithTag()).array());
-
-            byte[] initiate = frame();
-            assertArrayEquals(cookie, Arrays.copyOfRange(initiate, 9, 105));
-            shared = CryptoBox.agree(brief.getPrivate(), theirs);
-            byte[] about = SecretBox.fromCombined(
-                    nonce("CurveZMQINITIATE", Arrays.copyOfRange(initiate, 105, 113)),
-                    Arrays.copyOfRange(initiate, 113, initiate.length)).decrypt(shared);
-            client = Arrays.copyOf(about, 32);
-            byte[] vouch = SecretBox.fromCombined(nonce("VOUCH---",
-                    Arrays.copyOfRange(about, 32, 48)), Arrays.copyOfRange(about, 48, 128))
-                    .decrypt(CryptoBox.agree(brief.getPrivate(), CryptoBox.publicKey(client)));
-            assertArrayEquals(Arrays.copyOfRange(hello, 80, 112), Arrays.copyOf(vouch, 32));
-            assertArrayEquals(bytes(agent.getPublic()), Arrays.copyOfRange(vouch, 32, 64));
-            assertTrue(new String(about, StandardCharsets.ISO_8859_1).contains("DEALER"));
-            if (error != null) {
-                send(4, error);
-                return this;
-            }
-            byte[] metadata = ascii("\13Socket-Type\0\0\0\6ROUTER");
-            byte[] own = number();
-            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQREADY---", own), metadata)
-                    .getCiphertextWithTag();
-            send(4, ByteBuffer.allocate(14 + box.length).put(ascii("\5READY")).put(own).put(box)
-                    .array());
-            return this;
-        }
-
-        byte[] number() {
-            return ByteBuffer.allocate(8).putLong(number++).array();
-        }
-
-        byte[] frame() throws IOException {
-            int flags = in.read();
-            long size = (flags & 2) != 0 ? in.readLong() : in.read();
-            byte[] body = new byte[(int) size];
-            in.readFully(body);
-            return body;
-        }
-
-        void send(int flags, byte[] body) throws IOException {
-            if (body.length > 255) {
-                out.write(flags | 2);
-                out.writeLong(body.length);
-            } else {
-                out.write(flags);
-                out.write(body.length);
-            }
-            out.write(body);
-        }
-
-        byte[] sealed(int flags, byte[] body) {
-            byte[] own = number();
-            byte[] plain = ByteBuffer.allocate(1 + body.length).put((byte) flags).put(body).array();
-            byte[] box = SecretBox.encrypt(shared, nonce("CurveZMQMESSAGES", own), plain)
-                    .getCiphertextWithTag();
-            return ByteBuffer.allocate(16 + box.length).put(ascii("\7MESSAGE")).put(own).put(box)
-                    .array();
-        }
-
-        byte[] opened() throws IOException {
-            byte[] frame = frame();
-            return SecretBox.fromCombined(nonce("CurveZMQMESSAGEC",
-                    Arrays.copyOfRange(frame, 8, 16)), Arrays.copyOfRange(frame, 16, frame.length))
-                    .decrypt(shared);
-        }
     }
 
     @Test
@@ -256,7 +129,7 @@ class CurveClientTest {
     }
 
     @Test
-    void pingAndPongAreSealedToo() throws Exception {
+    void pingAndPongAreEncrypted() throws Exception {
         try (ZmtpConnection connection = connect(server -> {
             server.handshake();
             server.send(0, server.sealed(2, ascii("\4PING\0\0ctx")));
@@ -286,8 +159,8 @@ class CurveClientTest {
     }
 
     @Test
-    void changedRepeatedOrPlainMessageEndsConnection() throws Exception {
-        for (String attack : List.of("changed", "repeated", "older", "clear", "short", "tag",
+    void changedRepeatedOrPlainMessageEndsTheConnection() throws Exception {
+        for (String attack : List.of("changed", "repeated", "older", "plain", "short", "tag",
                 "empty")) {
             try (ZmtpConnection connection = connect(server -> {
                 server.handshake();
@@ -302,7 +175,7 @@ class CurveClientTest {
                     case "changed" -> changed;
                     case "tag" -> tag;
                     case "repeated", "older" -> first;
-                    case "clear" -> ascii("second");
+                    case "plain" -> ascii("second");
                     case "empty" -> new byte[0];
                     default -> Arrays.copyOf(second, 20);
                 });
@@ -316,35 +189,29 @@ class CurveClientTest {
     }
 
     @Test
-    void agentWithOtherKeyGetsNoData() {
+    void agentWithAnotherKeyGetsNoData() {
         assertThrows(IOException.class, () -> connect(server -> {
-            server.identity = CryptoBox.keyPair();
+            server.keys = CryptoBox.keyPair();
             return server.handshake();
         }));
     }
 
     @Test
-    void welcomeSealedByAnotherIsRefused() {
+    void welcomeOfAnotherPartyIsRefused() {
         for (int size : new int[] {0, 7, 8, 167, 168, 169, 250}) {
             assertThrows(ProtocolException.class, () -> connect(server -> {
-                byte[] greeting = new byte[64];
-                greeting[0] = (byte) 0xff;
-                greeting[9] = 0x7f;
-                greeting[10] = 3;
-                System.arraycopy(ascii("CURVE"), 0, greeting, 12, 5);
-                server.out.write(greeting);
-                server.in.readFully(new byte[64]);
+                server.greet();
                 server.frame();
                 byte[] welcome = new byte[size];
                 System.arraycopy(ascii("\7WELCOME"), 0, welcome, 0, Math.min(size, 8));
-                server.send(4, welcome);
+                server.send(FakeCurveServer.COMMAND, welcome);
                 return server.in.read();
             }), "size " + size);
         }
     }
 
     @Test
-    void refusalNamesFileOfClients() {
+    void refusalNamesTheFileOfClients() {
         AgentError refused = assertThrows(AgentError.class, () -> connect(server -> {
             server.error = ascii("\5ERROR\003400");
             return server.handshake();
@@ -365,14 +232,14 @@ class CurveClientTest {
     }
 
     @Test
-    void invalidKeyOfAgentIsRefused() throws IOException {
+    void invalidAgentKeyIsRefused() throws IOException {
         AgentSecrets zero = new AgentSecrets(secrets.keyFile(), new byte[32], "");
         CurveClient curve = new CurveClient(zero.own(), zero.agentKey());
         assertThrows(ProtocolException.class, curve::hello);
     }
 
     @Test
-    void nonceOfMessageIsNotUsedTwice() throws Exception {
+    void noTwoMessagesHaveTheSameNonce() throws Exception {
         List<byte[]> seen = new ArrayList<>();
         try (ZmtpConnection connection = connect(server -> {
             server.handshake();
@@ -408,29 +275,29 @@ class CurveClientTest {
     @ValueSource(strings = {"rw-r--r--", "rw----r--", "rw-----w-"})
     void keyReadableByOthersIsRefused(String permissions) throws IOException {
         Files.setPosixFilePermissions(Path.of(secrets.keyFile()),
-            PosixFilePermissions.fromString(permissions));
+                PosixFilePermissions.fromString(permissions));
         assertTrue(assertThrows(IOException.class, secrets::own).getMessage()
                 .contains("other users may open it"));
     }
 
     @Test
     void settingsErrorsShowNoSecret() throws IOException {
+        String tcp = "tcp://10.0.0.5:7701";
         String key = secrets.keyFile();
         String agentKey = HexFormat.of().formatHex(secrets.agentKey());
         String token = file("c.token", "t".repeat(64) + "\n");
-        AgentSettings settings =
-                AgentSettings.of("orders", properties("tcp://10.0.0.5:7701", key, agentKey, token));
+        AgentSettings settings = AgentSettings.of("orders",
+                properties(tcp, key, agentKey, token));
         assertEquals("t".repeat(64), settings.secrets().token());
         assertFalse(settings.toString().contains("ttt"));
-        wrong("belong together", "tcp://10.0.0.5:7701", key, "", "");
-        wrong("belong together", "tcp://10.0.0.5:7701", "", agentKey, "");
-        wrong("64 hexadecimal digits", "tcp://10.0.0.5:7701", key, agentKey.substring(1), "");
-        wrong("is for tcp:// endpoints", "ipc:///run/a.sock", key, agentKey, "");
-        wrong("anyone on the network between", "tcp://10.0.0.5:7701", "", "", "");
-        wrong("does not exist", "tcp://10.0.0.5:7701", key + "x", agentKey, "");
-        wrong("no token", "ipc:///run/a.sock", "", "", file("short", "t".repeat(31)));
-        wrong("no public-key", "tcp://10.0.0.5:7701", file("no.key", "name = \"x\"\n"), agentKey,
-                "");
+        assertRefused("belong together", tcp, key, "", "");
+        assertRefused("belong together", tcp, "", agentKey, "");
+        assertRefused("64 hexadecimal digits", tcp, key, agentKey.substring(1), "");
+        assertRefused("is for tcp:// endpoints", "ipc:///run/a.sock", key, agentKey, "");
+        assertRefused("anyone on the network between", tcp, "", "", "");
+        assertRefused("does not exist", tcp, key + "x", agentKey, "");
+        assertRefused("no token", "ipc:///run/a.sock", "", "", file("short", "t".repeat(31)));
+        assertRefused("no public-key", tcp, file("no.key", "name = \"x\"\n"), agentKey, "");
         AgentSettings.of("orders", properties("tcp://127.0.0.1:7701", "", "", token));
     }
 
@@ -443,11 +310,11 @@ class CurveClientTest {
         return properties;
     }
 
-    private static void wrong(String said, String agent, String key, String agentKey,
-            String token) {
+    private static void assertRefused(String reason, String agent, String key,
+            String agentKey, String token) {
         String message = assertThrows(IllegalArgumentException.class,
                 () -> AgentSettings.of("orders", properties(agent, key, agentKey, token)))
                 .getMessage();
-        assertTrue(message.contains(said) && message.contains("\"orders\""), message);
+        assertTrue(message.contains(reason) && message.contains("\"orders\""), message);
     }
 }

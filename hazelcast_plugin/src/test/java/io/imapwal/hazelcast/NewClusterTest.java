@@ -153,7 +153,7 @@ class NewClusterTest {
      */
     @Test
     void changesSentInFormerClusterDoNotCount() throws Exception {
-        Membership former = WalPlugin.of(a).guard().membership();
+        Membership former = WalPlugin.of(a).cluster().membership();
         assertTrue(WalPlugin.of(members.get(1)).state("orders").isLoaded());
         formNewCluster();
         NodeEngineImpl engine = WalPlugin.of(a).nodeEngine();
@@ -171,12 +171,12 @@ class NewClusterTest {
     @Test
     void memberOfFormerClusterIsNotCountedAsLost() throws Exception {
         formNewCluster();
-        SettlementService service = SettlementService.of(WalPlugin.of(a).nodeEngine());
+        PartitionOwnership ownership = WalPlugin.of(a).ownership();
         Member present = members.get(1).getCluster().getLocalMember();
-        service.memberRemoved(new MembershipServiceEvent(
+        ownership.memberRemoved(new MembershipServiceEvent(
                 new MembershipEvent(a.getCluster(), present, MembershipEvent.MEMBER_REMOVED,
                 a.getCluster().getMembers())));
-        assertEquals(Set.of(), service.departures().members());
+        assertEquals(Set.of(), ownership.departures().members());
     }
 
     /** A member that was left out drops its maps, perhaps only after it has joined again. */

@@ -72,7 +72,7 @@ class OpeningTest extends OpeningFixture {
         AgentLink link = WalPlugin.of(b).link(WalPlugin.of(b).state("orders").settings());
         int key = owned(b, 1).get(0);
         // As LeftOut.look does when the log's newest view leaves b out.
-        link.leaveOut(WalPlugin.of(b).guard().member(), "not in the view");
+        link.leaveOut(WalPlugin.of(b).cluster().member(), "not in the view");
         WalPlugin.of(b).states().forEach(state -> WalPlugin.of(b).localMaps().drop(state.map()));
         assertTrue(WalPlugin.of(b).leftOut().isOut());
         Object read;

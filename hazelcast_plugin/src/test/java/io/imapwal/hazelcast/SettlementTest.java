@@ -110,8 +110,7 @@ class SettlementTest extends SettlementFixture {
         HazelcastInstance b = start(1);
         cluster.awaitSafe();
         a.getLifecycleService().terminate();
-        eventually(() -> !SettlementService.of(WalPlugin.of(b).nodeEngine()).departures().members()
-                .isEmpty());
+        eventually(() -> !WalPlugin.of(b).ownership().departures().members().isEmpty());
         b.<Integer, Integer>getMap("orders").set(1, 1);
         assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
     }

@@ -18,15 +18,15 @@ import java.util.UUID;
 import java.util.concurrent.TimeUnit;
 
 /**
- * Sets a key in memory from the log, on the key's owner. The {@link Reconciler} sends it; a whole
- * partition is settled by {@link SettleOperation} instead. No other change of the key runs at the
- * same time: earlier changes are in the log that it reads, and later ones are newer.
+ * Sets a key in doubt in memory from the log, on its owner. The {@link Reconciler} sends it; a
+ * whole partition is settled by {@link SettleOperation} instead. No other change of the key runs at
+ * the same time: earlier changes are in the log that it reads, and later ones are newer.
  *
  * <p>This appends the same value once more, with a newer order. It is the cost of a public
  * interface that keeps backups, indexes, listeners and near caches correct, and only keys in doubt
  * have it.
  */
-public final class SettleProcessor
+public final class DoubtProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
         IdentifiedDataSerializable {
     private String map;
@@ -37,10 +37,10 @@ public final class SettleProcessor
     private transient OnBackup backup;
 
     /** For deserialisation. */
-    public SettleProcessor() {
+    public DoubtProcessor() {
     }
 
-    SettleProcessor(String map, Data key, UUID transaction) {
+    DoubtProcessor(String map, Data key, UUID transaction) {
         this.map = map;
         this.key = key;
         this.transaction = transaction;
@@ -106,7 +106,7 @@ public final class SettleProcessor
 
     @Override
     public int getClassId() {
-        return WalSerializerHook.SETTLE;
+        return WalSerializerHook.DOUBT_PROCESSOR;
     }
 
     /**
@@ -176,7 +176,7 @@ public final class SettleProcessor
 
         @Override
         public int getClassId() {
-            return WalSerializerHook.SETTLE_BACKUP;
+            return WalSerializerHook.DOUBT_PROCESSOR_BACKUP;
         }
     }
 }

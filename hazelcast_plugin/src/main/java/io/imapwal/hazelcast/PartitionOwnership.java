@@ -33,8 +33,8 @@ import java.util.stream.IntStream;
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
- * Finds how this member became the owner of each of its partitions. For each map, partitions that
- * it did not get whole from their former owner are settled from the log.
+ * Which partitions this member owns, and how it became the owner of each. For each map, partitions
+ * that it did not get whole from their former owner are settled from the log.
  *
  * <pre>
  *  became owner by                 seen as                         state of the partition
@@ -47,11 +47,12 @@ import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_S
  * Hazelcast calls this class on the partition's thread, while no operation of the partition runs.
  * {@link SettlementWorker} then settles the partitions.
  *
- * <p>As the one service of the plug-in it also installs what Hazelcast has no setting for
- * ({@link #init}), and keeps the members that have left ({@link #departures}).
+ * <p>It also keeps the members that have left ({@link #departures}). As the only service of the
+ * plug-in, it installs the {@link MapServiceHooks} when Hazelcast starts it.
  */
-public final class SettlementService implements ManagedService, MigrationAwareService,
+public final class PartitionOwnership implements ManagedService, MigrationAwareService,
         MembershipAwareService {
+    /** Hazelcast finds the service by this name. */
     static final String NAME = "io.imapwal:settlement";
 
     /** How many maps a migration opens at the same time, each with a thread. */
@@ -67,7 +68,7 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
     /** The members without which a view is needed. */
     private final Departures departures;
 
-    SettlementService(NodeEngine nodeEngine) {
+    PartitionOwnership(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
         this.partitions = (InternalPartitionService) nodeEngine.getPartitionService();
         // Members notice the same loss at their next heartbeats.
@@ -78,15 +79,13 @@ public final class SettlementService implements ManagedService, MigrationAwareSe
                 System::nanoTime);
     }
 
-    static SettlementService of(NodeEngine nodeEngine) {
+    static PartitionOwnership of(NodeEngine nodeEngine) {
         return nodeEngine.getService(NAME);
     }
 
     @Override
     public void init(NodeEngine engine, Properties properties) {
-        LoggedTransactions.install(engine);
-        LoggedMaps.install(engine);
-        RecordStores.install(engine);
+        MapServiceHooks.install(engine);
     }
 
     /**

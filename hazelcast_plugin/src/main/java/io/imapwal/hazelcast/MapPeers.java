@@ -1,0 +1,144 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.cluster.Member;
+import com.hazelcast.internal.util.ExceptionUtil;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.NodeEngineImpl;
+import com.hazelcast.spi.impl.operationservice.Operation;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
+
+/**
+ * Asks the other members about one map: for its status there ({@link StatusOperation}), and for the
+ * newest view of its log ({@link ViewOperation}).
+ */
+final class MapPeers {
+    /** How long {@code getMap} waits for other members, after this one has loaded its own. */
+    private static final long LOADED_NANOS = TimeUnit.SECONDS.toNanos(2);
+    private static final long VIEW_NANOS = TimeUnit.SECONDS.toNanos(2);
+    private static final long STATUS_S = 60;
+
+    private final WalPlugin plugin;
+    private final String map;
+
+    MapPeers(WalPlugin plugin, String map) {
+        this.plugin = plugin;
+        this.map = map;
+    }
+
+    /**
+     * What the other members answer together.
+     *
+     * @param loaded  a member has the map in use
+     * @param missing why a member cannot take entries; null when all can
+     */
+    record Status(boolean loaded, String missing) {
+    }
+
+    /** @param present as which member this one asks */
+    Status status(Membership present) {
+        boolean loaded = false;
+        String missing = null;
+        for (Map.Entry<Member, CompletableFuture<String>> each : ask(present, false).entrySet()) {
+            String answer;
+            try {
+                answer = each.getValue().get(STATUS_S, TimeUnit.SECONDS);
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                answer = "interrupted";
+            } catch (ExecutionException | TimeoutException e) {
+                answer = "member " + each.getKey().getAddress() + " does not answer: "
+                        + Outcomes.reason(ExceptionUtil.peel(e));
+            }
+            switch (answer) {
+                case StatusOperation.LOADED -> loaded = true;
+                case StatusOperation.OPEN, StatusOperation.READY -> { }
+                default -> missing = answer;
+            }
+        }
+        return new Status(loaded, missing);
+    }
+
+    /**
+     * Returns when the other members have loaded the map too, or after {@link #LOADED_NANOS}.
+     *
+     * @param present as which member this one asks
+     */
+    void awaitLoaded(Membership present) throws InterruptedException {
+        long deadline = System.nanoTime() + LOADED_NANOS;
+        for (CompletableFuture<String> answer : ask(present, true).values()) {
+            try {
+                answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: map \"" + map + "\": a member does not say when"
+                        + " it has loaded its partitions", e);
+            }
+        }
+    }
+
+    /** Asks each other member for the map's status. */
+    private Map<Member, CompletableFuture<String>> ask(Membership present, boolean whenLoaded) {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        Map<Member, CompletableFuture<String>> answers = new HashMap<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                answers.put(member, nodeEngine.getOperationService()
+                        .<String>createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new StatusOperation(map, present, whenLoaded),
+                        member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        return answers;
+    }
+
+    /**
+     * A member that joins is not in the list of a view that was claimed before, so it asks the
+     * others for the view's number.
+     */
+    void learnView(AgentLink link) {
+        if (!plugin.nodeEngine().getClusterService().isJoined()) {
+            throw new LogUnavailable("member " + plugin.member()
+                    + " has not joined its cluster yet", null);
+        }
+        if (link.knownView() == 0) {
+            link.learn(askForView());
+        }
+    }
+
+    /** The newest view of the map's log that another member knows; 0: none. */
+    long askForView() {
+        NodeEngineImpl nodeEngine = plugin.nodeEngine();
+        List<CompletableFuture<Long>> answers = new ArrayList<>();
+        for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
+            if (!member.localMember()) {
+                answers.add(nodeEngine.getOperationService()
+                        .createInvocationBuilder(MapService.SERVICE_NAME,
+                        (Operation) new ViewOperation(map, plugin.cluster().member().toString()),
+                        member.getAddress()).setTryCount(1).invoke());
+            }
+        }
+        long deadline = System.nanoTime() + VIEW_NANOS;
+        long newest = 0;
+        for (CompletableFuture<Long> answer : answers) {
+            try {
+                newest = Math.max(newest, answer.get(Math.max(1, deadline - System.nanoTime()),
+                        TimeUnit.NANOSECONDS));
+            } catch (InterruptedException e) {
+                Thread.currentThread().interrupt();
+                return newest;
+            } catch (ExecutionException | TimeoutException e) {
+                plugin.logger().fine("imap-wal: a member does not say which view it knows", e);
+            }
+        }
+        return newest;
+    }
+}
