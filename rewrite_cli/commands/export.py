@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,9 +15,9 @@ import click
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
-from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Scope, scope_options
 from rewrite_cli.console.times import Moment, iso
+from rewrite_cli.console.whole_file import whole_file
 from rewrite_cli.entries.live import LiveCluster, merge, partial_option
 from storage_backends.extras import needs
 
@@ -153,7 +152,7 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
     schema = pa.schema([pa.field(name, pa.string()) for name in COLUMNS])
     count = 0
     with (
-        _whole(target) as temporary,
+        whole_file(target) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd") as writer,
     ):
         batch: list[dict[str, Any]] = []
@@ -181,24 +180,5 @@ def _text_file(target: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    with _whole(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with whole_file(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         yield file
-
-
-@contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A name next to the target, which replaces it at the end. `Failed` if no file can be created
-    there."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
-        temporary.touch()
-    except OSError as error:
-        raise Failed(
-            f"{target} cannot be written: {error.strerror}; name a file in a folder that "
-            "exists and that you may write to"
-        ) from error
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
