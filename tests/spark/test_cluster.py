@@ -249,6 +249,20 @@ def test_a_killed_python_worker_is_replaced(
     check_swept(root, wanted, left_over=True)
 
 
+def test_without_a_master_a_killed_python_worker_is_replaced(root: Path, tmp_path: Path) -> None:
+    """On this machine, with no configuration of the master at all."""
+    wanted = expected(root, tmp_path)
+    job = Driver(root, tmp_path / "gate", "held", {"spark.sql.shuffle.partitions": "2"})
+    try:
+        os.kill(job.attempts(1)[0], signal.SIGKILL)
+        job.go()
+        job.finish()
+    finally:
+        job.process.kill()
+        job.process.wait()
+    check_swept(root, wanted, left_over=True)
+
+
 def test_a_killed_executor_is_replaced(
     driver: Callable[..., Driver], root: Path, tmp_path: Path
 ) -> None:
