@@ -17,6 +17,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rewrite_cli.local_cluster.launcher import die_with_parent
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
 LIBRARIES = ("pyarrow", "pyarrow.libs", "numpy", "numpy.libs")
 """What the workers' Python has, besides Spark's own."""
@@ -74,6 +76,7 @@ def running_cluster(folder: Path) -> Iterator[SparkCluster]:
                 cwd=folder,
                 env={**environment, "SPARK_LOCAL_IP": host},
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
             stack.callback(_end, process)
 

@@ -20,6 +20,7 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from pyspark_imap_wal.package import write_package
+from rewrite_cli.local_cluster.launcher import die_with_parent
 from storage_backends import open_store
 from tests.histories import put
 from tests.kit import spark_cluster
@@ -139,6 +140,7 @@ class Driver:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=dict(spark_cluster.driver_environment()),
+                preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def attempts(self, count: int) -> list[int]:
