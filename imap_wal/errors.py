@@ -21,6 +21,7 @@ ImapWalError
 ├── LogExists               there is already a log of this name
 ├── PositionGone            entries at the position were removed; names the oldest that is left
 ├── LostRace                another process published first
+├── EngineFailed            Spark, which a rewrite was given to, could not start or finish
 ├── NotAllowed              the agent refuses this connection or request
 ├── NotRepairable           damage that `imap-wal repair` cannot decide about by itself
 ├── InvalidSetting          a setting or argument is not valid; also a ValueError
@@ -200,6 +201,15 @@ class PositionGone(ImapWalError):
 class LostRace(ImapWalError):
     """Another process published the next manifest first, and this change no longer fits. Run the
     command again."""
+
+
+class EngineFailed(ImapWalError):
+    """The engine of a rewrite, such as Spark, could not start or finish. Nothing was published.
+    Correct the cause in the text, and run the rewrite again."""
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.advice = advice
 
 
 class NotAllowed(ImapWalError):

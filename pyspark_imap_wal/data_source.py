@@ -7,14 +7,12 @@ spark.read.format("imap_wal").load(url)      raw: every entry that counts; a tas
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
@@ -39,25 +37,6 @@ from storage_backends.location import Location
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
 read spills to the worker's temporary folder."""
-
-
-def session(**options: str) -> SparkSession:
-    """The running Spark session, or a new one on this machine; `options` are for a new one."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    running = SparkSession.getActiveSession()
-    if running is not None:
-        return running
-    builder = SparkSession.builder.appName("imap-wal")
-    defaults = {
-        "spark.master": "local[*]",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-    }
-    for name, value in {**defaults, **options}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
 
 
 LOG_FIELDS = (
@@ -171,12 +150,13 @@ class ImapWalDataSource(DataSource):
 
 @dataclass
 class FilePartition(InputPartition):
-    """For raw: files of one cluster."""
+    """For raw: files of one cluster. `place`: the root with the options that the driver has."""
 
     namespace: str
     cluster: str
     scans: list[FileScan]
     metadata: list[tuple[Any, ...]]
+    place: str
 
 
 @dataclass
@@ -189,6 +169,7 @@ class BucketPartition(InputPartition):
     bucket: int
     now_ms: int
     metadata: list[tuple[Any, ...]]
+    place: str
 
 
 class ImapWalReader(DataSourceReader):
@@ -209,21 +190,26 @@ class ImapWalReader(DataSourceReader):
                 scans = cluster_scans(state, maps=options.maps or None, nodes=options.nodes or None)
                 metadata = _metadata(log, state, options)
                 if options.mode == RAW:
-                    found += [FilePartition(namespace, cluster, [scan], metadata) for scan in scans]
+                    found += [
+                        FilePartition(namespace, cluster, [scan], metadata, store.url)
+                        for scan in scans
+                    ]
                 else:
                     now_ms = log.clock.now_ms()
                     found += [
-                        BucketPartition(namespace, cluster, scans, bucket, now_ms, metadata)
+                        BucketPartition(
+                            namespace, cluster, scans, bucket, now_ms, metadata, store.url
+                        )
                         for bucket in range(options.buckets)
                     ]
         finally:
             store.close()
         if not found:
-            found.append(FilePartition("", "", [], []))  # Spark requires at least one
+            found.append(FilePartition("", "", [], [], options.path))  # Spark requires at least one
         return found
 
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        store = open_store(known(self._options.path))
+    def read(self, partition: Any) -> Iterator[Any]:
+        store = open_store(known(partition.place))
         try:
             batches = (
                 self._raw(store, partition)
@@ -357,9 +343,9 @@ def _decode(
 
 
 def known(url: str) -> Location:
-    """The root with its options from the file that IMAP_WAL_CREDENTIALS names. Each worker reads
-    its own file, so Spark neither shows nor sends secrets. The same is true for keys of an
-    encrypted log: Spark sends only where they come from."""
+    """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
+    machine. Options that the driver has come with the task, and override the file of a worker. Of
+    the keys of an encrypted log, Spark sends only where they come from."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

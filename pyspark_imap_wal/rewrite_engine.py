@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from operator import attrgetter
@@ -43,8 +43,10 @@ from imap_wal.rewrite.plan import (
     Totals,
     worth_reading,
 )
-from imap_wal.security.encryption import open_store
-from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES, known, session
+from imap_wal.version import VERSION
+from pyspark_imap_wal.data_source import LOG_FIELDS, TASK_MEMORY_BYTES
+from pyspark_imap_wal.session import session, spark_errors
+from pyspark_imap_wal.worker import worker_log
 from storage_backends import StorageError
 
 ROWS_A_RANGE = 1_000_000
@@ -84,20 +86,36 @@ ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
 class SparkEngine:
     """See the module's docstring. The workers must reach the storage: a shared directory or an
-    object store. `tasks`: the maximum number of tasks that read at the same time."""
+    object store. The options of the storages, with secrets, go to them inside the tasks, which
+    Spark does not show (`docs/decisions/0038-spark-of-the-user.md`)."""
 
     name = "spark"
 
-    def __init__(self, spark: SparkSession | None = None, tasks: int | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession | None = None,
+        tasks: int | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Args:
+        spark: The session; None: the running one, or a new one.
+        tasks: The maximum number of tasks that read at the same time.
+        properties: Spark's properties for a new session.
+        """
         self._spark = spark
         self._tasks = tasks
+        self._properties = dict(properties or {})
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         if job.url.startswith("memory:"):
             raise InvalidSetting(
                 "Spark's workers cannot see memory:// of this process; use --engine local"
             )
-        spark = self._spark or session()
+        spark = self._spark or session(**self._properties)
+        with spark_errors():
+            return self._merge(spark, job, log)
+
+    def _merge(self, spark: SparkSession, job: RewritePlan, log: ClusterLog) -> Result:
         tasks = self._tasks or spark.sparkContext.defaultParallelism
         combined = self._combine(
             spark,
@@ -246,36 +264,40 @@ def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
 
 
 def _combine(job: RewritePlan) -> ArrowMap:
+    version = VERSION
+
     def combine(batches: Iterator[Any]) -> Iterator[Any]:
-        store = open_store(known(job.url))
         index = NewestIndex(TASK_MEMORY_BYTES, spill=False)
         tally = Tally(job)
-        log = ClusterLog(store, job.namespace, job.cluster)
         try:
-            for batch in batches:
-                for text in batch.column(0).to_pylist():
-                    for scan in pickle.loads(base64.b64decode(text)) if text else []:  # noqa: S301  # from our own driver
-                        for changes in log.read_on(scan, job.maps):
-                            if changes.rows:
-                                tally.add(
-                                    changes,
-                                    count_bytes=scan.kind == SEGMENT,
-                                    settled=scan.kind == SNAPSHOT,
-                                )
-                                counting = job.decisions.counting(changes.node, changes.rows)
-                                index.add(
-                                    changes.node, counting, changes.bytes, clears=changes.clears
-                                )
-                            if index.full:
-                                yield from _newest_so_far(index, tally)
-            yield from _newest_so_far(index, tally)
+            with worker_log(job, version) as log:
+                for scan in _described(batches):
+                    for changes in log.read_on(scan, job.maps):
+                        if changes.rows:
+                            tally.add(
+                                changes,
+                                count_bytes=scan.kind == SEGMENT,
+                                settled=scan.kind == SNAPSHOT,
+                            )
+                            counting = job.decisions.counting(changes.node, changes.rows)
+                            index.add(changes.node, counting, changes.bytes, clears=changes.clears)
+                        if index.full:
+                            yield from _newest_so_far(index, tally)
+                yield from _newest_so_far(index, tally)
         except (ImapWalError, StorageError) as error:
             yield _failure_row(error)
         finally:
             index.close()
-            store.close()
 
     return combine
+
+
+def _described(batches: Iterator[Any]) -> Iterator[FileScan]:
+    """The scans that the driver put into rows."""
+    for batch in batches:
+        for text in batch.column(0).to_pylist():
+            if text:
+                yield from pickle.loads(base64.b64decode(text))  # noqa: S301  # from our own driver
 
 
 def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
@@ -297,16 +319,20 @@ def _newest_so_far(index: NewestIndex, tally: Tally) -> Iterator[Any]:
 
 
 def _write(job: RewritePlan, cleared: Cleared) -> ArrowMap:
+    version = VERSION
+
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         randomness = SystemRandomness()  # two attempts may do the same work at the same time
         attempt = randomness.name()
-        store = open_store(known(job.url))
         found: dict[str, tuple[Part, ...]] = {}
         error = ""
         try:
-            with tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder:
+            with (
+                worker_log(job, version) as log,
+                tempfile.TemporaryDirectory(prefix="imap-wal-rewrite-") as folder,
+            ):
                 writer: PartWriter | None = None
                 current = ""
                 for name, rows, nodes, late, conflicts in newest_of_sorted(batches, cleared):
@@ -314,14 +340,14 @@ def _write(job: RewritePlan, cleared: Cleared) -> ArrowMap:
                         if writer is not None:
                             found[current] = writer.close()
                         current = name
-                        writer = PartWriter(store, job, name, Path(folder), partition, randomness)
+                        writer = PartWriter(
+                            log.store, job, name, Path(folder), partition, randomness
+                        )
                     writer.add(rows, nodes, late, conflicts)
                 if writer is not None:
                     found[current] = writer.close()
         except (ImapWalError, StorageError) as raised:
             error, found = _freeze(raised), {}
-        finally:
-            store.close()
         # The first line is the answer for the range, even if the range is empty.
         lines: list[dict[str, Any]] = [{"attempt": attempt, "partition": partition, "error": error}]
         for name, parts in found.items():

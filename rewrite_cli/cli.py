@@ -42,6 +42,7 @@ COMMANDS = {
     "repair": "a repaired copy of a damaged log; says what is given up",
     "archive": "turn sealed segments into Parquet",
     "rewrite": "keep only the newest of every key: publish a snapshot",
+    "spark": "imap-wal as a zip for the workers of Spark",
     "prune": "remove what a snapshot covers",
     "query": "ask a log with SQL",
     "export": "the live entries as jsonl, csv or parquet",
@@ -169,7 +170,7 @@ def group(
                 f"settings from {found} of the current folder; --config FILE takes those of "
                 "another file"
             )
-        ctx.default_map = config.defaults(found, ctx, list(COMMANDS))
+        ctx.default_map, ctx.obj["spark"] = config.defaults(found, ctx, list(COMMANDS))
 
 
 def main(arguments: list[str] | None = None) -> Any:

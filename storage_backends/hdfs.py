@@ -36,6 +36,7 @@ from storage_backends.errors import (
 )
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
+from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.veil import Veil
 
@@ -104,8 +105,11 @@ class HdfsStore:
                 StorageError(f"{parts.scheme}:// cannot be opened: {error}")
             ) from self._veil.cause(error)
         self._root = parts.path.rstrip("/")
-        self.url = (
-            f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{self._root}"
+        server = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
+        named = {"user": parts.username} if parts.username else {}
+        self.url: str = Location(
+            f"{parts.scheme}://{server}{self._root}",
+            {**named, **(storage_options or {})},  # as in `ObjectStore`
         )
         self.capabilities = Capabilities(
             durable_append=True,

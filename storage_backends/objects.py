@@ -90,7 +90,9 @@ class ObjectStore:
             raise self._veil.over(
                 StorageError(f"{protocol}:// cannot be opened: {type(error).__name__}: {error}")
             ) from self._veil.cause(error)
-        self.url = url.rstrip("/")
+        # With its options: another process of this program may have to open it, for example a
+        # worker of Spark. Its text does not have them.
+        self.url: str = Location(url.rstrip("/"), storage_options)
         self.capabilities = Capabilities(
             durable_append=False,
             durable_sync=True,

@@ -19,12 +19,13 @@ from typing import TypeVar
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import KEY, Row
-from imap_wal.errors import ShortLog
+from imap_wal.errors import MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.older import (
+    MISSING_ADVICE,
     current_cluster,
     foreign_wal,
     mark_beyond,
@@ -290,7 +291,8 @@ class ClusterLog:
         """`read_scan`, also during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
-        a newer snapshot covers them, or after `attempts` in a row that read nothing."""
+        a newer snapshot covers them, or after `attempts` in a row that read nothing. `MissingNode`
+        if this machine does not see the segments of the node."""
         place = scan.since if scan.kind == SEGMENT else None
         try:
             for changes in read_scan(self.store, scan, maps):
@@ -313,6 +315,8 @@ class ClusterLog:
         end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
         until = end if scan.until is None else min(end, scan.until)
         node = self.node(scan.node)
+        if node.missing:  # another process sees its segments; this one does not
+            raise MissingNode(f"node {scan.node!r}: {node.missing}", MISSING_ADVICE)
         manifest = self.manifest()  # after the node's: its snapshots have what the node has removed
         start = max(place or START, scan.since or START, scan.first._replace(index=-1))
         if scan.kind == SEGMENT:

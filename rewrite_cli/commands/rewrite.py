@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +18,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
+from rewrite_cli.console import spark_properties
 from rewrite_cli.console.selection import Scope, scope_options
 from rewrite_cli.console.times import Duration, Moment
 from rewrite_cli.entries.live import Tell, partial_option
@@ -32,6 +34,13 @@ ENGINES = ("local", "spark")
     default="local",
     show_default=True,
     help="One machine with bounded memory, or a Spark session.",
+)
+@click.option(
+    "--spark-conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A property of Spark, such as spark.master=spark://host:7077; may be repeated. It "
+    "overrides [spark] of the TOML file and spark-submit.",
 )
 @click.option(
     "--as-of",
@@ -53,9 +62,12 @@ ENGINES = ("local", "spark")
 @partial_option
 @out.dry_run_option
 @out.output_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     scope: Scope,
     engine: str,
+    spark_conf: tuple[str, ...],
     as_of: int | None,
     max_clock_skew: float,
     resolve: str | None,
@@ -77,7 +89,12 @@ def command(
     Examples:
       imap-wal rewrite /var/lib/maps --dry-run
       imap-wal rewrite s3://bucket/maps --namespace prod --cluster eu --engine spark
+      imap-wal rewrite s3://bucket/maps --engine spark --spark-conf spark.master=spark://host:7077
     """
+    properties = spark_properties.of_flags(spark_conf)
+    if properties and engine != "spark":
+        raise click.UsageError("--spark-conf is for --engine spark")
+    properties = {**(ctx.find_root().obj or {}).get("spark", {}), **properties}
     with out.progress() as progress:
         task = progress.add_task("reading")
         reports = rewrite_all(
@@ -89,6 +106,7 @@ def command(
             lambda words: progress.update(task, description=words),
             skew_ms_max=round(max_clock_skew * 1000),
             resolve=Resolution.parse(resolve) if resolve else None,
+            properties=properties,
         )
     if output == out.JSON:
         out.print_json({"clusters": [to_json(report) for report in reports]})
@@ -151,14 +169,15 @@ def rewrite_all(
     *,
     skew_ms_max: int = SKEW_MS_MAX,
     resolve: Resolution | None = None,
+    properties: Mapping[str, str] | None = None,
 ) -> list[RewriteReport]:
-    """Rewrite every cluster in the scope, one after the other."""
+    """Rewrite every cluster in the scope, one after the other. `properties`: of Spark."""
     policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
     with scope.open() as (store, clusters):
         return [
             rewrite(
                 ClusterLog(store, view.namespace, view.cluster),
-                make_engine(engine, str(view), tell),
+                make_engine(engine, str(view), tell, properties or {}),
                 maps=scope.maps or None,
                 as_of_ms=as_of_ms,
                 policy=policy,
@@ -170,12 +189,12 @@ def rewrite_all(
         ]
 
 
-def make_engine(name: str, about: str, tell: Tell | None) -> Engine:
+def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[str, str]) -> Engine:
     """The engine of that name; Spark is started only here."""
     if name == "spark":
         from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        return SparkEngine()
+        return SparkEngine(properties=properties)
     from imap_wal.rewrite.local_engine import LocalEngine
 
     def progress(done: MergeProgress) -> None:

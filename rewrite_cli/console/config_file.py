@@ -6,6 +6,8 @@ namespace = "prod"
 engine = "spark"
 [node.start]                     of a command in a group
 members = 3
+[spark]                          properties of Spark, for `rewrite --engine spark`
+master = "spark://host:7077"
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from typing import Any
 
 import click
 
+from rewrite_cli.console import spark_properties
+
 NAME = "imap-wal.toml"
+SPARK = "spark"
+"""The table with properties of Spark. The command of that name has no table."""
 
 
 def find() -> Path | None:
@@ -40,12 +46,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise click.UsageError(f"{path}: {error.strerror}") from error
 
 
-def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, Any]:
-    """A click `default_map`. Top-level keys apply to every command; a command's table overrides
-    them. An unknown key is refused."""
+def defaults(
+    path: Path, ctx: click.Context, commands: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """A click `default_map`, and the properties of Spark. Top-level keys apply to every command; a
+    command's table overrides them. An unknown key is refused."""
     group = ctx.command
     assert isinstance(group, click.Group)
     data = read_toml(path)
+    properties = {}
+    if isinstance(data.get(SPARK), dict):
+        properties = spark_properties.of_table(path, data.pop(SPARK))
     shared = {
         key.replace("-", "_"): value for key, value in data.items() if not isinstance(value, dict)
     }
@@ -65,7 +76,7 @@ def defaults(path: Path, ctx: click.Context, commands: list[str]) -> dict[str, A
             f"{path}: no command or option is called "
             f"{', '.join(sorted(map(repr, [*tables, *unknown])))}"
         )
-    return result
+    return result, properties
 
 
 def _of_command(

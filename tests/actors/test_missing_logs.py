@@ -12,8 +12,9 @@ from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, Write
 from imap_wal.read.cluster import pin_cuts
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.settings import Settings
+from imap_wal.settings import RecoveryPolicy, Settings
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -50,6 +51,35 @@ def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
         assert len(store.map("m")) == 1000
     with embedded(elsewhere, node="n2", recovery_policy="partial") as store:
         assert len(store.map("m")) == 0
+
+
+@pytest.mark.parametrize("policy", RecoveryPolicy)
+def test_a_rewrite_without_wal_dir_keeps_deleted_keys_deleted(
+    tmp_path: Path, policy: RecoveryPolicy
+) -> None:
+    """The archive has the key, and only the segments on another machine have its deletion. As an
+    empty log, they would be covered and pruned."""
+    root = LocalStore(str(tmp_path / "root"))
+    here, elsewhere = (
+        SplitStore(root, LocalStore(str(tmp_path / "here"))),
+        SplitStore(root, LocalStore(str(tmp_path / "elsewhere"))),
+    )
+    with embedded(here) as store:
+        store.map("m").update({"deleted": 1, "kept": 1})
+        store.archive()
+        del store.map("m")["deleted"]
+    if policy is RecoveryPolicy.FULL:
+        with pytest.raises(MissingNode, match="wal_dir is on another machine"):
+            rewrite(log_of(elsewhere), LocalEngine(), policy=policy)
+    else:
+        assert "n1" in rewrite(log_of(elsewhere), LocalEngine(), policy=policy).missing
+    assert "n1" in prune(log_of(elsewhere)).skipped
+    with embedded(here) as store:
+        assert dict(store.map("m")) == {"kept": 1}
+    rewrite(log_of(here), LocalEngine())
+    prune(log_of(here))
+    with embedded(here) as store:
+        assert dict(store.map("m")) == {"kept": 1}
 
 
 def test_a_refused_open_does_not_block_others(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_help_lists_every_command_and_reads_no_parquet_library() -> None:
 def test_every_command_has_a_help_with_an_example(run: Run, name: str) -> None:
     ended = run(name, "--help")
     assert ended.code == 0
-    if name not in ("node", "plugin", "keys", "encryption-key"):
+    if name not in ("node", "plugin", "keys", "encryption-key", "spark"):
         assert "Example" in ended.out
 
 
@@ -227,7 +227,7 @@ def test_no_copy_overlaps_its_source(
         *(
             (name, "{}")
             for name in COMMANDS
-            if name not in ("demo", "node", "agent", "plugin", "keys", "encryption-key")
+            if name not in ("demo", "node", "agent", "plugin", "keys", "encryption-key", "spark")
         ),
         ("restore", "maps", "--to", "{}"),
         ("repair", "maps", "--to", "{}"),

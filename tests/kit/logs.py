@@ -55,3 +55,14 @@ def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -
 
 def values(made: MaterializedView, name: str = "orders") -> dict[str, str]:
     return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}
+
+
+def parquet_rows(store: SegmentStore, path: str) -> list[tuple[Row, str]]:
+    """The rows of a Parquet file, with their nodes."""
+    from imap_wal.parquet.file import batches, nodes_of, to_rows
+
+    return [
+        item
+        for batch in batches(store, path)
+        for item in zip(to_rows(batch), nodes_of(batch), strict=True)
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    from pyspark_imap_wal.data_source import session
+    from pyspark_imap_wal.session import session
 
     made = session(
         **{

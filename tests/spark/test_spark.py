@@ -30,7 +30,7 @@ from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
 from tests.kit import rivals
-from tests.kit.logs import SMALL, append, cluster, node, values, view
+from tests.kit.logs import SMALL, append, cluster, node, parquet_rows, values, view
 from tests.support import overwrite
 
 pytestmark = pytest.mark.spark
@@ -80,16 +80,6 @@ def test_both_engines_give_the_same_snapshot(
         history_cluster.check()
     finally:
         history_cluster.close()
-
-
-def parquet_rows(store: Any, path: str) -> list[Any]:
-    from imap_wal.parquet.file import batches, nodes_of, to_rows
-
-    return [
-        item
-        for batch in batches(store, path)
-        for item in zip(to_rows(batch), nodes_of(batch), strict=True)
-    ]
 
 
 def test_raw_reads_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Path) -> None:

@@ -4,6 +4,11 @@ puts."""
 from __future__ import annotations
 
 import http.server
+import json
+import os
+import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -78,6 +83,66 @@ def test_options_in_the_url(s3: S3) -> None:
     store.create("1", b"x")
     assert s3.open("bucket/by-url").read("1") == b"x"
     assert "secret" not in store.url
+
+
+@pytest.mark.spark
+def test_options_reach_the_workers_of_spark_and_are_not_shown(s3: S3, tmp_path: Path) -> None:
+    """Only the driver has the file of credentials. The event log has all that Spark's pages
+    show."""
+    url = "s3://bucket/spark"
+    with imap_wal.open(url, storage_options=s3.options) as store:
+        store.map("orders").update({f"k{number}": number for number in range(100)})
+    command = [
+        sys.executable, "-m", "rewrite_cli",
+        "--credentials", str(credentials(tmp_path, url, s3)),
+        "rewrite", url, "--engine", "spark", "-o", "json",
+        "--spark-conf", "spark.master=local[2]",
+        "--spark-conf", "spark.eventLog.enabled=true",
+        "--spark-conf", "spark.eventLog.compress=false",
+        "--spark-conf", f"spark.eventLog.dir=file://{tmp_path}/events",
+        "--spark-conf", "spark.log.level=INFO",
+    ]  # fmt: skip
+    (tmp_path / "events").mkdir()
+    ended = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert json.loads(ended.stdout)["clusters"][0]["maps"][0]["live"] == 100
+    events = [each for each in (tmp_path / "events").rglob("*") if each.is_file()]
+    assert events
+    for shown in (ended.stderr, ended.stdout, *(each.read_text() for each in events)):
+        assert "secret-secret" not in shown
+
+
+@pytest.mark.spark
+def test_the_data_source_sends_options_with_its_partitions(
+    s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planned where the file of credentials is, read where it is not."""
+    from pyspark_imap_wal.data_source import ImapWalReader, Options
+
+    url = "s3://bucket/source"
+    with imap_wal.open(url, storage_options=s3.options) as store:
+        store.map("orders")["k"] = 1
+    monkeypatch.setenv("IMAP_WAL_CREDENTIALS", str(credentials(tmp_path, url, s3)))
+    reader = ImapWalReader(Options.parse({"path": url, "mode": "latest"}))
+    sent = pickle.dumps((reader, reader.partitions()))
+    monkeypatch.delenv("IMAP_WAL_CREDENTIALS")
+    there, (partition,) = pickle.loads(sent)
+    assert [batch.num_rows for batch in there.read(partition)] == [1]
+    assert "secret-secret" not in repr(partition)
+
+
+def credentials(folder: Path, url: str, s3: S3) -> Path:
+    """A file with the options of the storage."""
+    file = folder / "credentials.toml"
+    file.write_text(f"['{url}']\n" + "".join(f"{k} = '{v}'\n" for k, v in s3.options.items()))
+    file.chmod(0o600)
+    return file
 
 
 def test_s3_declares_its_capabilities(s3: S3) -> None:

@@ -1,0 +1,155 @@
+"""The Spark session of this process: the running one, or a new one.
+
+What the user gave counts; a later place overrides an earlier one:
+
+    spark-defaults.conf  ▶  spark-submit, PYSPARK_SUBMIT_ARGS  ▶  the properties given to `session`
+
+Only what none of them names gets a default of ours. So the configuration is read after the JVM has
+started: only then is it known what `spark-submit` was given.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from imap_wal.errors import EngineFailed, InvalidSetting
+
+LOCAL = "local[*,4]"
+"""All cores of this machine, and four attempts at a task, as on a cluster. With Spark's own default
+a task is never tried again, so one killed Python worker ends the whole rewrite."""
+SPARKS_DEFAULT = "local[*]"
+"""What spark-submit writes if nobody named a master."""
+SPARKS_NAME = "pyspark-shell"
+"""The name of an application that nobody named."""
+HIDDEN = re.compile(r"(?i)secret|password|token|access[.]?key")
+"""Spark's own default of `spark.redaction.regex`. Properties with such names do not go onto the
+command line of the JVM, which every user of the machine can read."""
+PYTHON = "spark.pyspark.python"
+_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_WITHOUT_MODULE = re.compile(r"No module named '([\w.]+)'")
+_RAISED = re.compile(r"[A-Za-z_][\w.$]*(Error|Exception): \S")
+_PACKAGES = ("imap_wal", "pyspark_imap_wal", "storage_backends")
+_TEXT_MAX = 400
+
+
+def session(**properties: str) -> SparkSession:
+    """The running Spark session, which stays as it is, or a new one.
+
+    Args:
+        properties: Spark's properties for a new session, as `**{"spark.master": "spark://…"}`.
+
+    Returns:
+        The session.
+
+    Raises:
+        EngineFailed: Spark does not start.
+        InvalidSetting: Spark Connect is asked for, or the name of a property is not Spark's.
+    """
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    with spark_errors():
+        return SparkSession.builder.config(conf=configuration(properties)).getOrCreate()
+
+
+def configuration(properties: Mapping[str, str]) -> SparkConf:
+    """Starts the JVM if there is none, and returns the configuration for a new session. Raises
+    `InvalidSetting`."""
+    foreign = sorted(name for name in properties if not name.startswith("spark."))
+    if foreign:
+        raise InvalidSetting(
+            f"{foreign[0]!r} is no property of Spark: their names begin with spark., as in "
+            "spark.executor.memory"
+        )
+    if "SPARK_REMOTE" in os.environ or "spark.remote" in properties:
+        raise InvalidSetting(
+            "SPARK_REMOTE or spark.remote is set, and a rewrite cannot use Spark Connect; name a "
+            "master: --spark-conf spark.master=spark://host:7077"
+        )
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    shown = {name: value for name, value in properties.items() if not HIDDEN.search(name)}
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(shown.items())))
+    conf = SparkConf().setAll(list(properties.items()))
+    if conf.get("spark.master", SPARKS_DEFAULT) == SPARKS_DEFAULT:
+        conf.setMaster(LOCAL)
+    if conf.get("spark.app.name", SPARKS_NAME) == SPARKS_NAME:
+        conf.setAppName("imap-wal")
+    for name, value in _QUIET.items():
+        conf.setIfMissing(name, value)
+    if is_local(conf):
+        conf.setIfMissing("spark.ui.enabled", "false")
+    _choose_python(conf)
+    return conf
+
+
+def is_local(conf: SparkConf) -> bool:
+    """Whether the workers run in the process of the driver."""
+    master = conf.get("spark.master", "") or ""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def _choose_python(conf: SparkConf) -> None:
+    """PySpark reads the interpreter of the workers from a variable only. On this machine it is that
+    of this process; on others, this path may not exist, and Spark's own default holds: python3."""
+    given = conf.get(PYTHON, "")
+    if given:
+        os.environ["PYSPARK_PYTHON"] = given
+    elif is_local(conf):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+@contextmanager
+def spark_errors() -> Iterator[None]:
+    """Raises `EngineFailed` for the errors of Spark itself. Errors of ours come back from workers
+    as values, with their own type."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, PySparkException) and not _is_py4j(error):
+            raise
+        what, advice = explained(str(error))
+        raise EngineFailed(what, advice) from error
+
+
+def _is_py4j(error: Exception) -> bool:
+    """py4j connects Python with the JVM; it comes with pyspark."""
+    return type(error).__module__.partition(".")[0] == "py4j"
+
+
+def explained(text: str) -> tuple[str, str]:
+    """What happened, from the text of an error of Spark, and what to do."""
+    module = _WITHOUT_MODULE.search(text)
+    if module and module[1].partition(".")[0] in _PACKAGES:
+        return "Spark's workers do not have imap-wal", (
+            "install it there, or send it with the job: `imap-wal spark package imap-wal.zip` "
+            "writes it and says how"
+        )
+    if module:
+        return f"Spark's workers do not have the Python module {module[1]}", (
+            "install it there, or send it with the job: `imap-wal spark package --help`"
+        )
+    if "JAVA_GATEWAY_EXITED" in text:
+        return "Spark did not start", (
+            "the lines before this one say why; it needs Java 17 or newer (JAVA_HOME), and a "
+            "master such as spark://host:7077, yarn, k8s://… or local[*]"
+        )
+    return f"Spark could not finish: {_last_cause(text)}", (
+        "nothing was published; the lines before this one and the logs of Spark's executors may "
+        "say more, --debug shows all of Spark's text"
+    )
+
+
+def _last_cause(text: str) -> str:
+    """The line of a long text that says most: the last error that it names, or else the first line
+    that is not empty."""
+    lines = [stripped for line in text.splitlines() if (stripped := line.strip(" \t:"))]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return (raised[-1] if raised else lines[0] if lines else "it gave no reason")[:_TEXT_MAX]

@@ -1,0 +1,56 @@
+"""What a task of a rewrite does first: opens the log in its worker, and checks that the worker is
+fit for it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from imap_wal.errors import InvalidSetting, MissingNode
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.plan import RewritePlan
+from imap_wal.security.encryption import open_store
+from imap_wal.version import VERSION
+from pyspark_imap_wal.data_source import known
+from storage_backends import StorageError
+
+
+@contextmanager
+def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
+    """The log of a plan, opened with what the driver sent and this worker's own credentials.
+
+    Args:
+        job: The plan; its `url` has the options of the storages.
+        version: The version of imap-wal in the driver.
+
+    Raises:
+        InvalidSetting: This worker has another version.
+        MissingNode: This worker does not see the root, or the segments of a node.
+        StorageError: The storage cannot be opened.
+    """
+    if version != VERSION:
+        raise InvalidSetting(
+            f"worker {socket.gethostname()} has imap-wal {VERSION}, the driver has {version}; "
+            "install the same version, or make a new `imap-wal spark package`"
+        )
+    try:
+        store = open_store(known(job.url))
+    except StorageError as error:
+        if type(error) is not StorageError:  # the subclasses mean something to the driver
+            raise
+        raise StorageError(f"on worker {socket.gethostname()}: {error}") from error
+    try:
+        log = ClusterLog(store, job.namespace, job.cluster)
+        if job.state.number and not log.manifests.read()[0]:
+            # Otherwise a task would write its part files into an empty folder of this machine.
+            raise MissingNode(f"there is no {log.folder}/manifest in {job.url}")
+        yield log
+    except MissingNode as error:
+        raise MissingNode(
+            f"on worker {socket.gethostname()}: {error.told}",
+            "root and wal_dir must be on a storage that every worker reaches, such as a shared "
+            "folder that is mounted there; or use --engine local",
+        ) from error
+    finally:
+        store.close()

@@ -1,0 +1,92 @@
+"""What the user gave to Spark holds. A process of its own for each: it can start one JVM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal.errors import InvalidSetting
+from pyspark_imap_wal.session import configuration
+from tests.kit.spark_cluster import driver_environment
+
+pytestmark = pytest.mark.spark
+
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from pyspark_imap_wal.session import configuration
+conf = configuration(json.loads(sys.argv[1]))
+lines = [p.read_bytes().decode(errors="replace") for p in Path("/proc").glob("[0-9]*/cmdline")
+         if p.exists() and str(os.getpid()) != p.parts[2]]
+print(json.dumps({"conf": dict(conf.getAll()), "python": os.environ.get("PYSPARK_PYTHON"),
+                  "shown": any("never-shown" in each for each in lines)}))
+"""
+
+
+def started(properties: dict[str, str], **environment: str) -> dict[str, Any]:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(properties)],
+        env={**driver_environment(), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_without_any_configuration_a_killed_worker_is_replaced() -> None:
+    found = started({})
+    assert found["conf"]["spark.master"] == "local[*,4]"
+    assert found["conf"]["spark.app.name"] == "imap-wal"
+    assert found["conf"]["spark.ui.enabled"] == "false"
+    assert found["python"] == sys.executable
+
+
+def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
+    """A file of defaults, then the arguments of spark-submit, then our own properties."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.master spark://a:1\nspark.executor.memory 3g\nspark.log.level INFO\n"
+    )
+    given = {
+        "SPARK_CONF_DIR": str(tmp_path),
+        "PYSPARK_SUBMIT_ARGS": "--master spark://b:1 --name nightly --executor-cores 3 "
+        "pyspark-shell",
+    }
+    found = started({}, **given)
+    assert found["python"] is None, "that of this machine may not be there"
+    assert found["conf"]["spark.master"] == "spark://b:1"
+    assert found["conf"]["spark.app.name"] == "nightly"
+    assert found["conf"]["spark.executor.memory"] == "3g"
+    assert found["conf"]["spark.executor.cores"] == "3"
+    assert found["conf"]["spark.log.level"] == "INFO"
+    assert "spark.ui.enabled" not in found["conf"]
+    found = started({"spark.master": "local[3]", "spark.pyspark.python": "/p"}, **given)
+    assert found["conf"]["spark.master"] == "local[3]"
+    assert found["python"] == "/p"
+
+
+def test_a_secret_property_is_not_on_a_command_line() -> None:
+    name = "spark.hadoop.fs.s3a.secret.key"
+    found = started({name: "never-shown"})
+    assert found["conf"][name] == "never-shown"
+    assert not found["shown"]
+
+
+def test_properties_of_others_and_spark_connect_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InvalidSetting, match=r"'fs\.s3a'"):
+        configuration({"fs.s3a": "x"})
+    with pytest.raises(InvalidSetting, match="Spark Connect"):
+        configuration({"spark.remote": "sc://x"})
+    monkeypatch.setenv("SPARK_REMOTE", "sc://x")
+    with pytest.raises(InvalidSetting, match="Spark Connect"):
+        configuration({})
