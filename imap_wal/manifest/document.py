@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -40,10 +41,22 @@ def whole(file: str) -> Iterator[None]:
         ) from error
 
 
+_preparing = threading.Lock()
+_prepared: set[Any] = set()
+"""Types that msgspec has examined. It keeps what it finds, and other threads see that while it is
+incomplete: two first uses at the same time end the process (msgspec 0.22)."""
+
+
 def checked(data: Any, kind: type[V]) -> V:
     """JSON as a value of this type. ValueError unless every field has exactly its type (a float is
     no int)."""
-    return msgspec.convert(data, kind, str_keys=True)
+    if kind in _prepared:
+        return msgspec.convert(data, kind, str_keys=True)
+    with _preparing:
+        try:
+            return msgspec.convert(data, kind, str_keys=True)
+        finally:
+            _prepared.add(kind)
 
 
 def require(data: Mapping[str, Any], *names: str) -> None:
