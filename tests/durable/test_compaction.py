@@ -160,7 +160,7 @@ def test_close_ends_a_compaction(tmp_path: Path) -> None:
         assert dict(store.map("orders").items()) == expected
 
 
-def test_nothing_is_lost_when_the_program_is_killed_while_it_compacts(tmp_path: Path) -> None:
+def test_a_program_killed_during_a_compaction_loses_nothing(tmp_path: Path) -> None:
     """Two keys get new values, and the log is compacted all the time, until `kill -9`."""
     code = f"""
 import threading, imap_wal

@@ -228,7 +228,7 @@ def test_random_histories_with_one_key_a_file(
 
 
 @given(first=st.binary(max_size=300), last=st.binary(max_size=300))
-def test_a_border_is_after_the_last_key_and_not_after_the_first(first: bytes, last: bytes) -> None:
+def test_a_border_separates_two_files(first: bytes, last: bytes) -> None:
     border = ranges.separator(last, first)
     if border is None:
         assert last >= first or len(first) > ranges.BORDER_BYTES_MAX
