@@ -56,6 +56,8 @@ class OtherProcess:
 
     def __init__(self, url: str, wal_dir: str = "") -> None:
         self._url, self._wal_dir = url, wal_dir
+        self._folder = _working_folder()
+        """Relative paths begin here, also after the program has changed to another folder."""
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -71,6 +73,7 @@ class OtherProcess:
                     [sys.executable, "-c", _MAIN, *sys.path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    cwd=self._folder if os.path.isdir(self._folder) else None,
                     process_group=0,  # Ctrl-C must reach only this process, which stops the other
                 )
             except OSError as error:
@@ -113,12 +116,22 @@ class OtherProcess:
                 self._process.kill()
 
 
+def _working_folder() -> str:
+    """ "" if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def is_reachable(url: str, wal_dir: str = "") -> bool:
-    """Whether another process can open this storage."""
+    """Whether another process can open this storage. Not in a program that was frozen into one
+    file: a second process of it would run the whole program."""
     return (
         not url.startswith("memory://")
         and not wal_dir.startswith("memory://")
         and bool(sys.executable)
+        and not getattr(sys, "frozen", False)
     )
 
 

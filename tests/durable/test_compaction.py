@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.embedded import opening
 from imap_wal.errors import Closed, InvalidSetting
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
 from storage_backends.memory import MemoryStore
+from storage_backends.objects import LocalObjects
 from tests.support import embedded, eventually
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False, "durability": "os"}
@@ -193,3 +196,38 @@ for number in range(10**9):
 def test_agents_and_logs_refuse_automatic_compaction(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="auto_rewrite_percentage is for maps"):
         imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
+
+
+def test_the_other_process_gets_the_options_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of objects does not show them in its `url`."""
+    objects = LocalObjects(str(tmp_path))
+    monkeypatch.setattr(objects, "url", "s3://bucket/root")
+    monkeypatch.setattr(opening, "open_store", lambda *_, **__: objects)
+    with imap_wal.open("s3://bucket/root", node="n1", storage_options={"key": "k"}) as store:
+        assert store._compactor._process is not None
+        url = pickle.loads(pickle.dumps(store._compactor._process._url))
+        assert (str(url), url.options) == ("s3://bucket/root", {"key": "k"})
+
+
+def test_relative_paths_stay_the_same_after_the_program_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with imap_wal.open("root", node="n1", wal_dir="wal", **SMALL) as store:
+        overwrite(store, 2)
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        assert store.compact().records_read == 200
+        assert not os.listdir(tmp_path / "other")
+
+
+def test_a_frozen_program_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        overwrite(store, 2)
+        assert store.compact().records_read == 200
