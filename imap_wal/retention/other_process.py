@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from imap_wal.errors import Closed, ImapWalError
@@ -39,6 +41,11 @@ class ProcessDied(ImapWalError):
 
 class Task(Protocol):
     """Work that can be pickled, and so can its result and its errors."""
+
+    @property
+    def folder(self) -> Path:
+        """A local folder for its files. Whoever runs the task removes it."""
+        ...
 
     def run(self, store: SegmentStore) -> Any: ...
 
@@ -157,7 +164,9 @@ def main() -> None:
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
     request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
-    threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
+    threading.Thread(
+        target=_end_with, args=(sys.stdin.buffer, request.task.folder), daemon=True
+    ).start()
     try:
         store = open_store(request.url, wal_dir=request.wal_dir)
         try:
@@ -171,9 +180,11 @@ def main() -> None:
     os._exit(0)  # at once: the other thread waits in a read
 
 
-def _end_with(parent: BinaryIO) -> None:
-    """Exit when the parent's end of the pipe is closed."""
+def _end_with(parent: BinaryIO, folder: Path) -> None:
+    """Exit when the parent's end of the pipe is closed. The parent may have been killed, so its
+    temporary folder is removed here."""
     parent.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -12,12 +12,13 @@ append-only file.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from imap_wal.errors import Closed, ImapWalError
+from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.format import START
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
@@ -25,6 +26,7 @@ from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.settings import Settings
 from imap_wal.worker import Worker
+from imap_wal.write.maintenance import UntilStop
 from storage_backends import SegmentStore, StorageError
 
 LOOK_S = 1.0
@@ -49,14 +51,14 @@ class Compaction:
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
     """Compacts one cluster's log. `unsealed`: number of the first segment of `node` that is not
-    sealed."""
+    sealed. `folder`: local, for temporary files."""
 
     namespace: str
     cluster: str
     node: str
     unsealed: int
     memory_bytes: int
-    scratch: Path | None
+    folder: Path
 
     def run(self, store: SegmentStore) -> Compaction:
         """Raises the errors of `rewrite` and `prune`."""
@@ -66,7 +68,7 @@ class CompactionTask:
         from imap_wal.rewrite.run import rewrite
 
         log = ClusterLog(store, self.namespace, self.cluster)
-        settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.scratch)
+        settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.folder)
         start = log.clock.monotonic()
         report = rewrite(log, LocalEngine(settings))
         removed = prune(log, unsealed={self.node: self.unsealed})
@@ -127,7 +129,7 @@ class Compactor:
         written = self._written
         with self._compacting, storage_errors(f"compacting {self._writer.log}; nothing is lost"):
             self._writer.committer.rotate()
-            done = self._run(self._task())
+            done = self._run()
         self._at = written + self._allowed(done.snapshot_bytes)
         return done
 
@@ -149,22 +151,31 @@ class Compactor:
         """How much may be appended after a compaction, before the next one."""
         return max(self._min_bytes, snapshot_bytes * self._percentage // 100)
 
-    def _task(self) -> CompactionTask:
+    def _run(self) -> Compaction:
         log = self._writer.log
-        return CompactionTask(
-            self._logs.namespace,
-            self._logs.cluster,
-            log.identity.node,
-            log.unsealed,
-            log.settings.restore_memory_bytes,
-            log.settings.scratch,
-        )
-
-    def _run(self, task: CompactionTask) -> Compaction:
-        if self._process is not None:
-            done: Compaction = self._process.run(task)
-            return done
-        return task.run(self._writer.maintenance.until_stop(self._logs.store))
+        try:
+            # Removed here, because the other process may be killed.
+            with tempfile.TemporaryDirectory(
+                prefix="imap-wal-compact-", dir=log.settings.scratch, ignore_cleanup_errors=True
+            ) as folder:
+                task = CompactionTask(
+                    self._logs.namespace,
+                    self._logs.cluster,
+                    log.identity.node,
+                    log.unsealed,
+                    log.settings.restore_memory_bytes,
+                    Path(folder),
+                )
+                if self._process is not None:
+                    done: Compaction = self._process.run(task)
+                    return done
+                return task.run(UntilStop(self._logs.store, self._stop))
+        except OSError as error:  # from this machine: the store raises StorageErrors
+            room = log.settings.scratch or tempfile.gettempdir()
+            raise StorageUnavailable(
+                f"compacting {log} needs space for temporary files in {room}: {error}; nothing "
+                "is lost"
+            ) from error
 
     def _look(self, worker: Worker) -> str:
         """Compact if it is time. Returns why it failed."""

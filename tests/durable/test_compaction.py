@@ -20,6 +20,7 @@ from imap_wal.embedded import opening
 from imap_wal.errors import Closed, InvalidSetting
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
+from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.support import embedded, eventually
@@ -231,3 +232,65 @@ def test_a_frozen_program_is_not_started_again(
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         overwrite(store, 2)
         assert store.compact().records_read == 200
+
+
+def wait_for_a_file(scratch: Path) -> None:
+    eventually(lambda: any(scratch.rglob("*.parquet")), "a temporary file", 60)
+
+
+def test_close_during_a_compaction_leaves_no_temporary_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    store = imap_wal.open(tmp_path / "log", node="n1", scratch=scratch, durability="os")
+    overwrite(store, 1, keys=100_000)
+
+    def close() -> None:
+        wait_for_a_file(scratch)
+        store.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(Closed):
+        store.compact()
+    closing.join()
+    assert not os.listdir(scratch)
+
+
+def test_a_killed_program_leaves_no_temporary_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = f"""
+import imap_wal
+with imap_wal.open({str(tmp_path / "log")!r}, scratch={str(scratch)!r}, durability="os") as store:
+    store.map("orders").update({{key: key for key in range(100_000)}})
+    store.compact()
+"""
+    program = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for_a_file(scratch)
+    finally:
+        program.kill()
+        program.wait()
+    eventually(lambda: not os.listdir(scratch), "the other process removes its files", 60)
+
+
+def test_close_does_not_wait_for_a_compaction_in_this_process(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def run(task: compaction.CompactionTask, store: SegmentStore) -> Any:
+        began.set()
+        try:
+            eventually(lambda: store.exists("file"), "a file", 30)
+        except Closed:
+            stopped.set()
+            raise
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits) as store:
+        overwrite(store, 2)
+        assert began.wait(30)
+    assert stopped.is_set()
