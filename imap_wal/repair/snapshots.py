@@ -53,9 +53,11 @@ class SnapshotRepair:
                 continue
             self.generation = max(self.generation, int(number))
             known = self._view.manifest.snapshots.get(map_name)
-            if known is None or not self._view.manifest_number:
-                found.setdefault(map_name, []).append(file)
-            elif int(number) >= known.generation and file.path not in known.files:
+            if (
+                known is None
+                or not self._view.manifest_number
+                or (int(number) >= known.generation and file.path not in known.files)
+            ):
                 found.setdefault(map_name, []).append(file)
         return found
 

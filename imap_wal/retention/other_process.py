@@ -164,9 +164,10 @@ def main() -> None:
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
     request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
-    threading.Thread(
+    ending = threading.Thread(
         target=_end_with, args=(sys.stdin.buffer, request.task.folder), daemon=True
-    ).start()
+    )
+    ending.start()
     try:
         store = open_store(request.url, wal_dir=request.wal_dir)
         try:
@@ -175,8 +176,11 @@ def main() -> None:
             store.close()
     except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request
         answer = error
-    answers.write(_sendable(answer))
-    answers.flush()
+    try:
+        answers.write(_sendable(answer))
+        answers.flush()
+    except OSError:  # the parent has died
+        ending.join()
     os._exit(0)  # at once: the other thread waits in a read
 
 
