@@ -12,12 +12,14 @@ append-only file.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import threading
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from imap_wal.clock import Clock
 from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.format import START
 from imap_wal.read.cluster import ClusterLog
@@ -28,6 +30,8 @@ from imap_wal.settings import Settings
 from imap_wal.worker import Worker
 from imap_wal.write.maintenance import UntilStop
 from storage_backends import SegmentStore, StorageError
+
+_log = logging.getLogger("imap_wal")
 
 LOOK_S = 1.0
 """How often the size of the log is compared with the settings."""
@@ -60,14 +64,14 @@ class CompactionTask:
     memory_bytes: int
     folder: Path
 
-    def run(self, store: SegmentStore) -> Compaction:
-        """Raises the errors of `rewrite` and `prune`."""
+    def run(self, store: SegmentStore, clock: Clock | None = None) -> Compaction:
+        """Raises the errors of `rewrite` and `prune`. `clock`: for tests."""
         # Here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
-        log = ClusterLog(store, self.namespace, self.cluster)
+        log = ClusterLog(store, self.namespace, self.cluster, clock)
         settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.folder)
         start = log.clock.monotonic()
         report = rewrite(log, LocalEngine(settings))
@@ -109,7 +113,14 @@ class Compactor:
                 nonlocal pause
                 if self._stop.wait(LOOK_S + pause):
                     return False
-                self.error = self._look(worker)
+                error = self._look(worker)
+                if error and error != self.error:
+                    _log.warning(
+                        "%s was not compacted, and grows until it can be: %s",
+                        self._writer.log,
+                        error,
+                    )
+                self.error = error
                 pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.error else 0.0
                 return not self.error
 
@@ -169,7 +180,7 @@ class Compactor:
                 if self._process is not None:
                     done: Compaction = self._process.run(task)
                     return done
-                return task.run(UntilStop(self._logs.store, self._stop))
+                return task.run(UntilStop(self._logs.store, self._stop), self._clock)
         except OSError as error:  # from this machine: the store raises StorageErrors
             room = log.settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(

@@ -17,13 +17,13 @@ import pytest
 
 import imap_wal
 from imap_wal.embedded import opening
-from imap_wal.errors import Closed, InvalidSetting
+from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
-from tests.support import embedded, eventually
+from tests.support import FakeClock, embedded, eventually
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False, "durability": "os"}
 
@@ -279,7 +279,7 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
 ) -> None:
     began, stopped = threading.Event(), threading.Event()
 
-    def run(task: compaction.CompactionTask, store: SegmentStore) -> Any:
+    def run(task: compaction.CompactionTask, store: SegmentStore, clock: Any) -> Any:
         began.set()
         try:
             eventually(lambda: store.exists("file"), "a file", 30)
@@ -294,3 +294,34 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
         overwrite(store, 2)
         assert began.wait(30)
     assert stopped.is_set()
+
+
+def test_a_failed_automatic_compaction_is_logged_once(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+
+    def run(*_: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise StorageUnavailable("no space")
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "PAUSE_S", 0.01)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits) as store:
+        overwrite(store, 2)
+        eventually(lambda: tries >= 3, "it is tried again")
+    (line,) = [each.getMessage() for each in caplog.records if "not compacted" in each.msg]
+    assert "default" in line and "StorageUnavailable: no space" in line
+
+
+def test_a_compaction_in_this_process_uses_the_clock_of_the_store(memory: MemoryStore) -> None:
+    """Its time may be long ago: nothing has expired by it."""
+    clock = FakeClock()
+    with embedded(memory, clock=clock) as store:
+        store.map("orders").put("k", "v", ttl=60)
+        store.compact()
+    with embedded(memory, clock=clock) as store:
+        assert dict(store.map("orders").items()) == {"k": "v"}
