@@ -26,6 +26,9 @@ LABEL_MAX = 255
 """Characters of a version or a token."""
 NAMES_MAX = 10_000
 """Maps in one request."""
+TEXT_MAX = 1000
+"""Characters of the reason why a header is malformed: msgspec's errors may quote a whole field, and
+the reason waits in memory, and is sent to a peer that perhaps never reads it."""
 _FRONT_BYTES = 64
 """`kind` and `number` are within this many first bytes of a header."""
 
@@ -233,11 +236,17 @@ def _malformed(header: bytes, error: Exception) -> Malformed:
     text = (
         "it is nested too deeply"
         if isinstance(error, RecursionError)
-        else _PLACE.sub(lambda found: _named(kind, found), str(error))
+        else _PLACE.sub(lambda found: _named(kind, found), _shortened(str(error)))
     )
     return Malformed(
         kind, number, f"{kind}: {text}; docs/protocol.md has the shape of this request"
     )
+
+
+def _shortened(text: str) -> str:
+    """The end names the place."""
+    half = TEXT_MAX // 2
+    return text if len(text) <= TEXT_MAX else f"{text[:half]} … {text[-half:]}"
 
 
 def _named(kind: str, place: re.Match[str]) -> str:

@@ -129,7 +129,11 @@ def open(  # the public name: imap_wal.open
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
             process = None
             if storage is None and is_reachable(store.url, wal_dir):
-                process = OtherProcess(store.url, wal_dir)
+                process = OtherProcess(
+                    # The options of the driver: stores do not show them.
+                    url.moved(store.url).with_keys(chosen.encryption_keys),
+                    wal_dir,
+                )
             return Store(
                 LogWriter(log, all_logs),
                 all_logs,

@@ -38,10 +38,10 @@ class SnapshotRepair:
         """Files of snapshots that no manifest names but the copy keeps."""
 
     def unnamed(self) -> dict[str, list[StoredFile]]:
-        """Map → files of its newest generation, if that is newer than the one that the manifest
-        names. A lost manifest may have named it, and the log below it may have been removed. If no
-        manifest is left, the newest generation may be of an unfinished rewrite: then all files."""
-        newest: dict[str, tuple[int, list[StoredFile]]] = {}
+        """Map → files that its snapshot does not name, of the same or a newer generation. A lost
+        manifest may have named them, and the log below them may have been removed. All of them: a
+        rewrite keeps files of earlier generations. If no manifest is left, all files."""
+        found: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
             if not number.isdigit() or not part.endswith(".parquet"):
@@ -53,19 +53,13 @@ class SnapshotRepair:
                 continue
             self.generation = max(self.generation, int(number))
             known = self._view.manifest.snapshots.get(map_name)
-            generation, files = newest.get(
-                map_name, (known.generation if known is not None else 0, [])
-            )
-            if not self._view.manifest_number:
-                newest[map_name] = max(generation, int(number)), [*files, file]
-            elif int(number) >= generation and file.path not in (
-                known.files if known is not None else ()
+            if (
+                known is None
+                or not self._view.manifest_number
+                or (int(number) >= known.generation and file.path not in known.files)
             ):
-                newest[map_name] = (
-                    int(number),
-                    [*(files if int(number) == generation else []), file],
-                )
-        return {name: files for name, (_, files) in newest.items() if files}
+                found.setdefault(map_name, []).append(file)
+        return found
 
     def adopted(self, name: str, unnamed: list[StoredFile]) -> Snapshot:
         """The snapshot with these files added. Its marks stay as they are: the log above them is

@@ -10,6 +10,7 @@ this process, because starting another one would take longer.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from imap_wal.retention.archive_writer import ArchiveJob, Written, write_archives
 from imap_wal.retention.other_process import OtherProcess, is_reachable
@@ -22,6 +23,10 @@ HERE_BYTES_MAX = 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class _Archiving:
     job: ArchiveJob
+
+    @property
+    def folder(self) -> Path:
+        return self.job.folder
 
     def run(self, store: SegmentStore) -> Written:
         return write_archives(store, self.job)

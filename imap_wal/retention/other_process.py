@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from imap_wal.errors import Closed, ImapWalError
@@ -40,6 +42,11 @@ class ProcessDied(ImapWalError):
 class Task(Protocol):
     """Work that can be pickled, and so can its result and its errors."""
 
+    @property
+    def folder(self) -> Path:
+        """A local folder for its files. Whoever runs the task removes it."""
+        ...
+
     def run(self, store: SegmentStore) -> Any: ...
 
 
@@ -56,6 +63,8 @@ class OtherProcess:
 
     def __init__(self, url: str, wal_dir: str = "") -> None:
         self._url, self._wal_dir = url, wal_dir
+        self._folder = _working_folder()
+        """Relative paths begin here, also after the program has changed to another folder."""
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -71,6 +80,7 @@ class OtherProcess:
                     [sys.executable, "-c", _MAIN, *sys.path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    cwd=self._folder if os.path.isdir(self._folder) else None,
                     process_group=0,  # Ctrl-C must reach only this process, which stops the other
                 )
             except OSError as error:
@@ -113,12 +123,22 @@ class OtherProcess:
                 self._process.kill()
 
 
+def _working_folder() -> str:
+    """ "" if it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def is_reachable(url: str, wal_dir: str = "") -> bool:
-    """Whether another process can open this storage."""
+    """Whether another process can open this storage. Not in a program that was frozen into one
+    file: a second process of it would run the whole program."""
     return (
         not url.startswith("memory://")
         and not wal_dir.startswith("memory://")
         and bool(sys.executable)
+        and not getattr(sys, "frozen", False)
     )
 
 
@@ -144,7 +164,10 @@ def main() -> None:
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
     request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
-    threading.Thread(target=_end_with, args=(sys.stdin.buffer,), daemon=True).start()
+    ending = threading.Thread(
+        target=_end_with, args=(sys.stdin.buffer, request.task.folder), daemon=True
+    )
+    ending.start()
     try:
         store = open_store(request.url, wal_dir=request.wal_dir)
         try:
@@ -153,14 +176,19 @@ def main() -> None:
             store.close()
     except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request
         answer = error
-    answers.write(_sendable(answer))
-    answers.flush()
+    try:
+        answers.write(_sendable(answer))
+        answers.flush()
+    except OSError:  # the parent has died
+        ending.join()
     os._exit(0)  # at once: the other thread waits in a read
 
 
-def _end_with(parent: BinaryIO) -> None:
-    """Exit when the parent's end of the pipe is closed."""
+def _end_with(parent: BinaryIO, folder: Path) -> None:
+    """Exit when the parent's end of the pipe is closed. The parent may have been killed, so its
+    temporary folder is removed here."""
     parent.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 

@@ -12,12 +12,15 @@ append-only file.
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import threading
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from imap_wal.errors import Closed, ImapWalError
+from imap_wal.clock import Clock
+from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
 from imap_wal.format import START
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
@@ -25,7 +28,10 @@ from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.settings import Settings
 from imap_wal.worker import Worker
+from imap_wal.write.maintenance import UntilStop
 from storage_backends import SegmentStore, StorageError
+
+_log = logging.getLogger("imap_wal")
 
 LOOK_S = 1.0
 """How often the size of the log is compared with the settings."""
@@ -49,24 +55,24 @@ class Compaction:
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
     """Compacts one cluster's log. `unsealed`: number of the first segment of `node` that is not
-    sealed."""
+    sealed. `folder`: local, for temporary files."""
 
     namespace: str
     cluster: str
     node: str
     unsealed: int
     memory_bytes: int
-    scratch: Path | None
+    folder: Path
 
-    def run(self, store: SegmentStore) -> Compaction:
-        """Raises the errors of `rewrite` and `prune`."""
+    def run(self, store: SegmentStore, clock: Clock | None = None) -> Compaction:
+        """Raises the errors of `rewrite` and `prune`. `clock`: for tests."""
         # Here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
-        log = ClusterLog(store, self.namespace, self.cluster)
-        settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.scratch)
+        log = ClusterLog(store, self.namespace, self.cluster, clock)
+        settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.folder)
         start = log.clock.monotonic()
         report = rewrite(log, LocalEngine(settings))
         removed = prune(log, unsealed={self.node: self.unsealed})
@@ -107,7 +113,14 @@ class Compactor:
                 nonlocal pause
                 if self._stop.wait(LOOK_S + pause):
                     return False
-                self.error = self._look(worker)
+                error = self._look(worker)
+                if error and error != self.error:
+                    _log.warning(
+                        "%s was not compacted, and grows until it can be: %s",
+                        self._writer.log,
+                        error,
+                    )
+                self.error = error
                 pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.error else 0.0
                 return not self.error
 
@@ -127,7 +140,7 @@ class Compactor:
         written = self._written
         with self._compacting, storage_errors(f"compacting {self._writer.log}; nothing is lost"):
             self._writer.committer.rotate()
-            done = self._run(self._task())
+            done = self._run()
         self._at = written + self._allowed(done.snapshot_bytes)
         return done
 
@@ -149,22 +162,31 @@ class Compactor:
         """How much may be appended after a compaction, before the next one."""
         return max(self._min_bytes, snapshot_bytes * self._percentage // 100)
 
-    def _task(self) -> CompactionTask:
+    def _run(self) -> Compaction:
         log = self._writer.log
-        return CompactionTask(
-            self._logs.namespace,
-            self._logs.cluster,
-            log.identity.node,
-            log.unsealed,
-            log.settings.restore_memory_bytes,
-            log.settings.scratch,
-        )
-
-    def _run(self, task: CompactionTask) -> Compaction:
-        if self._process is not None:
-            done: Compaction = self._process.run(task)
-            return done
-        return task.run(self._writer.maintenance.until_stop(self._logs.store))
+        try:
+            # Removed here, because the other process may be killed.
+            with tempfile.TemporaryDirectory(
+                prefix="imap-wal-compact-", dir=log.settings.scratch, ignore_cleanup_errors=True
+            ) as folder:
+                task = CompactionTask(
+                    self._logs.namespace,
+                    self._logs.cluster,
+                    log.identity.node,
+                    log.unsealed,
+                    log.settings.restore_memory_bytes,
+                    Path(folder),
+                )
+                if self._process is not None:
+                    done: Compaction = self._process.run(task)
+                    return done
+                return task.run(UntilStop(self._logs.store, self._stop), self._clock)
+        except OSError as error:  # from this machine: the store raises StorageErrors
+            room = log.settings.scratch or tempfile.gettempdir()
+            raise StorageUnavailable(
+                f"compacting {log} needs space for temporary files in {room}: {error}; nothing "
+                "is lost"
+            ) from error
 
     def _look(self, worker: Worker) -> str:
         """Compact if it is time. Returns why it failed."""

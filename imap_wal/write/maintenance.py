@@ -110,7 +110,7 @@ class Maintenance:
     def until_stop(self, store: SegmentStore) -> SegmentStore:
         """The store for long work that may stay unfinished: after `stop` every call raises
         `Closed`."""
-        return _UntilStop(store, self._stop)
+        return UntilStop(store, self._stop)
 
     def _keep(self, committer: Committer) -> Turn:
         settings = self._settings
@@ -185,7 +185,7 @@ class Maintenance:
         return turn
 
 
-class _UntilStop(GatedStore):
+class UntilStop(GatedStore):
     def __init__(self, inner: SegmentStore, stop: threading.Event) -> None:
         super().__init__(inner)
         self._stop = stop

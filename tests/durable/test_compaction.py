@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -15,11 +16,14 @@ from typing import Any
 import pytest
 
 import imap_wal
-from imap_wal.errors import Closed, InvalidSetting
+from imap_wal.embedded import opening
+from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
+from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
-from tests.support import embedded, eventually
+from storage_backends.objects import LocalObjects
+from tests.support import FakeClock, embedded, eventually
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False, "durability": "os"}
 
@@ -193,3 +197,131 @@ for number in range(10**9):
 def test_agents_and_logs_refuse_automatic_compaction(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="auto_rewrite_percentage is for maps"):
         imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
+
+
+def test_the_other_process_gets_the_options_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store of objects does not show them in its `url`."""
+    objects = LocalObjects(str(tmp_path))
+    monkeypatch.setattr(objects, "url", "s3://bucket/root")
+    monkeypatch.setattr(opening, "open_store", lambda *_, **__: objects)
+    with imap_wal.open("s3://bucket/root", node="n1", storage_options={"key": "k"}) as store:
+        assert store._compactor._process is not None
+        url = pickle.loads(pickle.dumps(store._compactor._process._url))
+        assert (str(url), url.options) == ("s3://bucket/root", {"key": "k"})
+
+
+def test_relative_paths_stay_the_same_after_the_program_changes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with imap_wal.open("root", node="n1", wal_dir="wal", **SMALL) as store:
+        overwrite(store, 2)
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        assert store.compact().records_read == 200
+        assert not os.listdir(tmp_path / "other")
+
+
+def test_a_frozen_program_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        overwrite(store, 2)
+        assert store.compact().records_read == 200
+
+
+def wait_for_a_file(scratch: Path) -> None:
+    eventually(lambda: any(scratch.rglob("*.parquet")), "a temporary file", 60)
+
+
+def test_close_during_a_compaction_leaves_no_temporary_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    store = imap_wal.open(tmp_path / "log", node="n1", scratch=scratch, durability="os")
+    overwrite(store, 1, keys=100_000)
+
+    def close() -> None:
+        wait_for_a_file(scratch)
+        store.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    with pytest.raises(Closed):
+        store.compact()
+    closing.join()
+    assert not os.listdir(scratch)
+
+
+def test_a_killed_program_leaves_no_temporary_files(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = f"""
+import imap_wal
+with imap_wal.open({str(tmp_path / "log")!r}, scratch={str(scratch)!r}, durability="os") as store:
+    store.map("orders").update({{key: key for key in range(100_000)}})
+    store.compact()
+"""
+    program = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for_a_file(scratch)
+    finally:
+        program.kill()
+        program.wait()
+    eventually(lambda: not os.listdir(scratch), "the other process removes its files", 60)
+
+
+def test_close_does_not_wait_for_a_compaction_in_this_process(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, stopped = threading.Event(), threading.Event()
+
+    def run(task: compaction.CompactionTask, store: SegmentStore, clock: Any) -> Any:
+        began.set()
+        try:
+            eventually(lambda: store.exists("file"), "a file", 30)
+        except Closed:
+            stopped.set()
+            raise
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits) as store:
+        overwrite(store, 2)
+        assert began.wait(30)
+    assert stopped.is_set()
+
+
+def test_a_failed_automatic_compaction_is_logged_once(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+
+    def run(*_: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        raise StorageUnavailable("no space")
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "PAUSE_S", 0.01)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits) as store:
+        overwrite(store, 2)
+        eventually(lambda: tries >= 3, "it is tried again")
+    (line,) = [each.getMessage() for each in caplog.records if "not compacted" in each.msg]
+    assert "default" in line and "StorageUnavailable: no space" in line
+
+
+def test_a_compaction_in_this_process_uses_the_clock_of_the_store(memory: MemoryStore) -> None:
+    """Its time may be long ago: nothing has expired by it."""
+    clock = FakeClock()
+    with embedded(memory, clock=clock) as store:
+        store.map("orders").put("k", "v", ttl=60)
+        store.compact()
+    with embedded(memory, clock=clock) as store:
+        assert dict(store.map("orders").items()) == {"k": "v"}

@@ -275,6 +275,47 @@ def test_unread_answers_take_bounded_memory(tmp_path: Path) -> None:
         assert "does not read its answer" in agent.output
 
 
+def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
+    """msgspec's error for a wrong `purpose` has the whole field, four characters for each byte."""
+    settings = config(tmp_path)
+    with (
+        agent_process(settings, tmp_path) as agent,
+        plugin(settings) as member,
+        ExitStack() as ends,
+    ):
+        about = {"cluster_id": UUID, "plugin_uuid": UUID, "purpose": "\0" * 4_000_000}
+        header, _ = member.client.ask("hello", about)
+        assert "Invalid enum value" in header[3] and "$[2].purpose" in header[3]
+        assert len(header[3]) < 2000
+        before = agent.memory
+        peer = RawPeer(settings.endpoint)
+        ends.callback(peer.close)
+        for number in range(20):
+            peer.send("hello", number, about)
+        peer.await_answer(b"bad-request")
+        assert agent.memory - before < 128 * MB
+
+
+def test_unread_answers_about_maps_take_bounded_memory(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    names = [f"{number}{'x' * 1100}" for number in range(3600)]
+    with (
+        agent_process(settings, tmp_path) as agent,
+        plugin(settings) as member,
+        ExitStack() as ends,
+    ):
+        member.client.ask("maps", names)
+        before = agent.memory
+        peer = RawPeer(settings.endpoint)
+        ends.callback(peer.close)
+        peer.send("hello", 0, member.about(purpose="read", plugin_uuid="lazy"))
+        peer.await_answer(b"welcome")
+        for number in range(40):
+            peer.send("maps", number, names)
+            member.client.ask("maps", ["orders"])
+        assert agent.memory - before < 128 * MB
+
+
 # ---- what is stored ------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from storage_backends.memory import MemoryStore, forget
 from tests import histories
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, values, view
+from tests.kit.repairs import repaired
 from tests.kit.rewrites import HOUR_MS, archive, run, snapshot
 from tests.support import FakeClock
 
@@ -234,3 +235,21 @@ def test_a_border_separates_two_files(first: bytes, last: bytes) -> None:
         assert last >= first or len(first) > ranges.BORDER_BYTES_MAX
     else:
         assert last < border <= first
+
+
+def test_a_repair_takes_in_files_of_all_lost_generations(keys: Keys) -> None:
+    """Each generation may have some ranges only."""
+    folder, store = f"{cluster(keys.store).folder}/manifest", keys.store
+    known = {file.path for file in store.list(folder)}
+    for number in (5, 15, 25):
+        keys.put(f"k{number:03d}", "second")
+        keys.rewrite()
+        keys.log.rotate()
+        keys.put("k099", f"after {number}")
+        prune(cluster(store))
+    for file in store.list(folder):
+        if file.path not in known:
+            store.delete(file.path)
+            store.create(file.path, b"damaged")
+    copy, _ = repaired(store, "copy")
+    assert values(view(copy)) == keys.live

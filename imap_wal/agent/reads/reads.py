@@ -290,7 +290,7 @@ class Reads:
         if self._outbox is None:
             self._outbox = self._make_outbox()
         if isinstance(payload, Payload):
-            self._unsent.add(message.sender, number, len(payload))
+            self._unsent.add(message.sender, number, len(payload) + 2 * message.header_bytes)
         try:
             self._outbox.send(message.sender, header, payload)
         except Exception as error:  # noqa: BLE001  # with this socket or with this answer: another socket, and an error that can be sent
@@ -418,9 +418,10 @@ class Reads:
             taken += done
         return ["entries", request.number, entries, taken], payload
 
-    def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytes]:
+    def _maps(self, asked: _Asked, request: Maps) -> tuple[list[Any], bytearray]:
         """The maps that have entries in the log. For an invalid name, the answer has the reason, so
-        that the request for the other maps succeeds."""
+        that the request for the other maps succeeds. The answer may be as large as the request, so
+        its memory is counted, although its payload is empty."""
         wrong: dict[str, str] = {}
         for name in request.names:
             try:
@@ -429,7 +430,7 @@ class Reads:
                 wrong[name] = str(error)
         self._catch_up(asked.arrived)
         known = self._view.known([name for name in request.names if name not in wrong])
-        return ["maps", request.number, known, wrong], b""
+        return ["maps", request.number, known, wrong], self._payload(asked)
 
     def _schemas(self, asked: _Asked, request: Schemas) -> tuple[list[Any], bytearray]:
         """The schemas with the next higher ids, as many as fit into an answer, and the last of
