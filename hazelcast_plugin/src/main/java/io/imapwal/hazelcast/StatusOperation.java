@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
 
@@ -13,11 +14,11 @@ public final class StatusOperation extends NamedMapOperation {
     static final String READY = "ready";
     static final String OPEN = "open";
     static final String LOADED = "loaded";
+    private static final String EXECUTOR = "imap-wal:status";
 
     private Membership asker;
     private boolean whenLoaded;
-    private String answer;
-    private boolean deferred;
+    private boolean runs;
 
     /** For deserialisation. */
     public StatusOperation() {
@@ -30,25 +31,46 @@ public final class StatusOperation extends NamedMapOperation {
         this.whenLoaded = whenLoaded;
     }
 
+    /** On another thread, because an agent may take long to answer a hello. */
     @Override
     public void run() {
+        runs = true;
+        getNodeEngine().getExecutionService().execute(EXECUTOR, () -> {
+            try {
+                answer();
+            } catch (RuntimeException e) {
+                send(Outcomes.reason(e));
+            }
+        });
+    }
+
+    private void answer() {
         WalPlugin plugin = WalPlugin.of(getNodeEngine());
-        answer = plugin.cluster().isFellow(asker) ? plugin.state(map).status()
-                : "member " + plugin.member() + " is not in the same cluster any more";
-        if (whenLoaded && (OPEN.equals(answer) || READY.equals(answer))) {
-            deferred = true;
-            plugin.state(map).whenLoaded(() -> sendResponse(answer));
+        if (!plugin.cluster().isFellow(asker)) {
+            send("member " + plugin.member() + " is not in the same cluster any more");
+            return;
+        }
+        MapState state = plugin.state(map);
+        String status = state.status();
+        if (whenLoaded && (OPEN.equals(status) || READY.equals(status))) {
+            state.whenLoaded(() -> send(status));
+        } else {
+            send(status);
         }
     }
 
-    @Override
-    public boolean returnsResponse() {
-        return !deferred;
+    private void send(String status) {
+        try {
+            sendResponse(status);
+        } catch (HazelcastInstanceNotActiveException e) {
+            // This member shuts down. The other one sees that it leaves.
+        }
     }
 
+    /** Once it runs, it sends the response itself. */
     @Override
-    public Object getResponse() {
-        return answer;
+    public boolean returnsResponse() {
+        return !runs;
     }
 
     @Override
