@@ -212,7 +212,7 @@ def test_the_other_process_gets_the_options_of_the_storage(
         assert (str(url), url.options) == ("s3://bucket/root", {"key": "k"})
 
 
-def test_relative_paths_stay_the_same_after_the_program_changes_its_folder(
+def test_relative_paths_survive_a_change_of_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -317,7 +317,7 @@ def test_a_failed_automatic_compaction_is_logged_once(
     assert "default" in line and "StorageUnavailable: no space" in line
 
 
-def test_a_compaction_in_this_process_uses_the_clock_of_the_store(memory: MemoryStore) -> None:
+def test_compaction_in_this_process_uses_the_clock_of_the_store(memory: MemoryStore) -> None:
     """Its time may be long ago: nothing has expired by it."""
     clock = FakeClock()
     with embedded(memory, clock=clock) as store:
