@@ -13,6 +13,7 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.agent.membership.sessions import SessionRegistry
+from imap_wal.agent.requests import About
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position
@@ -154,9 +155,7 @@ def commit_seconds(store: SegmentStore) -> float:
     ring: RingBuffer[CommitRequest] = RingBuffer(64)
     sessions = SessionRegistry(log, ClusterLog(store, "bench", "c"))
     session, _ = (
-        sessions.hello(
-            b"bench", {"cluster_id": "bench", "plugin_uuid": "bench", "purpose": "write"}
-        )
+        sessions.hello(b"bench", About(cluster_id="bench", plugin_uuid="bench", purpose="write"))
         if not log.claims.read()[0]
         else (None, False)
     )
