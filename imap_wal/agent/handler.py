@@ -14,6 +14,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.claims import VoidIncarnation
+from imap_wal.agent.membership.sessions import Connection
 from imap_wal.agent.membership.start import NotLooked, Waits
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.payloads import check_entries, schemas_of, without_front
@@ -234,7 +235,9 @@ class RequestHandler:
         elif isinstance(request, Bye):
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
-        elif why := self._reads.ask(message, connection.partition_count):
+        elif why := self._reads.ask(
+            message, connection.partition_count, isinstance(connection, Connection)
+        ):
             self.error(sender, request.number, "not-ready", why)
 
     def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:

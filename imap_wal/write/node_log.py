@@ -18,6 +18,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgpack
@@ -47,7 +48,8 @@ from storage_backends import Lock, Locked, StorageError, lock_holder
 _log = logging.getLogger("imap_wal")
 
 PLUGINS_KEPT = 64
-"""For how many plug-in starts sessions are kept, to recognise requests that are sent again."""
+"""For how many plug-in starts sessions are kept, to recognise requests that are sent again.
+Sessions that have logged nothing are forgotten first: there is nothing to recognise."""
 OTHER_NODE = "a store that was opened later"
 """The name of an open in the lock of another node whose writer it shuts out."""
 
@@ -383,15 +385,18 @@ class NodeLog:
                 manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen))
                 if not plugin:
                     return manifest
-                newest = sorted(
-                    {**manifest.plugins, plugin: session}.items(), key=lambda item: item[1]
-                )[-PLUGINS_KEPT:]
+                by_use = sorted(
+                    manifest.plugins.items(), key=lambda item: (item[1] in self.requests, item[1])
+                )
+                kept = dict(
+                    sorted([*by_use[-(PLUGINS_KEPT - 1) :], (plugin, session)], key=itemgetter(1))
+                )
                 known = {
                     earlier: last
                     for earlier, last in {**manifest.former, **(former or {})}.items()
-                    if earlier in dict(newest).values()
+                    if earlier in kept.values()
                 }
-                return replace(manifest, plugins=dict(newest), former=known)
+                return replace(manifest, plugins=kept, former=known)
 
             manifest = self.manifests.update(change)
             return manifest.plugins.get(plugin, manifest.session)

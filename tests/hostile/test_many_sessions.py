@@ -16,6 +16,7 @@ from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
+from imap_wal.write.node_log import PLUGINS_KEPT
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving
@@ -78,6 +79,19 @@ def test_sessions_that_ended_are_forgotten_and_connected_ones_are_not(memory: Me
     again, new = sessions.hello(b"again", replace(who, plugin_uuid=f"p-{number}"))
     assert (again.number, new) == (session.number, False)
     log.close()
+
+
+def test_many_hellos_do_not_make_an_agent_forget_a_member(tmp_path: Path) -> None:
+    """Its session has logged something; those of the other plug-ins have not."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        member.put(a="1")
+        session = member.session
+        for number in range(PLUGINS_KEPT + 6):
+            with plugin(settings, uuid=f"other-{number}", member=f"other-{number}"):
+                pass
+    with serving(settings), plugin(settings) as member:
+        assert (member.session, member.hello()["last_request"]) == (session, 1)
 
 
 def test_a_view_is_never_larger_than_its_limit(memory: MemoryStore) -> None:

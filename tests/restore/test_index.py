@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.entry import Row, clear_of
+from imap_wal.entry import KEY, Row, clear_of
 from imap_wal.errors import StorageUnavailable
 from imap_wal.read.newest import partitions as hashing
 from imap_wal.read.newest.index import NewestIndex
@@ -418,6 +418,33 @@ def test_a_key_is_hashed_once_however_often_partitions_are_listed(
     assert sum(len(keys_in(index, "orders", third)) for third in thirds) == len(hashed) == 900
     index.add("n1", rows)
     assert sum(len(keys_in(index, "orders", third)) for third in thirds) == len(hashed) == 1000
+
+
+def test_a_readers_partition_count_does_not_hash_the_keys_of_members_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each listing of a reader costs one pass; what members use is kept."""
+    hashed: list[int] = []
+    partition_ids = hashing.partition_ids
+
+    def counted(keys: Sequence[bytes], count: int) -> list[int]:
+        hashed.extend([count] * len(keys))
+        return partition_ids(keys, count)
+
+    monkeypatch.setattr(hashing, "partition_ids", counted)
+    index = NewestIndex(1 << 30)
+    rows = [put(f"k{number}", "v", (1, 1, 1, number)) for number in range(100)]
+    index.add("n1", rows)
+    keys = [row[KEY] for row in rows]
+    member = Partitions(frozenset(range(9)), 271)
+    found = keys_in(index, "orders", member)
+    for count in (7, 8, 7):
+        reader = Partitions(frozenset(range(3)), count, is_remembered=False)
+        assert set(keys_in(index, "orders", reader)) == {
+            key for key in keys if partition_id(key, count) < 3
+        }
+        assert keys_in(index, "orders", member) == found
+    assert (hashed.count(271), hashed.count(7), hashed.count(8)) == (100, 200, 100)
 
 
 def test_the_keys_of_some_partitions_are_listed_after_a_clear(tmp_path: Path) -> None:

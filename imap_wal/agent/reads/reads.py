@@ -59,6 +59,7 @@ class _Asked:
     arrived: int
     message: Message
     partition_count: int
+    is_of_member: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +136,16 @@ class Reads:
         self.worker = Worker("imap-wal-reads", self._turn)
         self.worker.start()
 
-    def ask(self, message: Message, partition_count: int) -> str:
-        """Queue a request for this thread. Returns why it is refused; "": it is queued."""
+    def ask(self, message: Message, partition_count: int, is_of_member: bool) -> str:
+        """Queue a request for this thread. Returns why it is refused; "": it is queued. Only
+        members decide for which count of partitions keys are hashed in advance."""
         if message.sender in self._queued:
             return "another read of this connection waits for its answer"
         if not self._room.enter(message.memory):
             return "requests of other connections take all the room"
         self._queued.add(message.sender)
         self._arrived += 1
-        self._queue.put(_Asked(self._arrived, message, partition_count))
+        self._queue.put(_Asked(self._arrived, message, partition_count, is_of_member))
         return ""
 
     def forget(self, sender: bytes) -> None:
@@ -365,7 +367,9 @@ class Reads:
         """A page of the keys in some partitions, with as many entries of the first keys as fit into
         an answer."""
         page = self._page(
-            asked, request, Partitions(frozenset(request.partitions), asked.partition_count)
+            asked,
+            request,
+            Partitions(frozenset(request.partitions), asked.partition_count, asked.is_of_member),
         )
         rows, loaded = self._view.load_some(request.map, page.keys, ANSWER_BYTES)
         payload = self._payload(asked)
@@ -384,7 +388,7 @@ class Reads:
 
     def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
         layout.check_map_name(request.map)
-        if partitions is not None:
+        if partitions is not None and asked.is_of_member:
             self._partition_count = asked.partition_count
         if request.cursor is None:
             self._catch_up(asked.arrived)

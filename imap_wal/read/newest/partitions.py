@@ -28,10 +28,12 @@ HASHED_AT_ONCE = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """Some of the `count` partitions of a Hazelcast cluster."""
+    """Some of the `count` partitions of a Hazelcast cluster. `is_remembered`: later calls will have
+    this count, so the partition of each key is kept for them."""
 
     wanted: frozenset[int]
     count: int
+    is_remembered: bool = True
 
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 0 < self.count < 2**31:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any, TypeAlias, TypeVar, cast
 
 from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Order, Row
@@ -36,6 +37,9 @@ class Table:
         """The keys of some partitions. Only new keys are hashed."""
         known = self._partitioned
         if known is None or known.count != partitions.count:
+            if not partitions.is_remembered:
+                keys = list(self.rows)
+                return list(compress(keys, partitions.have(keys)))
             known = self._partitioned = PartitionedKeys(partitions.count)
         return known.within(partitions, self.rows)
 
