@@ -7,13 +7,10 @@ of the first that ends counts; the other keeps running.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from greenlet import getcurrent
 
-from imap_wal.clock import SeededRandomness
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest.clears import Cleared
@@ -22,7 +19,7 @@ from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
 from pyspark_imap_wal import rewrite_engine
-from tests.simulation.medium import open_sim
+from tests.simulation.executors import executor
 from tests.simulation.parquet import to_record_batch
 from tests.simulation.threads import Event
 
@@ -74,36 +71,34 @@ class TwoAttempts:
         answers: list[Any] = []
         failures: list[BaseException] = []
 
-        def attempt(seed: int) -> None:
-            before, randomness = rewrite_engine.open_store, rewrite_engine.SystemRandomness
-            rewrite_engine.SystemRandomness = lambda: SeededRandomness(seed)  # type: ignore[misc, assignment]
-            rewrite_engine.open_store = lambda *_, **__: open_sim(
-                actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
-            )
-            try:
-                answer = next(iter(rewrite_engine._write(job, Cleared())(iter(batches))))
-                rows = answer.to_pylist()
-                errors = [row["error"] for row in rows if row["error"]]
-                if errors:
-                    failures.append(rewrite_engine._thaw(errors[0]))
-                else:
-                    answers.append(rows)
-            finally:
-                rewrite_engine.open_store, rewrite_engine.SystemRandomness = before, randomness  # type: ignore[misc]
+        def attempt() -> None:
+            answer = next(iter(rewrite_engine._write(job, Cleared())(iter(batches))))
+            rows = answer.to_pylist()
+            errors = [row["error"] for row in rows if row["error"]]
+            if errors:
+                failures.append(rewrite_engine._thaw(errors[0]))
+            else:
+                answers.append(rows)
             if answers or len(failures) == 2:
                 done.set()
 
-        world, executors = actor.world, []
-        for number in (1, 2):
-            name = f"{actor.spec.name}/attempt {number}"
-            executor = world.process(name, actor.spec.machine, actor.spec.offset_ms, number)
-            executors.append(executor)
-            world.spawn(executor, name, partial(attempt, job.generation * 4 + number))
+        executors = [
+            executor(
+                actor,
+                f"attempt {number}",
+                partition=0,
+                seed=job.generation * 4 + number,
+                offset_ms=actor.spec.offset_ms,
+            )
+            for number in (1, 2)
+        ]
+        for each in executors:
+            actor.world.spawn(each, each.name, attempt)
         done.wait()
         if self._kills:  # as Spark does with those that are no longer needed
-            for executor in executors:
-                if not executor.dead:
-                    world.kill(executor)
+            for each in executors:
+                if not each.dead:
+                    actor.world.kill(each)
         if not answers:
             raise failures[0]
         return list(answers[0])

@@ -9,18 +9,12 @@ python -m tests.simulation.high        how many schedules each takes
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
-
-from greenlet import getcurrent
 
 from imap_wal import layout
 from imap_wal.agent.membership import claims
 from imap_wal.agent.reads import reads
-from imap_wal.clock import SeededRandomness
 from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.cluster import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
@@ -40,9 +34,10 @@ from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
 from tests.simulation.attempts import TwoAttempts
 from tests.simulation.drills import DRILLS, ORDERS, _spec
+from tests.simulation.executors import executor
 from tests.simulation.explore import Order
 from tests.simulation.history import ACKED
-from tests.simulation.medium import APPEND, open_sim
+from tests.simulation.medium import APPEND
 from tests.simulation.members import AgentActor, MemberActor
 from tests.simulation.mutations import (
     Mutation,
@@ -112,7 +107,6 @@ class TwoRanges(TwoAttempts):
     def _write(self, job: RewritePlan, batches: list[Any]) -> list[dict[str, Any]]:
         actor, done = self._actor, Event()
         answers: dict[int, list[dict[str, Any]]] = {}
-        ranges: dict[Any, int] = {}
 
         def task(number: int) -> None:
             mine = [batch.slice(2 * number, None if number else 2) for batch in batches]
@@ -122,40 +116,11 @@ class TwoRanges(TwoAttempts):
             if len(answers) == 2:
                 done.set()
 
-        with _workers(actor, ranges):
-            for number in (0, 1):
-                name = f"{actor.spec.name}/range {number}"
-                executor = actor.world.process(name, actor.spec.machine, 0, number)
-                ranges[executor] = number
-                actor.world.spawn(executor, name, partial(task, number))
-            done.wait()
+        for number in (0, 1):
+            process = executor(actor, f"range {number}", partition=number, seed=number)
+            actor.world.spawn(process, process.name, partial(task, number))
+        done.wait()
         return [row for number in sorted(answers) for row in answers[number]]
-
-
-@contextmanager
-def _workers(actor: Any, ranges: dict[Any, int]) -> Iterator[None]:
-    """Replaces what Spark passes to a task, by the process in which the task runs."""
-
-    class Context:
-        @staticmethod
-        def get() -> Any:
-            return SimpleNamespace(partitionId=lambda: ranges[getcurrent().process])
-
-    given = {
-        "open_store": lambda *_, **__: open_sim(
-            actor.world, getcurrent().process, actor.stage.media, actor.stage.kind
-        ),
-        "SystemRandomness": lambda: SeededRandomness(ranges[getcurrent().process]),
-        "TaskContext": Context,
-    }
-    before = {name: getattr(rewrite_engine, name) for name in given}
-    for name, value in given.items():
-        setattr(rewrite_engine, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(rewrite_engine, name, value)
 
 
 class FullAgent(AgentActor):

@@ -245,10 +245,11 @@ def installed() -> Iterator[None]:
     put(format, "decode_header", lru_cache(REMEMBERED)(format.decode_header))
     put(entry, "rows", _rows(entry.rows))
     put(evidence, "epoch_of", lru_cache(100_000)(evidence.epoch_of))
-    from tests.simulation import members, parquet
+    from tests.simulation import executors, members, parquet
 
     for where, name, value in (
         *values.patches(modules()),
+        *executors.patches(),
         *members.patches(),
         *parquet.patches(),
     ):

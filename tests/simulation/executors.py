@@ -1,0 +1,61 @@
+"""Executors of Spark: processes that run a task of a rewrite.
+
+What Spark, the storage and the operating system give to a task is replaced by what belongs to the
+process in which the task runs. The replacements stay as long as simulations run: a task that is
+late, or that nobody waits for, finds them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from greenlet import getcurrent
+
+from tests.simulation.medium import open_sim
+from tests.simulation.world import Process
+
+_KEY = "executor"
+
+
+@dataclass(frozen=True)
+class _Executor:
+    actor: Any
+    partition: int
+
+
+def executor(actor: Any, name: str, *, partition: int, seed: int, offset_ms: int = 0) -> Process:
+    """A process on the machine of `actor`, with its storage."""
+    process: Process = actor.world.process(
+        f"{actor.spec.name}/{name}", actor.spec.machine, offset_ms, seed
+    )
+    process.memory[_KEY] = _Executor(actor, partition)
+    return process
+
+
+def patches() -> list[tuple[Any, str, Any]]:
+    """Replacements in the modules that run in executors."""
+    from pyspark_imap_wal import rewrite_engine, worker
+
+    return [
+        (worker, "open_store", _open_store),
+        (rewrite_engine, "SystemRandomness", lambda: getcurrent().process.randomness),
+        (rewrite_engine, "TaskContext", SimpleNamespace(get=_context)),
+    ]
+
+
+def _open_store(*_: Any, **__: Any) -> Any:
+    process = getcurrent().process
+    actor = process.memory[_KEY].actor
+    return open_sim(actor.world, process, actor.stage.media, actor.stage.kind)
+
+
+def _context() -> Any:
+    return SimpleNamespace(partitionId=partial(_partition, getcurrent().process))
+
+
+def _partition(process: Process) -> int:
+    number: int = process.memory[_KEY].partition
+    return number
