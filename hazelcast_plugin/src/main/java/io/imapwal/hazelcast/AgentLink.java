@@ -41,8 +41,8 @@ final class AgentLink {
 
     /** @param refused is called when the agent refuses this member because of a newer view */
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard,
-              SchemaLog schemas, Reconciler reconciler, ILogger logger, String member,
-              Runnable refused) {
+              SchemaLog schemas, Reconciler reconciler, Repeats repeats, ILogger logger,
+              String member, Runnable refused) {
         this.settings = settings;
         this.identity = identity;
         this.cluster = identity.cluster();
@@ -50,7 +50,7 @@ final class AgentLink {
         this.refused = refused;
         this.pending = new AtomicIntegerArray(identity.partitionCount());
         ReentrantLock wire = new ReentrantLock();
-        outcomes = new Outcomes(doubts(reconciler), guard::isValid, this::agent);
+        outcomes = new Outcomes(doubts(reconciler), repeats, guard::isValid, this::agent);
         connection = new WriteConnection(settings, identity, schemas.new Logged(), this::agent,
                 refused, logger);
         AgentWriter writer = new AgentWriter(connection, outcomes, wire, System::nanoTime,

@@ -47,7 +47,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
     private void requireWhole() {
         if (state.holds(getPartitionId())) {
             state.demand(getPartitionId());
-            throw state.refusal(getPartitionId());
+            throw state.refusalOfOperation(getPartitionId());
         }
     }
 

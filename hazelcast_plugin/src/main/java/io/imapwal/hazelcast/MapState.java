@@ -333,15 +333,27 @@ final class MapState {
     }
 
     /**
-     * @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable,
-     *         when it waits too long
+     * @throws RuntimeException retryable, while the partition waits to be settled; LogUnavailable
+     *         or {@link OutcomeUnknown} (see {@link Repeats}), when it waits too long
      */
     void requireSettled(int partition) {
         if (!wholeness.whole(partition)) {
             demand(partition);
-            throw plugin.ownership().owns(partition) ? refusal(partition)
-                    : OrderGuard.moved(partition);
+            throw plugin.ownership().owns(partition)
+                    ? outcome(partition, refusal(partition)) : OrderGuard.moved(partition);
         }
+    }
+
+    /** What the caller of the present operation gets if its last attempt fails with this. */
+    RuntimeException outcome(int partition, RuntimeException failure) {
+        return PartitionThreads.reads(partition) ? failure
+                : plugin.ownership().repeats().outcome(map, failure);
+    }
+
+    /** As {@link #refusal}, for the caller of the operation that runs on the partition's thread. */
+    RuntimeException refusalOfOperation(int partition) {
+        RuntimeException why = refusal(partition);
+        return PartitionThreads.changes(partition) ? outcome(partition, why) : why;
     }
 
     /** Why an operation on the partition cannot be carried out now. */

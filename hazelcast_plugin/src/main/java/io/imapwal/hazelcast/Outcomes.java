@@ -33,6 +33,7 @@ final class Outcomes {
             + " from the log";
 
     private final Doubts doubts;
+    private final Repeats repeats;
     private final Predicate<PartitionStamp> valid;
     private final Supplier<String> agent;
 
@@ -40,8 +41,10 @@ final class Outcomes {
      * @param valid whether this member has owned the partition since the stamp was made
      * @param agent name of the agent, for messages
      */
-    Outcomes(Doubts doubts, Predicate<PartitionStamp> valid, Supplier<String> agent) {
+    Outcomes(Doubts doubts, Repeats repeats, Predicate<PartitionStamp> valid,
+             Supplier<String> agent) {
         this.doubts = doubts;
+        this.repeats = repeats;
         this.valid = valid;
         this.agent = agent;
     }
@@ -142,7 +145,7 @@ final class Outcomes {
         } else if (pending.appended() > 0) {
             throw partial(pending);
         } else {
-            throw refused(changes, failure);
+            throw refused(pending, failure);
         }
     }
 
@@ -177,7 +180,8 @@ final class Outcomes {
                 + SETTLING + ": " + failure.getMessage(), failure);
     }
 
-    private RuntimeException refused(List<Change> changes, RuntimeException failure) {
+    private RuntimeException refused(PendingAppend pending, RuntimeException failure) {
+        List<Change> changes = pending.changes;
         if (failure instanceof NotAppended || failure instanceof LogUnavailable) {
             for (Change change : changes) {
                 if (change.key != null && doubts.isAhead(change.map, change.key)) {
@@ -186,7 +190,9 @@ final class Outcomes {
                 }
             }
         }
-        return failure;
+        // Hazelcast does not repeat the commit of a transaction.
+        return changes.isEmpty() || pending.whole ? failure
+                : repeats.outcome(changes.get(0).map, failure);
     }
 
     private void inLog(List<Change> changes) {

@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.cluster.ClusterService;
 import com.hazelcast.internal.partition.InternalPartition;
 import com.hazelcast.internal.partition.InternalPartitionService;
@@ -17,6 +18,7 @@ import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.spi.properties.ClusterProperty;
+import com.hazelcast.spi.properties.HazelcastProperties;
 
 import java.util.HashSet;
 import java.util.List;
@@ -28,6 +30,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentMap;
 import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
+import java.util.stream.Collectors;
 import java.util.stream.IntStream;
 
 import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
@@ -61,12 +64,16 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     /** A part of a split network claims its view within this time after it has noticed the loss. */
     private static final long CLAIM_MS = 500;
 
+    /** For how long clients repeat an operation by default. */
+    private static final long CLIENT_MS = 120_000;
+
     private final NodeEngine nodeEngine;
     private final InternalPartitionService partitions;
     private final ConcurrentMap<Integer, CarriedState> arrived = new ConcurrentHashMap<>();
     private final ConcurrentMap<Integer, Set<UUID>> replaced = new ConcurrentHashMap<>();
     /** The members without which a view is needed. */
     private final Departures departures;
+    private final Repeats repeats;
 
     PartitionOwnership(NodeEngine nodeEngine) {
         this.nodeEngine = nodeEngine;
@@ -77,6 +84,22 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
         this.departures = new Departures(TimeUnit.MILLISECONDS.toNanos(heartbeatMs + CLAIM_MS),
                 () -> nodeEngine.getClusterService().getSize(DATA_MEMBER_SELECTOR),
                 System::nanoTime);
+        this.repeats = new Repeats(TimeUnit.MILLISECONDS.toNanos(repeatedMs(
+                nodeEngine.getProperties())), this::present, System::nanoTime);
+    }
+
+    /** How long after a member left operations may be repeated because of that. */
+    private static long repeatedMs(HazelcastProperties properties) {
+        long membersMs = properties.getInteger(ClusterProperty.INVOCATION_MAX_RETRY_COUNT)
+                * properties.getMillis(ClusterProperty.INVOCATION_RETRY_PAUSE);
+        // The member that repeats it may be the last to notice the loss.
+        return Math.max(membersMs, CLIENT_MS)
+                + properties.getMillis(ClusterProperty.MAX_NO_HEARTBEAT_SECONDS);
+    }
+
+    private Set<UUID> present() {
+        return nodeEngine.getClusterService().getMembers().stream().map(Member::getUuid)
+                .collect(Collectors.toSet());
     }
 
     static PartitionOwnership of(NodeEngine nodeEngine) {
@@ -101,6 +124,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
             replaced.remove(partition);
         });
         departures.clear();
+        repeats.begin();
     }
 
     @Override
@@ -169,9 +193,15 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
         arrived.put(partition, state);
     }
 
+    /** Whether an operation may be a repetition. */
+    Repeats repeats() {
+        return repeats;
+    }
+
+    /** Its partitions are migrated to it. */
     @Override
     public void memberAdded(MembershipServiceEvent event) {
-        // Its partitions are migrated to it.
+        repeats.look();
     }
 
     @Override
@@ -183,6 +213,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
             // reset(). In one cluster, a UUID is not used again.
             return;
         }
+        repeats.begin();
         departures.add(Set.of(removed));
         WalPlugin plugin = plugin();
         if (plugin != null) {
@@ -300,6 +331,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     }
 
     private void gainedByLoss(int partition, Set<UUID> former) {
+        repeats.begin();
         departures.add(former);
         forMaps(state -> state.doubt(partition, null));
         holdLater(partition);
@@ -307,6 +339,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     }
 
     private void migrated(int partition, CarriedState carried) {
+        repeats.begin();
         boolean named = !carried.whole().isEmpty() || !carried.doubted().isEmpty()
                 || !carried.changed().isEmpty();
         WalPlugin plugin = named ? WalPlugin.of(nodeEngine) : plugin();

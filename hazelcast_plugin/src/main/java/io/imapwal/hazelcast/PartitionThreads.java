@@ -4,6 +4,7 @@ import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.PartitionSpecificRunnable;
 import com.hazelcast.spi.impl.operationexecutor.OperationExecutor;
 import com.hazelcast.spi.impl.operationexecutor.impl.PartitionOperationThread;
+import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 import com.hazelcast.spi.impl.operationservice.UrgentSystemOperation;
 import com.hazelcast.spi.impl.operationservice.impl.OperationServiceImpl;
 
@@ -52,6 +53,17 @@ final class PartitionThreads {
         public int getPartitionId() {
             return partition;
         }
+    }
+
+    /** Whether an operation that only reads runs now, on the partition's thread. */
+    static boolean reads(int partition) {
+        return task(partition) instanceof ReadonlyOperation;
+    }
+
+    /** Whether an operation that may change something runs now, on the partition's thread. */
+    static boolean changes(int partition) {
+        Object task = task(partition);
+        return task != null && !(task instanceof ReadonlyOperation);
     }
 
     /** Whether this is the partition's thread. */

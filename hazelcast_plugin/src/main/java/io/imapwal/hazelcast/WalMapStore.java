@@ -221,10 +221,11 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private void deleteUnlocked(int partition, Collection<Object> keys) {
         state.requireSettled(partition);
         if (readThrough || state.wholeness().partial(partition)) {
-            throw new NotAppended("map \"" + map + "\": partition " + partition
+            throw state.outcome(partition, new NotAppended("map \"" + map
+                    + "\": partition " + partition
                     + " has locked keys, and perhaps evicted ones that are not locked;"
                     + " it cannot be cleared while keys are locked. Nothing was changed in it",
-                    null);
+                    null));
         }
         List<Change> changes = new ArrayList<>(keys.size());
         keys.forEach(key -> {
@@ -257,12 +258,16 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         Data data = keyData(key);
         int partition = partition(data);
         state.requireSettled(partition);
-        if (!plugin.reconciler().inDoubt(map, data) && !readThrough
-                && !state.wholeness().partial(partition)) {
-            return null;
+        try {
+            if (!plugin.reconciler().inDoubt(map, data) && !readThrough
+                    && !state.wholeness().partial(partition)) {
+                return null;
+            }
+            AgentReader.Entry entry = newest(data);
+            return entry == null ? null : value(entry);
+        } catch (LogUnavailable e) {
+            throw state.outcome(partition, e);
         }
-        AgentReader.Entry entry = newest(data);
-        return entry == null ? null : value(entry);
     }
 
     @Override

@@ -293,7 +293,7 @@ final class WalPlugin {
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(),
                 agent -> new AgentLink(settings, identity(settings), guard, schemas, reconciler,
-                    logger, member(), leftOut::suspect));
+                    ownership().repeats(), logger, member(), leftOut::suspect));
     }
 
     Readers readers(AgentSettings settings) {

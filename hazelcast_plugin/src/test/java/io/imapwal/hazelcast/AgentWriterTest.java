@@ -24,7 +24,8 @@ class AgentWriterTest {
     private final Appends.Doubts doubts = new Appends.Doubts();
     private final ReentrantLock wire = new ReentrantLock();
     private final AgentWriter writer = new AgentWriter(agent,
-            new Outcomes(doubts, stamp -> true, () -> "agent a:1"), wire, () -> 0, 1000);
+            new Outcomes(doubts, Appends.NO_REPEATS, stamp -> true,
+                    () -> "agent a:1"), wire, () -> 0, 1000);
     private final List<InFlightAppend> open = new ArrayList<>();
 
     /** An agent that appends what it gets, or fails as the next answer says. */

@@ -63,6 +63,9 @@ final class Appends {
         return append;
     }
 
+    /** No member leaves, and no partition moves. */
+    static final Repeats NO_REPEATS = new Repeats(0, java.util.Set::of, () -> 0);
+
     /** Records the changes in doubt. */
     static final class Doubts implements Outcomes.Doubts {
         final List<Change> added = new ArrayList<>();

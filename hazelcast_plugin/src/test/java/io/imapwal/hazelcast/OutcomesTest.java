@@ -22,8 +22,9 @@ class OutcomesTest {
     private static final IOException BROKEN = new IOException("broken");
     private final Appends.Doubts doubts = new Appends.Doubts();
     private final Set<Integer> moved = new HashSet<>();
+    private final Repeats repeats = new Repeats(1, Set::of, () -> 0);
     private final Outcomes outcomes =
-            new Outcomes(doubts, stamp -> !moved.contains(stamp.partition()), () -> "agent a:1");
+            new Outcomes(doubts, repeats, stamp -> !moved.contains(stamp.partition()), () -> "agent a:1");
     private final SessionInfo session = Appends.session(1, 0);
     private final Change first = Appends.change(0);
     private final Change second = Appends.change(1);
@@ -154,6 +155,22 @@ class OutcomesTest {
                 () -> outcomes.conclude(pending, stamp -> false)));
         doubts.ahead = true;
         assertThrows(OutcomeUnknown.class, () -> outcomes.conclude(pending, stamp -> false));
+    }
+
+    @Test
+    void refusalOfRepeatedChangeIsUnknownOutcome() {
+        PendingAppend pending = Appends.pending(first);
+        pending.fail(first, outcomes.notAppended(first, BROKEN));
+        repeats.begin();
+        assertThrows(OutcomeUnknown.class, () -> outcomes.conclude(pending, stamp -> false));
+    }
+
+    @Test
+    void refusedTransactionIsCertain() {
+        PendingAppend pending = new PendingAppend(List.of(first), true);
+        pending.fail(first, outcomes.notAppended(first, BROKEN));
+        repeats.begin();
+        assertThrows(NotAppended.class, () -> outcomes.conclude(pending, stamp -> false));
     }
 
     private PendingAppend acknowledged() {

@@ -22,6 +22,7 @@ import static io.imapwal.hazelcast.TestCluster.fill;
 import static io.imapwal.hazelcast.TestCluster.owned;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertInstanceOf;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
@@ -134,13 +135,36 @@ class SettlementTest extends SettlementFixture {
                 agents.get(1).endpoint())) {
             assertTrue(failure.getMessage().contains(part), failure.getMessage());
         }
-        assertThrows(LogUnavailable.class, () -> map.set(lost, 1));
+        assertThrows(OutcomeUnknown.class, () -> map.set(lost, 1));  // perhaps a repetition
         assertThrows(LogUnavailable.class, () -> map.get(lost));
         assertEquals(kept, map.get(kept));
         map.set(kept, 7);
         agents.get(1).faults.readError = null;
         eventually(() -> map.get(lost) == lost);
         assertEquals(200, map.size());
+    }
+
+    /** Its owner logged it and died. Hazelcast repeated it at the next owner, which refused it. */
+    @Test
+    void changeOfLostOwnerHasUnknownOutcome() throws Exception {
+        settleTimeoutMs = 500;
+        timeoutMs = 60_000;
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        IMap<Integer, Integer> map = b.getMap("orders");
+        fill(map, 200);
+        cluster.awaitSafe();
+        int lost = owned(a, 1).get(0);
+        agents.get(0).faults.onAppend = OnAppend.SILENT_AFTER;
+        int before = log.appended().size();
+        CompletableFuture<Void> change = map.setAsync(lost, 1000).toCompletableFuture();
+        eventually(() -> log.appended().size() > before);
+        agents.get(1).faults.readError = NO_DISK;
+        a.getLifecycleService().terminate();
+        assertInstanceOf(OutcomeUnknown.class,
+                assertThrows(CompletionException.class, change::join).getCause());
+        agents.get(1).faults.readError = null;
+        eventually(() -> map.get(lost) == 1000);
     }
 
     /**

@@ -109,12 +109,12 @@ class UnsettledReadsTest extends SettlementFixture {
         a.getLifecycleService().terminate();
         c.getLifecycleService().terminate();
         awaitUnavailable(map, keys.get(0));
-        assertThrows(LogUnavailable.class, () -> map.executeOnEntries(new ValueOf()));
-        assertThrows(LogUnavailable.class, () ->
+        assertThrows(OutcomeUnknown.class, () -> map.executeOnEntries(new ValueOf()));
+        assertThrows(OutcomeUnknown.class, () ->
                 map.executeOnEntries(new ValueOf(), Predicates.greaterEqual("this", 0)));
         assertThrows(LogUnavailable.class, () -> map.iterator().forEachRemaining(each -> { }));
         assertThrows(LogUnavailable.class, () -> map.keySet(Predicates.pagingPredicate(10)));
-        assertThrows(LogUnavailable.class, map::clear);
+        assertThrows(OutcomeUnknown.class, map::clear);
         agents.get(1).faults.readError = null;
         eventually(() -> map.get(keys.get(0)) != null);
         assertEquals(Set.copyOf(keys), map.executeOnEntries(new ValueOf()).keySet());
