@@ -21,7 +21,7 @@ LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-java test-storage test-lowest torture nemesis
+.PHONY: help setup python jar demo demo-cluster test test-python test-python-members test-python-rest test-java test-storage test-lowest torture nemesis
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -70,8 +70,15 @@ test: setup lint test-java test-python ## everything: lint, Java tests, Python t
 test-java: setup
 	$(MVN) verify
 
+# Side by side: tests with members mostly wait. The output of each appears when it has ended.
 test-python: setup
-	$(PYTEST) -m 'not torture and not storage'
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-python-members test-python-rest
+
+test-python-members: setup
+	$(PYTEST) -m 'cluster and not torture and not storage'
+
+test-python-rest: setup
+	$(PYTEST) -m 'not cluster and not torture and not storage'
 
 test-storage: setup ## conformance of every storage backend
 	$(PYTEST) -m storage

@@ -1,6 +1,7 @@
-"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [metadata] [restore]
-[restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]: prints a table, or
-JSON with -o json. With --save FOLDER, also writes result.json and a chart of each part there."""
+"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [compaction]
+[metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]:
+prints a table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of
+each part there."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import (
+    compaction,
     embedded,
     encryption,
     endpoints,
@@ -41,6 +43,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
             1_000_000 if quick else 10_000_000, 200_000, judged=not quick
         ),
         "rewrite-again": lambda: rewrite.again(200_000 if quick else 2_000_000, judged=not quick),
+        "compaction": lambda: compaction.run(2 if quick else 5, 500_000 if quick else 5_000_000),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
         "restore-members": lambda: restore_members.run(200_000 if quick else 1_000_000),
@@ -76,8 +79,8 @@ def main() -> None:
     arguments.add_argument(
         "parts",
         nargs="*",
-        help="embedded, encryption, rewrite, rewrite-again, metadata, restore, restore-members, "
-        "settlement, many-maps, hello-flood, member, endpoints; default all",
+        help="embedded, encryption, rewrite, rewrite-again, compaction, metadata, restore, "
+        "restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

@@ -1,5 +1,5 @@
-"""Puts a run's numbers into the documentation: `python -m benchmarks.publish
-out/bench/result.json`.
+"""Puts measured numbers into the documentation: `python -m benchmarks.publish
+out/bench/result.json …`. If several results have a part, the last one counts.
 
 Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of
 `docs/performance.md`.
@@ -54,7 +54,7 @@ def filled(page: str, measured: Mapping[str, Any]) -> str:
     """The page with the new content of each of its parts."""
     page = PART.sub(lambda found: found[1] + section(found[2], measured["rows"]) + found[3], page)
     run = (
-        f"The run: {measured['machine']}{', `--quick`' if measured['quick'] else ''}."
+        f"The machine: {measured['machine']}{', `--quick`' if measured['quick'] else ''}."
         if measured["rows"]
         else "No run is published yet."
     )
@@ -65,8 +65,28 @@ def images(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
     return {IMAGES / f"bench-{name}.svg": drawing for name, drawing in charts(rows).items()}
 
 
-def main(result: Path) -> None:
-    measured = json.loads(result.read_text(encoding="utf-8"))
+def combined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The newest rows of each part, of runs on one machine.
+
+    Raises:
+        ValueError: they were measured on different machines, or some of them with `--quick`.
+    """
+    machines = {(each["machine"], each["quick"]) for each in results}
+    if len(machines) != 1:
+        raise ValueError(f"results of different kinds: {sorted(machines)}")
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for each in results:
+        parts.update(
+            {
+                name: [row for row in each["rows"] if row["part"] == name]
+                for name in dict.fromkeys(row["part"] for row in each["rows"])
+            }
+        )
+    return {**results[0], "rows": [row for rows in parts.values() for row in rows]}
+
+
+def main(*results: Path) -> None:
+    measured = combined([json.loads(each.read_text(encoding="utf-8")) for each in results])
     MEASURED.write_text(json.dumps(measured, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for old in IMAGES.glob("bench-*.svg"):
         old.unlink()
@@ -76,4 +96,4 @@ def main(result: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from xml.etree import ElementTree as ET
+
+import pytest
 
 from benchmarks import publish
 from benchmarks.plots import charts
@@ -20,6 +23,17 @@ def test_the_page_shows_only_the_measured_run() -> None:
     assert drawn == publish.images(measured["rows"]), (
         "python -m benchmarks.publish benchmarks/measured.json"
     )
+
+
+def test_the_newest_result_of_each_part_is_published() -> None:
+    def result(machine: str, **parts: int) -> dict[str, Any]:
+        rows = [{"part": name, "median": median} for name, median in parts.items()]
+        return {"machine": machine, "quick": False, "rows": rows}
+
+    found = publish.combined([result("a", rewrite=1, member=2), result("a", rewrite=3)])
+    assert found == result("a", rewrite=3, member=2)
+    with pytest.raises(ValueError, match="different kinds"):
+        publish.combined([result("a", rewrite=1), result("b", member=2)])
 
 
 def test_a_chart_names_every_measurement() -> None:
