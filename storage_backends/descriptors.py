@@ -7,10 +7,10 @@ import errno
 import fcntl
 import os
 import sys
-from types import TracebackType
-from typing import ClassVar, NoReturn, Self
+from typing import ClassVar, NoReturn
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable
+from storage_backends.interface import LockContext
 
 _IOV_MAX = 1024
 
@@ -170,7 +170,7 @@ class LocalAppender(Descriptor):
         raise translate(error, self.path) from error
 
 
-class LocalLock(Descriptor):
+class LocalLock(Descriptor, LockContext):
     """A held `flock`; the kernel releases it when the process dies."""
 
     expires_ms = 0
@@ -190,14 +190,3 @@ class LocalLock(Descriptor):
                 pass  # the close releases it as well
             finally:
                 os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()

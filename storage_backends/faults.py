@@ -27,12 +27,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from random import Random
-from types import TracebackType
-from typing import BinaryIO, Literal, Self, TypeVar
+from typing import BinaryIO, Literal, TypeVar
 
 from storage_backends.errors import NoSpace, StorageError, Unavailable
 from storage_backends.gated import GatedStore
-from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Lock,
+    LockContext,
+    SegmentStore,
+    StoredFile,
+)
 
 SECTOR_BYTES = 512
 
@@ -352,7 +358,7 @@ class _FaultyAppender:
         again.close()
 
 
-class _FaultyLock:
+class _FaultyLock(LockContext):
     def __init__(self, store: FaultyStore, inner: Lock) -> None:
         self.inner = inner
         self._store = store
@@ -367,14 +373,3 @@ class _FaultyLock:
     def release(self) -> None:
         if not self._store.dead:  # the death has released it
             self.inner.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()

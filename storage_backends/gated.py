@@ -7,10 +7,16 @@ operating system can always be released.
 from __future__ import annotations
 
 import builtins
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
-from storage_backends.interface import Appender, Capabilities, Lock, SegmentStore, StoredFile
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Lock,
+    LockContext,
+    SegmentStore,
+    StoredFile,
+)
 
 
 class GatedStore:
@@ -93,7 +99,7 @@ class _GatedAppender:
         self._inner.close()
 
 
-class _GatedLock:
+class _GatedLock(LockContext):
     def __init__(self, store: GatedStore, inner: Lock) -> None:
         self._store, self.inner = store, inner
 
@@ -110,14 +116,3 @@ class _GatedLock:
         if self.inner.expires_ms:
             self._store.there()
         self.inner.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()

@@ -8,6 +8,7 @@ published.
 from __future__ import annotations
 
 import builtins
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, runtime_checkable
@@ -89,6 +90,25 @@ class Lock(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+
+class LockContext(ABC):
+    """`with lock:` releases the lock at the end. A base class of locks."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """See `Lock`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
 
 
 @runtime_checkable

@@ -23,11 +23,10 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
-from storage_backends.interface import SegmentStore
+from storage_backends.interface import LockContext, SegmentStore
 from storage_backends.paths import check_path, one_line
 
 DEFAULT_LEASE_MS = 30_000
@@ -40,7 +39,7 @@ def system_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Lease:
+class Lease(LockContext):
     """A lease that is held until `expires_ms`. Its holder must call `renew` well before that: there
     is no background renewal."""
 
@@ -92,17 +91,6 @@ class Lease:
             self._store.replace(
                 _object(self.path, self.number), _encode(self.holder, 0, self._nonce)
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 def acquire(

@@ -6,12 +6,11 @@ from __future__ import annotations
 import builtins
 import io
 import threading
-from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from storage_backends.descriptors import read_local
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.interface import Appender, Capabilities, Lock, LockContext, StoredFile
 from storage_backends.paths import check_path, folder_prefix, one_line
 
 
@@ -70,7 +69,7 @@ class MemoryAppender:
             raise Unavailable("closed", self.path)
 
 
-class MemoryLock:
+class MemoryLock(LockContext):
     """A lock among the threads of this process."""
 
     expires_ms = 0
@@ -89,17 +88,6 @@ class MemoryLock:
             present = self._medium.locks.get(self._path)
             if present is not None and present[1] is self._token:
                 del self._medium.locks[self._path]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class MemoryStore:

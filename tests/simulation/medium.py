@@ -16,12 +16,11 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from functools import lru_cache
 from random import Random
-from types import TracebackType
-from typing import Any, BinaryIO, Self, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from storage_backends import AlreadyExists, Locked, NotFound, StorageError, Unavailable
 from storage_backends.descriptors import read_local
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.interface import Appender, Capabilities, Lock, LockContext, StoredFile
 from storage_backends.lease import acquire
 from storage_backends.paths import check_path, folder_prefix, one_line
 from storage_backends.split import SplitStore
@@ -217,7 +216,7 @@ class SimAppender:
             raise Unavailable("closed", self.path)
 
 
-class SimLock:
+class SimLock(LockContext):
     """A lock that the operating system releases when its holder dies."""
 
     expires_ms = 0
@@ -232,17 +231,6 @@ class SimLock:
         locks = self._store.medium.locks
         if self._path in locks and locks[self._path][1] is self._token:
             del locks[self._path]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
 
 
 class SimStore:
