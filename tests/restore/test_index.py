@@ -420,7 +420,7 @@ def test_a_key_is_hashed_once_however_often_partitions_are_listed(
     assert sum(len(keys_in(index, "orders", third)) for third in thirds) == len(hashed) == 1000
 
 
-def test_a_readers_partition_count_does_not_hash_the_keys_of_members_again(
+def test_a_reader_does_not_hash_the_keys_of_members_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each listing of a reader costs one pass; what members use is kept."""

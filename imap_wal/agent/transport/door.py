@@ -88,6 +88,9 @@ class Door:
         )
         self._mutex = threading.Lock()
         self._open: dict[int, _Known] = {}
+        self._shut_down: dict[int, int] = {}
+        """The inodes of sockets that were shut down, by descriptor: libzmq closes them a little
+        later, and may first deliver messages that it had received."""
         self._by_sender: dict[bytes, _Known] = {}
         self._gone: list[bytes] = []
         self._ending: deque[_Known] = deque()
@@ -148,8 +151,11 @@ class Door:
             self._lines.warning("too many connections", most=self._most, refused=self._refused)
 
     def _admit(self, fd: int) -> _Known | None:
-        """The current connection on this descriptor; None: it is closed."""
+        """The current connection on this descriptor; None: it is closed, or was shut down."""
         inode, known = self._inode(fd), self._open.get(fd)
+        if inode and self._shut_down.get(fd) == inode:
+            return None
+        self._shut_down.pop(fd, None)
         if known is not None and known.inode == inode:
             return known
         if known is not None:
@@ -168,7 +174,8 @@ class Door:
     def _shut(self, known: _Known) -> None:
         """Shut down its socket; libzmq then closes it."""
         self._refused += 1
-        self._inode(known.fd, shut=known.inode)
+        if self._inode(known.fd, shut=known.inode) == known.inode:
+            self._shut_down[known.fd] = known.inode
         self._leave(known.fd)
 
     def _inode(self, fd: int, shut: int = 0) -> int:

@@ -65,9 +65,11 @@ final class Repeats {
         if (!(failure instanceof NotAppended || failure instanceof LogUnavailable) || !possible()) {
             return failure;
         }
-        return new OutcomeUnknown("map \"" + map + "\": a member left or a partition moved less than "
-                + TimeUnit.NANOSECONDS.toSeconds(keptNanos) + " s ago, so Hazelcast may have"
-                + " repeated this operation. An earlier attempt of a change may be in the log:"
-                + " read the key. The last attempt: " + Outcomes.reason(failure), failure);
+        return new OutcomeUnknown(
+                "map \"" + map + "\": a member left or a partition moved less than "
+                        + TimeUnit.NANOSECONDS.toSeconds(keptNanos) + " s ago, so Hazelcast may"
+                        + " have repeated this operation. An earlier attempt of a change may be in"
+                        + " the log: read the key. The last attempt: " + Outcomes.reason(failure),
+                failure);
     }
 }

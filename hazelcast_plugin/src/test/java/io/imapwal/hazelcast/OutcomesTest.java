@@ -24,7 +24,11 @@ class OutcomesTest {
     private final Set<Integer> moved = new HashSet<>();
     private final Repeats repeats = new Repeats(1, Set::of, () -> 0);
     private final Outcomes outcomes =
-            new Outcomes(doubts, repeats, stamp -> !moved.contains(stamp.partition()), () -> "agent a:1");
+            new Outcomes(
+                    doubts,
+                    repeats,
+                    stamp -> !moved.contains(stamp.partition()),
+                    () -> "agent a:1");
     private final SessionInfo session = Appends.session(1, 0);
     private final Change first = Appends.change(0);
     private final Change second = Appends.change(1);
