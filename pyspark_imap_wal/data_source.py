@@ -25,7 +25,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
-from imap_wal.read.scan import read_scan
+from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.view import live
 from imap_wal.security.credentials import Credentials
@@ -222,8 +222,8 @@ class ImapWalReader(DataSourceReader):
 
     def _raw(self, store: SegmentStore, partition: FilePartition) -> Iterator[Any]:
         options = self._options
-        for scan in partition.scans:
-            for changes in read_scan(store, scan, options.maps or None, positions=True):
+        for scan, source in ahead(store, partition.scans):
+            for changes in read_scan(source, scan, options.maps or None, positions=True):
                 if changes.rows and (not options.nodes or changes.node in options.nodes):
                     yield self._batch(
                         partition,
@@ -236,8 +236,8 @@ class ImapWalReader(DataSourceReader):
         options = self._options
         index = NewestIndex(TASK_MEMORY_BYTES)
         try:
-            for scan in partition.scans:
-                for changes in read_scan(store, scan, options.maps or None):
+            for scan, source in ahead(store, partition.scans):
+                for changes in read_scan(source, scan, options.maps or None):
                     rows = changes.rows
                     if options.buckets > 1:
                         rows = [

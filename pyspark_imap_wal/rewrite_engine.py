@@ -31,6 +31,7 @@ from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import Table
+from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.rewrite.local_engine import PartWriter
 from imap_wal.rewrite.plan import (
@@ -271,8 +272,8 @@ def _combine(job: RewritePlan) -> ArrowMap:
         tally = Tally(job)
         try:
             with worker_log(job, version) as log:
-                for scan in _described(batches):
-                    for changes in log.read_on(scan, job.maps):
+                for scan, store in ahead(log.store, _described(batches)):
+                    for changes in log.read_on(scan, job.maps, store=store):
                         if changes.rows:
                             tally.add(
                                 changes,

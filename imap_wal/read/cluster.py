@@ -42,7 +42,7 @@ from imap_wal.read.file_scan import (
     FileScan,
     Metadata,
 )
-from imap_wal.read.scan import read_scan
+from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans, segment_scan
 from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, sorted_out
@@ -252,7 +252,7 @@ class ClusterLog:
                     node,
                     place,
                     scans,
-                    partial(read_scan, self.store, maps=maps, positions=positions),
+                    partial(read_scan, maps=maps, positions=positions),
                 )
 
     def _node_changes(
@@ -261,7 +261,7 @@ class ClusterLog:
         node: str,
         place: Position | None,
         scans: Callable[..., Iterable[FileScan]],
-        read: Callable[[FileScan], Iterator[EntryBatch]],
+        read: Callable[[SegmentStore, FileScan], Iterator[EntryBatch]],
     ) -> Iterator[EntryBatch]:
         """The batches of a node's `scans` above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
@@ -274,9 +274,9 @@ class ClusterLog:
                     )
             segment = False
             try:
-                for scan in scans(now, since=place):
+                for scan, store in ahead(self.store, scans(now, since=place)):
                     segment = scan.kind == SEGMENT
-                    for changes in read(scan):
+                    for changes in read(store, scan):
                         yield changes
                         if segment:
                             place = changes.last
@@ -286,16 +286,21 @@ class ClusterLog:
                     raise self.lost(error) from error
 
     def read_on(
-        self, scan: FileScan, maps: Collection[str] | None = None, attempts: int = ATTEMPTS
+        self,
+        scan: FileScan,
+        maps: Collection[str] | None = None,
+        attempts: int = ATTEMPTS,
+        store: SegmentStore | None = None,
     ) -> Iterator[EntryBatch]:
         """`read_scan`, also during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
         reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
         a newer snapshot covers them, or after `attempts` in a row that read nothing. `MissingNode`
-        if this machine does not see the segments of the node."""
+        if this machine does not see the segments of the node. `store`: one of `ahead` for this
+        scan."""
         place = scan.since if scan.kind == SEGMENT else None
         try:
-            for changes in read_scan(self.store, scan, maps):
+            for changes in read_scan(store or self.store, scan, maps):
                 yield changes
                 attempts = ATTEMPTS
                 if scan.kind == SEGMENT:

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator
-from typing import Any, cast
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
 import msgpack
 
@@ -36,7 +36,8 @@ from imap_wal.read.file_scan import (
     Metadata,
 )
 from imap_wal.read.selection import select, void_below, without_overtaken
-from imap_wal.segment.reader import Held, SegmentReader
+from imap_wal.segment.read_ahead import held, read_ahead
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import Place, Verdict, at_end, begin, said_by
 from storage_backends import SegmentStore
 
@@ -82,16 +83,29 @@ def read_scan(
     )
 
 
+def ahead(
+    store: SegmentStore, scans: Iterable[FileScan]
+) -> Iterator[tuple[FileScan, SegmentStore]]:
+    """Each scan with the store to read it from: segments of objects are requested before they are
+    needed (`imap_wal.segment.read_ahead`)."""
+    return read_ahead(
+        store,
+        ((scan, scan.path if scan.kind == SEGMENT else "", scan.bytes) for scan in scans),
+    )
+
+
 class _SegmentPass:
     """One reading of a segment: groups frames into batches, each under one rule."""
 
     def __init__(
         self, store: SegmentStore, scan: FileScan, maps: Collection[str] | None, positions: bool
     ) -> None:
-        self._store, self._scan, self._maps, self._positions = store, scan, maps, positions
-        if not store.capabilities.durable_append:
-            # An object has one commit, and every read is a request.
-            self._store = cast(SegmentStore, Held(store, scan.path))
+        self._store, self._scan, self._maps, self._positions = (
+            held(store, scan.path),
+            scan,
+            maps,
+            positions,
+        )
         self._place = Place(
             scan.path,
             scan.directory,

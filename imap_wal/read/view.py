@@ -16,7 +16,7 @@ from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Noted
-from imap_wal.read.scan import CutBack, read_scan
+from imap_wal.read.scan import CutBack, ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
@@ -361,9 +361,11 @@ class MaterializedView:
     def _read(self, scans: list[tuple[FileScan, bool]], again: Collection[str]) -> None:
         total = sum(scan.bytes for scan, _ in scans)
         done = 0
-        for count, (scan, forward) in enumerate(scans):
+        directions = [forward for _, forward in scans]
+        sources = ahead(self._log.store, [scan for scan, _ in scans])
+        for count, (forward, (scan, store)) in enumerate(zip(directions, sources, strict=True)):
             of_scan = 0
-            for changes in read_scan(self._log.store, scan, None if forward else again):
+            for changes in read_scan(store, scan, None if forward else again):
                 if self._closed:
                     raise Closed("this view was closed while it merged the logs")
                 if changes.rows:

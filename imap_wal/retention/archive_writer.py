@@ -22,7 +22,7 @@ from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive
 from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
 from imap_wal.read.file_scan import EntryBatch, FileScan
-from imap_wal.read.scan import read_scan
+from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.sealed_segments import Summary
 from imap_wal.security.encryption import keys_of
 from imap_wal.security.encryption_keys import Keys
@@ -155,8 +155,8 @@ class _Pass:
     def run(self) -> None:
         with closing(_Scratch(self._folder)) as scratch:
             files: dict[str, _MapFile] = {}
-            for scan in self._scans:
-                for changes in read_scan(self._store, scan, positions=True):
+            for scan, store in ahead(self._store, self._scans):
+                for changes in read_scan(store, scan, positions=True):
                     self.summary.add(changes)
                     self._split(changes, files, scratch)
                     if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:

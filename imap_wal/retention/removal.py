@@ -7,7 +7,7 @@ manifest names; the writer's next archive run, or the next removal, deletes them
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from imap_wal.disposal import dispose, reachable
@@ -16,6 +16,7 @@ from imap_wal.format import START, Position
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import END, SEGMENT, FileScan
+from imap_wal.read.scan import ahead
 from imap_wal.read.state import NodeState
 from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
@@ -70,29 +71,32 @@ def plan_removal(
     def is_removable(name: str, last: Position) -> bool:
         return last <= upto and (covered is None or last <= covered.get(name, START))
 
+    def candidates() -> Iterator[FileScan]:
+        for index, segment in enumerate(node.segments):
+            if (
+                segment.number >= writing
+                or (segment.epoch, segment.number) > upto[:2]
+                or segment.path in kept
+            ):
+                return
+            following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
+            yield FileScan(
+                SEGMENT,
+                node.name,
+                segment.path,
+                "",
+                node.manifest.directory,
+                segment.epoch,
+                segment.number,
+                next_path=following,
+                bytes=segment.bytes,
+            )
+
     segments: list[FileScan] = []
     summaries: list[Summary] = []
-    for index, segment in enumerate(node.segments):
-        if (
-            segment.number >= writing
-            or (segment.epoch, segment.number) > upto[:2]
-            or segment.path in kept
-        ):
-            break
-        following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
-        scan = FileScan(
-            SEGMENT,
-            node.name,
-            segment.path,
-            "",
-            node.manifest.directory,
-            segment.epoch,
-            segment.number,
-            next_path=following,
-            bytes=segment.bytes,
-        )
+    for scan, source in ahead(store, candidates()):
         try:
-            summary = summarize(store, scan)
+            summary = summarize(source, scan)
         except NotFound:
             break  # its writer has just archived it
         if not all(is_removable(name, last) for name, last in summary.maps.items()):

@@ -16,6 +16,7 @@ from imap_wal.manifest.cluster import (
     Snapshot,
 )
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.plan import ATTEMPTS, is_of_members, known_versions, raise_versions
@@ -90,8 +91,8 @@ def _versions_of(
     if state.missing or not is_of_members(state.manifest):
         return NO_VERSIONS
     pairs: dict[int, tuple[int, int]] = {}
-    for scan in cluster_scans(state, until=ends, maps=(name,)):
+    for scan, store in ahead(log.store, cluster_scans(state, until=ends, maps=(name,))):
         with suppress(LogError):
-            for changes in log.read_on(scan, (name,)):
+            for changes in log.read_on(scan, (name,), store=store):
                 raise_versions(pairs, changes.rows)
     return known_versions(before).raised(pairs.items())

@@ -22,7 +22,7 @@ from imap_wal.read.file_scan import SEGMENT
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Claim, Conflict, Noted
 from imap_wal.read.newest.table import in_pages
-from imap_wal.read.scan import read_scan
+from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.plan import (
@@ -80,8 +80,8 @@ class LocalEngine:
         tally, counting = Tally(job), job.decisions.counting
         scans = cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False)
         total, done, records = sum(scan.bytes for scan in scans), 0, 0
-        for count, scan in enumerate(scans):
-            for changes in log.read_on(scan, job.maps):
+        for count, (scan, store) in enumerate(ahead(log.store, scans)):
+            for changes in log.read_on(scan, job.maps, store=store):
                 if changes.rows:
                     tally.add(changes, count_bytes=scan.kind == SEGMENT)
                     index.add(

@@ -6,9 +6,7 @@ read a segment that is being written: it stops at the last whole frame.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from imap_wal import format, layout
@@ -20,8 +18,6 @@ from storage_backends import SegmentStore
 
 WINDOW_BYTES = 4 * 1024 * 1024
 _ZEROS = bytes(WINDOW_BYTES)
-READERS = 8
-"""Files that are read at the same time if each read is a request over a network."""
 FIRST_WINDOW_BYTES = 64 * 1024
 
 
@@ -161,41 +157,6 @@ class SegmentReader:
             if window != _ZEROS[: len(window)]:
                 return start + len(window)
         return 0
-
-
-class Held:
-    """A store with one file in memory: all reads of that file take one request."""
-
-    def __init__(self, store: SegmentStore, path: str) -> None:
-        self.capabilities = store.capabilities
-        self.encryption_keys = keys_of(store)
-        self._data = store.read(path)
-
-    def size(self, path: str) -> int:
-        return len(self._data)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        return self._data[offset:] if length is None else self._data[offset : offset + length]
-
-
-def held(store: SegmentStore, paths: Iterable[str]) -> Iterator[Held]:
-    """Reads each file at once, several at the same time, in this order. An error is raised when its
-    file is next."""
-    if READERS < 2:
-        yield from (Held(store, path) for path in paths)
-        return
-    waiting: deque[Future[Held]] = deque()
-    with ThreadPoolExecutor(READERS, "imap-wal-reader") as pool:
-        try:
-            for path in paths:
-                waiting.append(pool.submit(Held, store, path))
-                if len(waiting) == READERS:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for each in waiting:
-                each.cancel()
 
 
 def is_header_torn(store: SegmentStore, path: str) -> bool:

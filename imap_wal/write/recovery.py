@@ -16,10 +16,10 @@ its segments keep their numbers, empty, so no later position is mistaken for one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import msgpack
 
@@ -30,7 +30,8 @@ from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.security.encryption import sealed
 from imap_wal.segment.listing import wal_folder
-from imap_wal.segment.reader import SegmentReader, held
+from imap_wal.segment.read_ahead import held, read_ahead
+from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import (
     CLEAN,
     CORRUPT,
@@ -96,6 +97,7 @@ class _File(NamedTuple):
     epoch: int
     number: int
     path: str
+    bytes: int
 
 
 class _Damage(NamedTuple):
@@ -131,7 +133,9 @@ class _Recovery:
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
         )
-        self._files = [_File(each.epoch, each.number, each.path) for each in found.segments]
+        self._files = [
+            _File(each.epoch, each.number, each.path, each.bytes) for each in found.segments
+        ]
         self._copied = [each.path for each in found.copied]
         self._requests = dict(manifest.requests)
         self._end = manifest.checkpoint
@@ -193,7 +197,7 @@ class _Recovery:
             return None
         try:
             place = self._place(len(self._files) - 1)
-            (store,) = self._stores([newest])
+            store = held(self._store, newest.path)
             reader = begin(store, place)
             if isinstance(reader, Verdict):
                 return None
@@ -222,8 +226,9 @@ class _Recovery:
         files = [
             file for at, file in enumerate(self._files[first:]) if file.number == expected + at
         ]
-        with closing(self._stores(files)) as stores:
-            for index, (file, store) in enumerate(zip(files, stores, strict=True), first):
+        wanted = ((file, file.path, file.bytes) for file in files)
+        with closing(read_ahead(self._store, wanted)) as sources:
+            for index, (file, store) in enumerate(sources, first):
                 expected += 1
                 damage = self._scan_file(
                     index, file, store, start.frame if file.number == start.segment else None
@@ -256,16 +261,6 @@ class _Recovery:
             what = f"segment {expected} is missing: the log continues after it"
             return _Damage(after, Verdict(SHORT, place, 0, what=what), range(expected, following))
         return None
-
-    def _stores(self, files: Sequence[_File]) -> Generator[SegmentStore]:
-        """For each file, the store to read it from. On storage that cannot append, each file is one
-        commit and each call a request: it reads each file at once, and some of the next ones."""
-        if self._store.capabilities.durable_append:
-            yield from (self._store for _ in files)
-        else:
-            yield from cast(
-                Iterator[SegmentStore], held(self._store, [file.path for file in files])
-            )
 
     def _scan_file(
         self, index: int, file: _File, store: SegmentStore, first_frame: int | None
@@ -476,7 +471,9 @@ class _Recovery:
                 epoch = there[number].epoch
             else:
                 missing.append(
-                    _File(epoch, number, layout.wal_path(self._identity.node_folder, epoch, number))
+                    _File(
+                        epoch, number, layout.wal_path(self._identity.node_folder, epoch, number), 0
+                    )
                 )
         return missing
 

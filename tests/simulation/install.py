@@ -258,7 +258,7 @@ def installed() -> Iterator[None]:
     writer = sys.modules["imap_wal.write.opening"]
     put(writer, "holder_text", lambda what: what)
     put(
-        sys.modules["imap_wal.segment.reader"], "READERS", 1
+        sys.modules["imap_wal.segment.read_ahead"], "READERS", 1
     )  # a separate thread would not wait for its turn
     logger = logging.getLogger("imap_wal")
     level = logger.level
