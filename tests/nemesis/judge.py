@@ -101,10 +101,10 @@ class Judge:
         return Finding(judgement, text, key, table(self._past[key], operation))
 
     def restarted(self, before: Mapping[Key, Any], after: Mapping[Key, Any]) -> list[Finding]:
-        """Compares the live maps before everything was killed with those after the restart."""
+        """Compares the live maps before everything was killed with those after the restart. What
+        is judged next begins with the latter: an operation that was unknown has happened or not."""
         different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-        for key in different:
-            self._checkers[key] = Checker(after.get(key), again=True)
+        self.begin_anew(after)
         return [
             Finding(
                 "restart",
@@ -116,7 +116,7 @@ class Judge:
         ]
 
     def begin_anew(self, contents: Mapping[Key, Any]) -> None:
-        """After damage of another kind: the present contents count from now on."""
+        """The present contents count from now on."""
         for key in self._checkers:
             self._checkers[key] = Checker(contents.get(key), again=True)
 

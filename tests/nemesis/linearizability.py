@@ -7,11 +7,14 @@ time, and at each end of an operation the set of all states that are still possi
 given its moment as late as possible. Porcupine undoes steps of its search; here, states that are no
 longer possible leave the set.
 
-Three things are added:
+Four things are added:
 
 unknown     the caller does not know the outcome: it takes effect at any later time, or never
 again       Hazelcast repeats an operation whose member left: it may take effect twice before it
-ends dominance   of two equal states, the one that used fewer unknown operations suffices
+            ends
+dominance   of two equal states, the one that used fewer unknown operations suffices
+symmetry    of unknown operations with the same effect, such as removes, the one that can happen for
+            the shortest time is used first
 """
 
 from __future__ import annotations
@@ -93,10 +96,20 @@ class _Possible:
     used: frozenset[int] = frozenset()
 
 
+def _effect(operation: Operation) -> tuple[Any, ...]:
+    """Equal for operations without an answer that do the same to every state."""
+    if operation.kind == "replace":
+        return operation.kind, operation.expected, operation.value
+    if operation.kind == "put_if_absent":
+        return operation.kind, operation.value
+    return "write", None if operation.kind in ("remove", "delete") else operation.value
+
+
 class _Set:
-    """Possibilities, without those that another one dominates."""
+    """Possibilities, without those that another one dominates. `work`: how many were compared."""
 
     def __init__(self, found: Iterable[_Possible] = ()) -> None:
+        self.work = 0
         self._used: dict[tuple[Any, frozenset[int]], list[frozenset[int]]] = {}
         for each in found:
             self.add(each)
@@ -104,6 +117,7 @@ class _Set:
     def add(self, possible: _Possible) -> bool:
         """False: nothing new."""
         those = self._used.setdefault((possible.state, possible.done), [])
+        self.work += 1 + len(those)
         if any(used <= possible.used for used in those):
             return False
         those[:] = [used for used in those if not possible.used <= used]
@@ -134,11 +148,12 @@ class Violation:
 @dataclass
 class Checker:
     """One key. `feed` takes what happened since the last time; operations that are unknown stay
-    possible, whatever is fed later."""
+    possible, whatever is fed later. Raises `TooLarge` if the end of one operation takes more than
+    `bound` comparisons of possibilities."""
 
     initial: Any = None
     again: bool = False
-    bound: int = 200_000
+    bound: int = 2_000_000
     _possible: _Set = field(init=False)
     _open: dict[int, Operation] = field(init=False, default_factory=dict)
     _number: int = field(init=False, default=0)
@@ -188,6 +203,7 @@ class Checker:
         def keep(state: Any, done: frozenset[int], used: frozenset[int]) -> None:
             found.add(_Possible(state, done - gone, used - gone))
 
+        work = 0
         others = any(other != number and each.end != UNKNOWN for other, each in self._open.items())
         for possible in self._possible:
             if number in possible.done:
@@ -198,7 +214,9 @@ class Checker:
                 # Whatever else was used before it can be used after it, or was overwritten by it.
                 keep(after, possible.done, possible.used)
                 continue
-            for each in self._reachable(possible, number):
+            reachable = self._reachable(possible, number, self.bound - work - found.work)
+            work += reachable.work
+            for each in reachable:
                 fits, after = step(self._open[number], each.state)
                 if fits:
                     keep(after, each.done, each.used)
@@ -206,31 +224,50 @@ class Checker:
             self._open.pop(over, None)
         return found
 
-    def _reachable(self, start: _Possible, ending: int) -> _Set:
+    def _reachable(self, start: _Possible, ending: int, bound: int) -> _Set:
         """From here by operations that are under way, in any order."""
         seen = _Set([start])
-        waiting, tried = [start], 0
+        known = [
+            (number, operation)
+            for number, operation in self._open.items()
+            if operation.end != UNKNOWN and number != ending
+        ]
+        alike = self._unknown_alike(ending)
+        waiting = [start]
         while waiting:
             here = waiting.pop()
-            for number, operation in self._open.items():
-                if number == ending or number in here.done or number in here.used:
+            seen.work += len(known) + len(alike)
+            found = [
+                _Possible(after, here.done | {number}, here.used)
+                for number, operation in known
+                if number not in here.done
+                for fits, after in [step(operation, here.state)]
+                if fits
+            ]
+            for numbers in alike:
+                number = next((each for each in numbers if each not in here.used), None)
+                if number is None:
                     continue
-                fits, after = step(operation, here.state)
-                known = operation.end != UNKNOWN
-                if not fits or (not known and after == here.state):
-                    continue
-                done, used = (
-                    (here.done | {number}, here.used)
-                    if known
-                    else (here.done, here.used | {number})
-                )
-                there = _Possible(after, done, used)
-                if seen.add(there):
-                    waiting.append(there)
-                    tried += 1
-                    if tried > self.bound:
-                        raise TooLarge
+                fits, after = step(self._open[number], here.state)
+                if fits and after != here.state:
+                    found.append(_Possible(after, here.done, here.used | {number}))
+            waiting += [there for there in found if seen.add(there)]
+            if seen.work > bound:
+                raise TooLarge
         return seen
+
+    def _unknown_alike(self, ending: int) -> list[list[int]]:
+        """The unknown operations, those with the same effect together. First come repetitions,
+        which are possible only until their operation ends, in the order of these ends."""
+        groups: dict[Any, list[tuple[float, int]]] = {}
+        for number, operation in self._open.items():
+            if operation.end == UNKNOWN and number != ending:
+                once = self._open.get(number - 1) if number % 2 else None
+                until = once.end if once is not None else UNKNOWN
+                alone = operation.result is not UNSEEN
+                effect = (number,) if alone else _effect(operation)
+                groups.setdefault(effect, []).append((until, number))
+        return [[number for _, number in sorted(those)] for those in groups.values()]
 
 
 def check(

@@ -115,6 +115,7 @@ class Run:
         self.world.say(
             f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, "
             f"findings: {record.found or 'none'}"
+            + (f", not decided: {record.undecided} keys" if record.undecided else "")
         )
         if record.findings:
             self.world.say("\n".join(story(len(self.records), record)))

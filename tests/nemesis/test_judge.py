@@ -118,6 +118,14 @@ def test_damage_is_reported_once() -> None:
     assert finding.judgement == "query"
 
 
+def test_an_unknown_change_cannot_happen_after_a_restart() -> None:
+    judge = Judge([KEY])
+    assert judge.judge([attempt("set", 0, "a", outcome="unknown"), read(1, None)]) == []
+    assert judge.restarted({}, {}) == []
+    (finding,) = judge.judge([read(5, "a")])
+    assert finding.judgement == "live map"
+
+
 def test_an_outage_ends_with_the_next_answer() -> None:
     """It begins with the first attempt that failed."""
     attempts = [

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Checker, Kind, Operation, check, step
+from tests.nemesis.linearizability import (
+    UNKNOWN,
+    UNSEEN,
+    Checker,
+    Kind,
+    Operation,
+    TooLarge,
+    check,
+    step,
+)
 
 
 def op(
@@ -188,6 +197,27 @@ def test_a_long_history_with_many_unknowns_is_judged() -> None:
         )
         is not None
     )
+
+
+def test_many_unknown_removes_are_judged() -> None:
+    """One can stand for another, so their number does not multiply what is possible."""
+    rng, checker = random.Random(7), Checker(again=True)
+    operations = []
+    for number in range(0, 2_000, 2):
+        operations.append(op("remove", number, UNKNOWN))
+        operations.append(op("put", number, number + 0.5, number))
+        seen = rng.choice([number, None])
+        operations.append(op("get", number + 1, number + 1.5, result=seen))
+    assert checker.feed(operations) is None
+    assert checker.feed([op("get", 3_000, 3_001, result="never")]) is not None
+
+
+def test_a_search_that_is_too_large_is_given_up() -> None:
+    operations = [op("put_if_absent", 0, UNKNOWN, number) for number in range(30)]
+    operations += [op("remove", 0, UNKNOWN) for _ in range(30)]
+    beside = [op("put", 1, 9, "a"), op("put", 1, 8, "b"), op("get", 1, 7, result="c")]
+    with pytest.raises(TooLarge):
+        Checker(bound=1_000).feed([*operations, *beside])
 
 
 # ---- against all orders ----
