@@ -13,6 +13,7 @@ from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.claims import reserve
+from imap_wal.agent.server import Agent
 from imap_wal.agent.transport.router import Message
 from imap_wal.errors import NotAllowed
 from tests.agent.harness import identity, serving
@@ -31,6 +32,19 @@ def settings(tmp_path: Path) -> AgentConfig:
             "lifetime_timeout_s": 0, "start_policy": "partial",
         }
     )  # fmt: skip
+
+
+def set_rights(agent: Agent, folder: Path, reader: set[Right]) -> None:
+    """Returns when the agent uses them: a thread has the former ones while another reads the
+    file."""
+    write_clients(folder, member=set(Right), reader=reader)
+    eventually(
+        lambda: (
+            ("reader", reader)
+            in [(each.name, each.rights) for each in agent._router._now().values()]
+        ),
+        "the file of clients is read again",
+    )
 
 
 def admitted(settings: AgentConfig, key: KeyPair) -> bool:
@@ -254,17 +268,17 @@ def test_waiting_requests_are_served_with_current_rights(
             eventually(lambda: agent._reads._taken is not None, "the first read is taken up")
             waiting = reader.client.post("keys", "orders", None, 10)
             eventually(lambda: len(agent._reads._queued) == 1, "the second one waits")
-            write_clients(tmp_path, member=set(Right), reader={Right.WRITE})
+            set_rights(agent, tmp_path, {Right.WRITE})
         assert member.client.answer(reading)[0][0] == "keys"
         assert reader.client.answer(waiting)[0][2] == "not-allowed"
         # In the lane: the hello has been received, and is not served yet.
-        write_clients(tmp_path, member=set(Right), reader=set(Right))
+        set_rights(agent, tmp_path, set(Right))
         take = agent._lane.take
 
         def later(*, at_once: bool = False) -> Message | None:
             message = take(at_once=at_once)
             if message is not None:
-                write_clients(tmp_path, member=set(Right), reader={Right.READ})
+                set_rights(agent, tmp_path, {Right.READ})
             return message
 
         monkeypatch.setattr(agent._lane, "take", later)
