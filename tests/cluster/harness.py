@@ -49,6 +49,8 @@ QUICK_MEMBER = {
     "hazelcast.shutdownhook.enabled": "false",
 }
 PR_SET_PDEATHSIG = 1
+CLIENTS = 100
+"""That a cluster keeps open. About 900 filled the heap of a member, which has 256 MiB."""
 LIFETIME_TIMEOUT_S = 6
 """The agents' default: how long a new cluster waits for signs of life of the former one."""
 
@@ -469,7 +471,12 @@ class Cluster:
         until(f"{count} members have all partitions and backups", safe, 90, 0.05)
 
     def client(self, **more: Any) -> hazelcast.HazelcastClient:
-        client = connect([member.address for member in self.running], self.name, **more)
+        return self.keep(connect([member.address for member in self.running], self.name, **more))
+
+    def keep(self, client: hazelcast.HazelcastClient) -> hazelcast.HazelcastClient:
+        """The client, which this cluster closes. Each open client takes memory of the members, so a
+        condition that is polled uses the same client each time."""
+        assert len(self._clients) < CLIENTS, f"{CLIENTS} clients are open: reuse one"
         self._clients.append(client)
         return client
 

@@ -37,6 +37,7 @@ class Scene:
             return {"default": logged_map(endpoint, patient), "stock": offloading}
 
         self.cluster = Cluster(folder, classpath, maps)
+        self._reader: hazelcast.HazelcastClient | None = None
 
     def start(self, module: str = "") -> None:
         self.cluster.agents[0].launch(module)
@@ -49,14 +50,16 @@ class Scene:
 
     def map(self, name: str) -> BlockingMap:
         """By a client of the last member, which no test kills."""
-        return self._client(2).get_map(name).blocking()
+        if self._reader is None:
+            self._reader = self._client(2)
+        return self._reader.get_map(name).blocking()
 
     def _client(self, member: int) -> hazelcast.HazelcastClient:
         """Of this member alone."""
         address = self.cluster.members[member].address
-        client = connect([address], self.cluster.name, smart_routing=False, invocation_timeout=60)
-        self.cluster._clients.append(client)
-        return client
+        return self.cluster.keep(
+            connect([address], self.cluster.name, smart_routing=False, invocation_timeout=60)
+        )
 
     def contents(self, name: str) -> dict[Any, Any]:
         return dict(self.map(name).entry_set())
@@ -71,6 +74,7 @@ class Scene:
 
     def restarted(self, name: str) -> dict[Any, Any]:
         self.cluster.kill_everything()
+        self._reader = None
         self.cluster.start(3)
         return self.contents(name)
 
@@ -153,6 +157,7 @@ def test_a_logged_transaction_without_an_answer(scene: Scene) -> None:
 
 
 def test_the_member_dies_after_its_agent_has_logged_the_transaction(scene: Scene) -> None:
+    """Its locks expire with its time-out, 60 s; until then memory has the former values."""
     scene.start()
     scene.fill("orders")
     agent = scene.cluster.agents[0]
