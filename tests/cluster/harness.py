@@ -49,7 +49,7 @@ QUICK_MEMBER = {
     "hazelcast.shutdownhook.enabled": "false",
 }
 PR_SET_PDEATHSIG = 1
-CLIENTS = 100
+CLIENTS = 300
 """That a cluster keeps open. About 900 filled the heap of a member, which has 256 MiB."""
 LIFETIME_TIMEOUT_S = 6
 """The agents' default: how long a new cluster waits for signs of life of the former one."""
