@@ -26,9 +26,8 @@ def refusal(cluster: Cluster) -> str:
 
 
 def contents(cluster: Cluster) -> dict[str, str]:
-    return dict(
-        until("the map is there", lambda: cluster.client().get_map(NAME).blocking().entry_set())
-    )
+    client = cluster.client()
+    return dict(until("the map is there", lambda: client.get_map(NAME).blocking().entry_set()))
 
 
 def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str) -> None:

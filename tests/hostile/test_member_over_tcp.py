@@ -179,15 +179,9 @@ def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
 
     cluster.kill_everything()
     cluster.start(1)
-    assert (
-        dict(
-            until(
-                "the map is there",
-                lambda: cluster.client().get_map("orders").blocking().entry_set(),
-            )
-        )
-        == before
-    )
+    client = cluster.client()
+    restored = until("the map is there", lambda: client.get_map("orders").blocking().entry_set())
+    assert dict(restored) == before
     log = world.log()
     assert log.count('"event": "log claimed"') == 2
     assert '"peer": "member-1"' in log
@@ -242,10 +236,9 @@ def test_the_next_cluster_needs_the_token(world: World) -> None:
     cluster.kill_everything()
     world.properties["cluster-token-file"] = token
     cluster.start(1)
-    assert (
-        until("the map is there", lambda: cluster.client().get_map("orders").blocking().get("a"))
-        == "1"
-    )
+    client = cluster.client()
+    restored = until("the map is there", lambda: client.get_map("orders").blocking().get("a"))
+    assert restored == "1"
 
 
 @pytest.mark.parametrize(
