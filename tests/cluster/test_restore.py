@@ -107,8 +107,10 @@ def test_every_node_wrote_and_the_lost_member_made_a_view(now: Now) -> None:
     """The tests above need both."""
     moves = now.written("moves")
     assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
-    # Their numbers may have gaps: agents that claim at the same moment each reserve one.
-    assert len(moves.incarnations) == 2, "one cluster, before and after the kill of a member"
+    # The lost member needs a view. So does each of the two that left, if the outcome of a change was
+    # still unknown then. Numbers may have gaps: agents that claim at the same moment each reserve
+    # one.
+    assert 2 <= len(moves.incarnations) <= 4, moves.incarnations
     lifetimes = now.log().manifest().lifetimes
     assert (
         len({each.cluster_id for each in lifetimes if each.incarnation in moves.incarnations}) == 1
