@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterable
 
 from imap_wal import layout
-from storage_backends import Linked, SegmentStore
+from storage_backends import SegmentStore
 from storage_backends.links import links
 
 EFFECT = (
@@ -48,15 +48,11 @@ def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
 def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
     """Delete files of any name, except those reached through a link. Returns the deleted paths.
     Raises `StorageError`, except for links."""
-    gone = set()
-    for path in reachable(store, paths):
-        try:
-            store.discard(path)
-        except Linked as error:  # the link was created after the check
-            _log.warning("%s: %s; it stays: %s", store.url, error, ADVICE)
-        else:
-            gone.add(path)
-    return gone
+    found = reachable(store, paths)
+    linked = store.discard_all(found)
+    for error in linked:  # the link was created after the check
+        _log.warning("%s: %s; it stays: %s", store.url, error, ADVICE)
+    return set(found) - {error.path for error in linked}
 
 
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:

@@ -23,13 +23,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from random import Random
 from typing import BinaryIO, Literal, TypeVar
 
-from storage_backends.errors import NoSpace, StorageError, Unavailable
+from storage_backends.errors import Linked, NoSpace, StorageError, Unavailable
 from storage_backends.gated import GatedStore
 from storage_backends.interface import (
     Appender,
@@ -38,6 +38,7 @@ from storage_backends.interface import (
     LockContext,
     SegmentStore,
     StoredFile,
+    discard_each,
 )
 
 SECTOR_BYTES = 512
@@ -170,6 +171,9 @@ class FaultyStore:
 
     def discard(self, path: str) -> None:
         self._run("delete", path, lambda: self.inner.discard(path))
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        return discard_each(self, paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         def lock() -> Lock:

@@ -7,8 +7,10 @@ operating system can always be released.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Sequence
 from typing import BinaryIO
 
+from storage_backends.errors import Linked
 from storage_backends.interface import (
     Appender,
     Capabilities,
@@ -69,6 +71,11 @@ class GatedStore:
 
     def discard(self, path: str) -> None:
         self.there(path).discard(path)
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        for path in paths:
+            self.there(path)
+        return self.inner.discard_all(paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         return _GatedLock(self, self.there(path).lock(path, holder, take=take))

@@ -17,7 +17,7 @@ import builtins
 import contextlib
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, urlsplit
@@ -28,13 +28,14 @@ from fsspec.implementations.webhdfs import WebHDFS
 from storage_backends.descriptors import read_local
 from storage_backends.errors import (
     AlreadyExists,
+    Linked,
     NoSpace,
     NotFound,
     StorageError,
     Unavailable,
     Unsupported,
 )
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
 from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
 from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
@@ -214,6 +215,9 @@ class HdfsStore:
 
     def discard(self, path: str) -> None:
         self.delete(path)  # there are no links
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        return discard_each(self, paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import builtins
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO, Protocol, Self, runtime_checkable
+
+from storage_backends.errors import Linked
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,11 @@ class SegmentStore(Protocol):
         """`delete` of a file that nothing needs; it may also stay. `Linked` if its path has a
         symbolic link below the root: the target may belong to another log."""
 
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        """`discard` each of them, with one request for many where the storage has that. Returns an
+        error for each file that stays because of a link. After any other error, some of the files
+        are deleted."""
+
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """Take the lock at `path` without waiting, and write `holder` (one line of text) next to it
         for others to read. `Locked` names the holder. `take=True` takes it from a living holder,
@@ -171,3 +179,14 @@ class SegmentStore(Protocol):
 
     def close(self) -> None:
         """Close connections; safe to call twice."""
+
+
+def discard_each(store: SegmentStore, paths: Sequence[str]) -> list[Linked]:
+    """`SegmentStore.discard_all` for a store that deletes one file at a time."""
+    linked = []
+    for path in paths:
+        try:
+            store.discard(path)
+        except Linked as error:
+            linked.append(error)
+    return linked

@@ -19,13 +19,13 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
 from storage_backends.descriptors import LocalAppender, LocalLock, sync_folder, translate, write_all
 from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unavailable, Unsupported
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
+from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, folder_prefix, one_line
@@ -243,6 +243,9 @@ class LocalStore:
             self._guard(path, remove)
         except NotFound:
             pass
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        return discard_each(self, paths)
 
     @staticmethod
     def _opened(opened: ExitStack, name: str, folder: int | None = None) -> int:

@@ -6,11 +6,26 @@ from __future__ import annotations
 import builtins
 import io
 import threading
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from storage_backends.descriptors import read_local
-from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
-from storage_backends.interface import Appender, Capabilities, Lock, LockContext, StoredFile
+from storage_backends.errors import (
+    AlreadyExists,
+    Linked,
+    Locked,
+    NotFound,
+    StorageError,
+    Unavailable,
+)
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Lock,
+    LockContext,
+    StoredFile,
+    discard_each,
+)
 from storage_backends.paths import check_path, folder_prefix, one_line
 
 
@@ -165,6 +180,9 @@ class MemoryStore:
 
     def discard(self, path: str) -> None:
         self.delete(path)  # there are no links
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        return discard_each(self, paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         token = object()

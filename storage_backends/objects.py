@@ -18,8 +18,9 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from glob import has_magic
 from secrets import token_hex
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -27,6 +28,7 @@ import fsspec
 
 from storage_backends.errors import (
     AlreadyExists,
+    Linked,
     NoSpace,
     NotFound,
     StorageError,
@@ -48,6 +50,8 @@ request. Read in the source of s3fs 2025.5.0 and 2026.9.0, gcsfs 2025.5.0 and 20
 
 _PROBE_PREFIX = ".probe-"
 _CONFLICTS_MAX = 10
+_DELETED_AT_ONCE = {"s3": 1_000, "s3a": 1_000}
+"""fsspec protocol → the most keys of one request that deletes objects."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modificationTime")
 
@@ -103,6 +107,7 @@ class ObjectStore:
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
+        self._deleted_at_once = _DELETED_AT_ONCE.get(protocol, 1)
         self._probed = False
         self._probe_mutex = threading.Lock()
 
@@ -204,6 +209,19 @@ class ObjectStore:
 
     def discard(self, path: str) -> None:
         self.delete(path)  # there are no links
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        for first in range(0, len(paths), self._deleted_at_once):
+            batch = paths[first : first + self._deleted_at_once]
+            # The driver would take a star in a name for all names.
+            if len(batch) > 1 and not any(has_magic(path) for path in batch):
+                # It reports one error for all of them. Deleting one by one names the object.
+                with contextlib.suppress(Exception):
+                    self._fs.rm([self._full(path) for path in batch])
+                    continue
+            for path in batch:
+                self.delete(path)
+        return []
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""

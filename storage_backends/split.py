@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
-from storage_backends.errors import AlreadyExists, NotFound, StorageError
+from storage_backends.errors import AlreadyExists, Linked, NotFound, StorageError
 from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
 from storage_backends.location import located
 from storage_backends.paths import is_wal
@@ -89,6 +90,11 @@ class SplitStore:
 
     def discard(self, path: str) -> None:
         self._of(path).discard(path)
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        of_wal = [path for path in paths if is_wal(path)]
+        others = [path for path in paths if not is_wal(path)]
+        return self._wal.discard_all(of_wal) + self._root.discard_all(others)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         return self._of(path).lock(path, holder, take=take)

@@ -347,6 +347,21 @@ def _deletion(store: SegmentStore, other: SegmentStore, root: str) -> None:
     _same([file.path for file in other.list(root)], [f"{root}/a/2"], "delete removes one file")
     store.create(f"{root}/a/b/1", b"again")
     _same(other.read(f"{root}/a/b/1"), b"again", "a deleted name can be used again")
+    for name in ("*", "x", "y", "z"):
+        store.create(f"{root}/many/{name}", b"")
+    gone = [f"{root}/many/x", f"{root}/many/never", f"{root}/many/y"]
+    _same(store.discard_all(gone), [], "discard_all of files without links")
+    _same(
+        [file.path for file in other.list(f"{root}/many")],
+        [f"{root}/many/*", f"{root}/many/z"],
+        "discard_all removes the files that exist, and no others",
+    )
+    store.discard_all([f"{root}/many/*", f"{root}/many/never"])
+    _same(
+        [file.path for file in other.list(f"{root}/many")],
+        [f"{root}/many/z"],
+        "discard_all does not interpret names",
+    )
 
 
 def _append_is_refused(store: SegmentStore, other: SegmentStore, root: str) -> None:

@@ -27,9 +27,11 @@ QUICK_LOSS = {
     "hazelcast.merge.first.run.delay.seconds": "5",
     "hazelcast.merge.next.run.delay.seconds": "3",
     "hazelcast.operation.call.timeout.millis": "20000",
+    "hazelcast.partition.migration.timeout": "20",
 }
 """Members notice a lost one, and halves merge, within seconds. Hazelcast's defaults are
-60, 300, 120."""
+60, 300, 120. A migration whose answer was lost with its connection is repeated after 20 s and not
+after Hazelcast's 300: all others wait for it."""
 
 T = TypeVar("T")
 

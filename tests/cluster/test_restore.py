@@ -107,9 +107,9 @@ def test_every_node_wrote_and_the_lost_member_made_a_view(now: Now) -> None:
     """The tests above need both."""
     moves = now.written("moves")
     assert set(moves.entries_on_nodes) == {"node-1", "node-2", "node-3"}
-    # The lost member needs a view. So does each of the two that left, if the outcome of a change was
-    # still unknown then. Numbers may have gaps: agents that claim at the same moment each reserve
-    # one.
+    # The lost member needs a view. So does each of the two that left, if the outcome of a change
+    # was still unknown then. Numbers may have gaps: agents that claim at the same moment each
+    # reserve one.
     assert 2 <= len(moves.incarnations) <= 4, moves.incarnations
     lifetimes = now.log().manifest().lifetimes
     assert (

@@ -13,14 +13,21 @@ import builtins
 import io
 import itertools
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any, BinaryIO, TypeVar
 
-from storage_backends import AlreadyExists, Locked, NotFound, StorageError, Unavailable
+from storage_backends import AlreadyExists, Linked, Locked, NotFound, StorageError, Unavailable
 from storage_backends.descriptors import read_local
-from storage_backends.interface import Appender, Capabilities, Lock, LockContext, StoredFile
+from storage_backends.interface import (
+    Appender,
+    Capabilities,
+    Lock,
+    LockContext,
+    StoredFile,
+    discard_each,
+)
 from storage_backends.lease import acquire
 from storage_backends.paths import check_path, folder_prefix, one_line
 from storage_backends.split import SplitStore
@@ -353,6 +360,9 @@ class SimStore:
 
     def discard(self, path: str) -> None:
         self.delete(path)
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        return discard_each(self, paths)
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
         if not self.capabilities.locks:

@@ -145,6 +145,20 @@ def credentials(folder: Path, url: str, s3: S3) -> Path:
     return file
 
 
+def test_a_thousand_objects_are_deleted_in_one_request(s3: S3) -> None:
+    store = s3.open("bucket/many")
+    paths = [f"wal/{number}" for number in range(2_100)]
+    for path in paths:
+        (s3.folder / "data" / "bucket" / "many" / path).parent.mkdir(parents=True, exist_ok=True)
+        (s3.folder / "data" / "bucket" / "many" / path).write_bytes(b"")
+    before = (s3.folder / "log").read_text()
+    assert store.discard_all([*paths, "wal/never"]) == []
+    assert store.list("") == []
+    requests = (s3.folder / "log").read_text()[len(before) :]
+    assert requests.count("POST") == 3, requests[:1_000]
+    assert "DELETE" not in requests
+
+
 def test_s3_declares_its_capabilities(s3: S3) -> None:
     capabilities = s3.open().capabilities
     assert capabilities.exclusive_create
