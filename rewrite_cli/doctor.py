@@ -17,7 +17,7 @@ from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import CLEAN
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.inspect.verify import plan
 from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
@@ -195,7 +195,7 @@ def storage(url: str) -> Iterator[Check]:
             yield Check(
                 "owner", WARNING, doubt, "a log has one user: that of its agents or programs"
             )
-        views = survey(store)
+        views = take_inventory(store)
         yield Check(
             "logs",
             OK if views else WARNING,

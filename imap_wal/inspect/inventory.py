@@ -150,7 +150,7 @@ class ClusterView:
         return f"{self.namespace}/{self.cluster}"
 
 
-def survey(
+def take_inventory(
     store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
 ) -> list[ClusterView]:
     """All clusters under a root, or those with the given names."""

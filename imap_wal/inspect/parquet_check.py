@@ -20,7 +20,7 @@ from imap_wal.inspect.finding import (
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
-from imap_wal.parquet.salvage import survey_file
+from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.parquet_scan import read_archive, read_snapshot
 from storage_backends import NotFound, SegmentStore
@@ -106,7 +106,9 @@ def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
 def _readable(store: SegmentStore, found: Finding, scan: FileScan, records: int | None) -> Finding:
     """Adds what `repair` can read of a damaged file."""
     try:
-        kept = survey_file(store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None)
+        kept = count_readable(
+            store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None
+        )
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     return replace(

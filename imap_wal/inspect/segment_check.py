@@ -24,7 +24,7 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.read.scan import entries_of
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
-from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
+from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Place, Verdict, judge, said_by
 from storage_backends import NotFound, SegmentStore
 
 NAMED_MAX = 100
@@ -143,7 +143,7 @@ def check_segment(
         found = replace(found, status=TORN, advice=CUT)
         return (
             found
-            if verdict.status == UNBORN
+            if verdict.status == HEADER_TORN
             else _lost(found, segment, store, view.home(node, segment))
         )
     found = replace(found, status=CORRUPT, advice=ADVICE)

@@ -116,7 +116,7 @@ class Salvaged(NamedTuple):
     the file)."""
 
 
-def survey_file(
+def count_readable(
     store: SegmentStore, path: str, *, log: str | None, below: Position | None = None
 ) -> Salvaged:
     """Count what can be kept. `below`: only entries at lower positions."""

@@ -47,7 +47,7 @@ class ArchivePlanner:
             self._plan.changed = True
             kept = damaged
             if late or kept is None:
-                kept = salvage.survey_file(
+                kept = salvage.count_readable(
                     self._plan.store, archive.path, log=self._plan.manifest.directory, below=below
                 )
             self._rewrite(archive, kept, status, damaged.what if damaged is not None else "", below)
@@ -63,7 +63,7 @@ class ArchivePlanner:
             whole = False
         if whole:
             return "clean", None
-        kept = salvage.survey_file(
+        kept = salvage.count_readable(
             self._plan.store, archive.path, log=self._plan.manifest.directory
         )
         if not archive.checksum and not kept.what and kept.records == archive.records:
@@ -148,7 +148,7 @@ class ArchivePlanner:
             )
             if not map_name:
                 continue
-            rows = salvage.survey_file(
+            rows = salvage.count_readable(
                 self._plan.store, file.path, log=self._plan.manifest.directory
             )
             found.append(

@@ -97,7 +97,7 @@ class SnapshotRepair:
                     whole = wanted != 0 and checksum(file) == wanted
             except NotFound:
                 whole, size = False, 0
-            kept = salvage.survey_file(self._store, path, log=None)
+            kept = salvage.count_readable(self._store, path, log=None)
             records, tombstones = records + kept.records, tombstones + kept.tombstones
             if whole or (not wanted and not kept.what):
                 files.append(path)

@@ -35,8 +35,8 @@ from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import (
     CLEAN,
     CORRUPT,
+    HEADER_TORN,
     SHORT,
-    UNBORN,
     UNSUPPORTED,
     Place,
     Verdict,
@@ -416,7 +416,7 @@ class _Recovery:
                 kept,
             )
             self._tell(lost)
-        if verdict.status == UNBORN:
+        if verdict.status == HEADER_TORN:
             self._store.delete(file.path)  # it never had a frame, and no manifest names it
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:

@@ -15,7 +15,7 @@ import click
 
 from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -74,7 +74,7 @@ _WAL_DIR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class Selection:
     """The selected logs; empty tuples mean all."""
 
     url: str
@@ -91,7 +91,7 @@ class Scope:
 
     @contextmanager
     def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
-        """The store and its clusters within the scope; `Failed` if there is none."""
+        """The store and its clusters within the selection; `Failed` if there is none."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
@@ -99,7 +99,7 @@ class Scope:
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
         try:
-            found = survey(store, self.namespaces, self.clusters)
+            found = take_inventory(store, self.namespaces, self.clusters)
             if not found:
                 raise Failed(self.nothing(store))
             for kind, wanted, present in (
@@ -116,7 +116,7 @@ class Scope:
             store.close()
 
     def note_empty(self, present: Iterable[str]) -> None:
-        """Name the maps of the scope that have no entries: the name may be mistyped. This is no
+        """Name the maps of the selection that have no entries: the name may be mistyped. This is no
         error, because all entries of a map may have expired."""
         there = set(present)
         absent = [name for name in self.maps if name not in there]
@@ -124,8 +124,8 @@ class Scope:
             out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
     def nothing(self, store: SegmentStore) -> str:
-        """Why the scope is empty, for people."""
-        present = survey(store)
+        """Why the selection is empty, for people."""
+        present = take_inventory(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
             return f"{self.url}: nothing of that namespace or cluster; there is {names}"
@@ -159,10 +159,10 @@ def url_argument(command: Callable[..., Any], *, required: bool = True) -> Calla
     return click.argument("url", type=Url(), envvar="IMAP_WAL_URL", required=required)(with_option)
 
 
-def scope_options(
+def selection_options(
     *, maps: bool = True, nodes: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """URL, --namespace, --cluster, --node, --map: passed to the command as `scope`."""
+    """URL, --namespace, --cluster, --node, --map: passed to the command as `selection`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -174,7 +174,7 @@ def scope_options(
             map: tuple[str, ...] = (),
             **rest: Any,
         ) -> Any:
-            return command(scope=Scope(url, namespace, cluster, node, map), **rest)
+            return command(selection=Selection(url, namespace, cluster, node, map), **rest)
 
         names = [("cluster", "cluster"), ("namespace", "namespace")]
         if nodes:
@@ -219,7 +219,7 @@ def open_empty(url: str) -> None:
     data."""
     try:
         store = open_store(url)
-        present = survey(store)
+        present = take_inventory(store)
         store.close()
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error

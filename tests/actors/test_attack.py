@@ -16,8 +16,8 @@ from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
-from imap_wal.repair.survey import tolerant_survey
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -76,7 +76,7 @@ def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
     """The contents of map "m" in a repaired copy."""
-    views, lost = tolerant_survey(store, (), ())
+    views, lost = tolerant_inventory(store, (), ())
     copy = LocalObjects(str(target))
     for view in views:
         repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)

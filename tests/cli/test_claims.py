@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.cluster import (
     ClaimManifest,
     ClusterManifest,
@@ -133,7 +133,7 @@ def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
     store.create(new, b"new!")
     known = Snapshot(1, (old,), {}, 1, 0, 3, 0, checksums=(7,), sizes=(3,), rows=(1,))
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
-    (view,) = survey(store)
+    (view,) = take_inventory(store)
     repair = SnapshotRepair(store, view, FakeClock(), lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert adopted.files == (old, new)

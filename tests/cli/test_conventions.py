@@ -128,7 +128,7 @@ def test_a_bug_is_reported_in_one_line(run: Run, url: str, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("rewrite_cli.console.selection.survey", broken)
+    monkeypatch.setattr("rewrite_cli.console.selection.take_inventory", broken)
     ended = run("ls", url)
     assert ended.code == 1
     assert "this is a bug" in ended.err
