@@ -346,8 +346,8 @@ def test_repair_makes_no_manifest_from_unidentified_files(
     other = tmp_path / "other" / CLUSTER / "nodes/n2/wal"
     said = {
         "a copied folder": "this folder was copied or renamed",
-        "segments of two logs": "holds segments of several logs",
-        "another log": "registered is",
+        "segments of two logs": "has segments of several logs",
+        "another log": "is registered",
         "no segments folder": "its disk is not mounted here",
         "raw entries": "raw maps",
     }[unclear]

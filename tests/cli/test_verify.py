@@ -404,7 +404,7 @@ def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: 
     (found,) = bad(run, str(many_segments))
     assert (
         found["file"] == "default/other/nodes/n1"
-        and "whose place is default/embedded/nodes/n1" in found["what"]
+        and "which belongs in default/embedded/nodes/n1" in found["what"]
     )
 
 
