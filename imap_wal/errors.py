@@ -1,5 +1,5 @@
-"""All errors that imap-wal raises. Each class says what is wrong and what to do. The agent has a
-few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
+"""All errors that imap-wal raises. Each class has a text about what is wrong and what to do. The
+agent has a few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
 
 ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry
@@ -51,8 +51,8 @@ def not_text(error: UnicodeEncodeError) -> str:
 
 
 class ImapWalError(Exception):
-    """Base class of all errors of imap-wal. The text says what happened, and ends with `advice`:
-    what a Python program can do. The command line replaces it with its own advice."""
+    """Base class of all errors of imap-wal. The text describes what happened, and ends with
+    `advice`: what a Python program can do. The command line replaces it with its own advice."""
 
     advice: str = ""
 

@@ -390,19 +390,13 @@ class AsyncMap(MapReads):
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
-    """`imap_wal.open` for asyncio, with the same options and errors. The open runs in another
-    thread. Use `async with aopen(url) as store:`, or `store = await aopen(url)` with `await
-    store.close()` at the end.
+    """`imap_wal.open` for asyncio, with the same options and errors. It returns an `AsyncStore`.
+    The open runs in another thread. Use `async with aopen(url) as store:`, or `store = await
+    aopen(url)` with `await store.close()` at the end.
 
     Args:
         url: a folder or URL.
         **options: the options of `imap_wal.open`.
-
-    Returns:
-        An `AsyncStore`.
-
-    Raises:
-        The errors of `imap_wal.open`.
     """
 
     def __init__(self, url: str | os.PathLike[str], **options: Unpack[OpenOptions]) -> None:
