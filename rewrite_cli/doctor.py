@@ -1,4 +1,4 @@
-"""The checks of `doctor`. Each is a function that yields `Check`s; a failed one says what to do."""
+"""The checks of `doctor`. Each is a function that yields `Check`s; a failed one has advice."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One checked thing. `advice` is empty if there is no problem."""
+    """The result of one check. `advice` is empty if there is no problem."""
 
     name: str
     status: str
@@ -123,7 +123,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             str(error),
-            "allow_uids, or key and clients in its configuration, say who may connect; "
+            "allow_uids, or key and clients in its configuration, decide who may connect; "
             "imap-wal keys",
         )
         return
@@ -193,7 +193,7 @@ def storage(url: str) -> Iterator[Check]:
         yield from _space(url)
         for doubt in doubts(url):
             yield Check(
-                "owner", WARNING, doubt, "a log has one user: that of its agents or programs"
+                "owner", WARNING, doubt, "all agents and programs of a log must run as one user"
             )
         views = take_inventory(store)
         yield Check(
@@ -272,7 +272,7 @@ def _space(url: str) -> Iterator[Check]:
         text,
         ""
         if share >= DISK_FREE_MIN
-        else "a full disk stops every write: archive, rewrite and prune, or make room",
+        else "a full disk stops every write: archive, rewrite and prune, or free space",
     )
 
 

@@ -100,7 +100,7 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
             return "", ""
         ((home, owner),) = homes.items()
     what = (
-        f"this folder has the log of node {owner!r}, which belongs in {home}: it was copied here "
+        f"this folder holds the log of node {owner!r}, which belongs in {home}: it was copied here "
         "or renamed"
     )
     known = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined

@@ -52,7 +52,7 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
 
 def _demand_manifest(node: NodeView) -> None:
     if not node.manifest.directory:
-        raise Failed(f"{node.folder} has no manifest, so it is unknown whose log it is")
+        raise Failed(f"{node.folder} has no manifest, so it is unknown to which log it belongs")
 
 
 def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:

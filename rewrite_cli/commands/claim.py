@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that you want to give up, or for missing nodes
+    Use it when a new cluster waits for a former one that is not to return, or for missing nodes
     (start_policy). From then on no change by a member of the former cluster is acknowledged; its
     clients do not learn the outcome of changes in flight. Its members refuse changes, and answer
     reads from memory, until they are restarted. Acknowledged changes stay in the log. The next

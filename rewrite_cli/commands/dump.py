@@ -81,7 +81,7 @@ class KeyType(click.ParamType[str | bytes]):
             return bytes.fromhex(str(value)[4:])
         except ValueError:
             self.fail(
-                f"{value!r} is no key in bytes: after hex: it takes pairs of hexadecimal "
+                f"{value!r} is not a key in bytes: after hex: it takes pairs of hexadecimal "
                 "digits, as in hex:a3343231",
                 param,
                 ctx,
@@ -245,7 +245,7 @@ def _streams(
         shown: dict[str, Position] = {}
         for attempt in range(ATTEMPTS):
             try:
-                # Positions serve to leave out whole files here; the caller filters the rest.
+                # Positions exclude whole files here; the caller filters the entries.
                 for line in lines(
                     nodes=[node], snapshots=False, until=None if stop is None else {node: stop}
                 ):

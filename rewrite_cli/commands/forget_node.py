@@ -27,7 +27,7 @@ def command(selection: Selection, lose: bool, yes: bool, dry_run: bool, output: 
     """Forget a node that will not return: restores no longer wait for its log, and its files are
     deleted. Needs --node.
 
-    A process that still writes its log is shut out first. Entries that no snapshot covers would be
+    A process that still writes its log is fenced first. Entries that no snapshot covers would be
     lost: rewrite first, or pass --lose. Otherwise the exit code is then 2, with --dry-run too.
 
     \b

@@ -53,7 +53,7 @@ def command(
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
     service runs.
 
-    After that, only a copy shows the state of a map before its snapshot.
+    After that, only a copy of the log has the state of a map before its snapshot.
 
     \b
     Examples:

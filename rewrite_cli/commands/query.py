@@ -100,7 +100,7 @@ def _form(output: str | None, target: Path | None) -> str:
     form = output if output not in (None, out.TABLE) else _ENDINGS.get(target.suffix[1:])
     if form is None:
         raise click.UsageError(
-            f"--to {target}: its ending says no format; end it with .json, .csv or .parquet, or "
+            f"--to {target}: its ending names no format; end it with .json, .csv or .parquet, or "
             "add -o"
         )
     return form

@@ -30,8 +30,8 @@ from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How many keys of one map were decided for a node, and the file in the copy with the losing
-    changes; "" after a dry run."""
+    """The number of keys of one map that were decided for a node, and the file in the copy with the
+    losing changes; "" after a dry run."""
 
     cluster: str
     map: str
@@ -87,7 +87,7 @@ def command(
     dry_run: bool,
     output: str,
 ) -> int:
-    """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log
+    """Write a repaired copy of a damaged log, and report what is kept and what is given up. The log
     itself is only read.
 
     Whole files are copied byte for byte; of a damaged one, the readable part is written to a new
@@ -241,7 +241,7 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
     files = target.list("")
     if any(file.path.endswith("/manifest/0000000000.json") for file in files):
         raise Failed(
-            f"{url} holds the rest of a repair that did not finish; remove it, or name "
+            f"{url} has files of a repair that did not finish; remove them, or name  "
             "another empty place"
         )
     if files or target.folders(""):
@@ -283,7 +283,7 @@ def _check_drops(
         segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
         if drop[:2] not in segments:
             raise Failed(
-                f"{view}, node {node.name!r}: no segment holds {drop}; an archived entry has "
+                f"{view}, node {node.name!r}: no segment has {drop}; an archived entry has "
                 "possible numbers, and cannot be dropped"
             )
 

@@ -29,7 +29,7 @@ MEMBER_S_PER_ENTRY = 4.2e-6
 
 @dataclass(slots=True)
 class Count:
-    """Records of one map that one node wrote, and how many of them still count. Bytes are of keys
+    """Records of one map that one node wrote, and the number of live ones. Bytes are of keys
     and values."""
 
     namespace: str

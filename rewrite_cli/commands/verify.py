@@ -46,7 +46,7 @@ CONFLICT = "conflict"
 )
 @out.output_option
 def command(selection: Selection, max_duration: float | None, show_all: bool, output: str) -> int:
-    """Read every byte of the log and say what is damaged, and what is lost.
+    """Read every byte of the log, and report damage and losses.
 
     After that, it looks for keys that two nodes claim with the same order, as both halves of a
     split network can leave them: every reader chooses one claim by a fixed rule, and keeps the
@@ -56,7 +56,7 @@ def command(selection: Selection, max_duration: float | None, show_all: bool, ou
     moment) is reported and is no damage: exit code 0. Damage: exit code 3.
 
     It reads the newest segments of every node first, then older ones, archives, and snapshots. A
-    run that --max-duration ended says so; its exit code is for the checked files.
+    run that --max-duration ended reports that; its exit code is about the checked files.
 
     \b
     Examples:

@@ -62,7 +62,7 @@ class Endpoint(click.ParamType[str]):
             whole = False
         if not whole:
             self.fail(
-                f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx
+                f"{value!r} is not an endpoint: it takes ipc:///path or tcp://host:port", param, ctx
             )
         return str(value)
 
@@ -124,7 +124,7 @@ class Selection:
             out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
     def nothing(self, store: SegmentStore) -> str:
-        """Why the selection is empty, for people."""
+        """The text about an empty selection, for the user."""
         present = take_inventory(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
@@ -133,14 +133,14 @@ class Selection:
         if "nodes" in top or "manifest" in top:
             return (
                 f"{self.url} is the folder of one cluster; the URL is two levels up, the root "
-                f"that holds {{namespace}}/{{cluster}}"
+                f"that has {{namespace}}/{{cluster}}"
             )
         if any("nodes" in store.folders(name) for name in top):
             return (
                 f"{self.url} is the folder of one namespace; the URL is one level up, the root "
-                f"that holds {{namespace}}/{{cluster}}"
+                f"that has {{namespace}}/{{cluster}}"
             )
-        root = "the root that imap_wal.open was given, or `url` of the agents' configuration"
+        root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
 
 
@@ -224,4 +224,4 @@ def open_empty(url: str) -> None:
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
     if present:
-        raise Failed(f"{url} holds {', '.join(map(str, present))} already; name an empty place")
+        raise Failed(f"{url} already has {', '.join(map(str, present))}; name an empty place")

@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One open of the log: how long it took, and its result."""
+    """One open of the log: its duration and its result."""
 
     after: str
     seconds: float

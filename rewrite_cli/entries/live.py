@@ -34,7 +34,7 @@ class LiveCluster:
 
     view: ClusterView
     maps: list[str]
-    """Those with live entries; all of them in a state at an earlier time."""
+    """The maps with live entries; for the state at an earlier time, all maps."""
     names: list[str]
     """All maps of the selection, also those without live entries."""
     rows: Callable[[str], Iterator[list[Row]]]

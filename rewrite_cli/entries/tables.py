@@ -26,7 +26,7 @@ _BATCH_ROWS = 10_000
 _BATCH_BYTES = 16 * 1024 * 1024
 _ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", "incarnation",
                "partition_version", "session", "request")  # fmt: skip
-"""Columns that tell one change from all others."""
+"""Columns that together identify a change."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ def prepare(database: Database, query: Query) -> None:
 
 
 def load(database: Database, query: Query | None, options: ReadOptions, tell: Tell) -> list[str]:
-    """Read the log, and put into the database what the query needs.
+    """Read the log, and create the tables that the query needs.
 
     Args:
-        database: What it is put into.
-        query: What will be asked; None: nothing.
+        database: Where the tables are created.
+        query: The query that follows; None: there is none.
         options: Which logs are read, and how.
         tell: Gets a text about the progress.
 
@@ -86,7 +86,7 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
         The names of all maps of the selection.
 
     Raises:
-        click.UsageError: The query does not say which of two maps it means.
+        click.UsageError: The query is ambiguous about which of two maps it means.
         ImapWalError, StorageError: The log cannot be read, or is damaged.
     """
     selection = options.selection
@@ -186,7 +186,7 @@ def _read_raw(
 
 
 def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:
-    """The maps that a query reads, for each schema. What is no map is left out: it may be a name
+    """The maps that a query reads, for each schema. Other names are left out: they may be names
     that the query itself defines."""
     if query.tables is None:
         whole = _apart(names)
@@ -214,5 +214,5 @@ def _apart(names: Sequence[str]) -> list[str]:
         if "\0" in name:
             del found[fold(name)]
         if "\0" in name or other != name:
-            note(f"map {name!r} is left out: SQL cannot name it, or not beside map {other!r}")
+            note(f"map {name!r} is left out: SQL cannot name it, or not with map {other!r}")
     return sorted(found.values())

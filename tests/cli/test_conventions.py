@@ -191,7 +191,7 @@ def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
     run: Run, url: str, words: tuple[str, ...], value: str
 ) -> None:
     ended = run(*words, value, *(() if words[0] == "node" else (url,)))
-    assert ended.code == 2 and "is no duration" in ended.err
+    assert ended.code == 2 and "is not a duration" in ended.err
 
 
 @pytest.mark.parametrize("command", ["restore", "repair"])

@@ -122,7 +122,7 @@ def write_new(path: Path, text: str, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
         raise InvalidSetting(
-            f"{path} exists already and is kept. Choose another name, or remove it first"
+            f"{path} exists, and is kept. Choose another name, or remove it first"
         ) from None
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
