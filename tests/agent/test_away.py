@@ -114,7 +114,7 @@ def test_a_stop_while_the_storage_is_unavailable_releases_everything(
     """The error says so, and the log can be opened when the storage works again."""
     settings = config(tmp_path, url=away.url)
     with (
-        pytest.raises(StorageUnavailable, match="what was acknowledged is in it"),
+        pytest.raises(StorageUnavailable, match="all acknowledged changes are in it"),
         serving(settings),
         plugin(settings) as member,
     ):

@@ -193,8 +193,8 @@ def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
     this returns, so that a revoked key stays revoked. Raises `InvalidSetting` if the file cannot be
     written."""
     text = (
-        "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it "
-        "again when it changes.\n"
+        "# The clients that the agent admits; `imap-wal keys allow` and `revoke` write them. "
+        "Agents read this file again when it changes.\n"
     )
     for public, peer in sorted(clients.items(), key=lambda client: client[1].name):
         rights = ", ".join(f'"{right}"' for right in Right if right in peer.rights)

@@ -136,7 +136,7 @@ final class SchemaForm {
         try {
             return StandardCharsets.UTF_8.newDecoder().decode(text).toString();
         } catch (CharacterCodingException e) {
-            throw new ProtocolException("the name before byte " + from.position() + " is no UTF-8");
+            throw new ProtocolException("the name before byte " + from.position() + " is not UTF-8");
         }
     }
 
