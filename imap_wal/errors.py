@@ -218,7 +218,7 @@ class NotAllowed(ImapWalError):
 
 
 class NotRepairable(ImapWalError):
-    """A repair cannot decide by itself how to treat this damage. The text says which file to move
+    """A repair cannot decide by itself how to treat this damage. The text names the file to move
     or restore first. Nothing was written."""
 
 

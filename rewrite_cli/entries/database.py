@@ -137,14 +137,14 @@ class Database:
         """
         if "\0" in text:
             raise click.UsageError("the query has a NUL character; leave it out")
-        with self._told():
+        with self._translated():
             kinds, statement = self._statements(text)
         if kinds != ["SELECT"]:
             raise click.UsageError(
                 "it takes one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT with IN; "
                 f"found: {' and '.join(kinds) or 'none'}"
             )
-        with self._told():
+        with self._translated():
             while (shorter := _ENDING.sub("", statement)) != statement:
                 try:
                     found, _ = self._statements(shorter)
@@ -212,7 +212,7 @@ class Database:
         Raises:
             Failed: There is no space for them.
         """
-        with self._told():
+        with self._translated():
             self._connection.register(_BATCH, batch)
             try:
                 self._wait(
@@ -250,7 +250,7 @@ class Database:
                             for name in same)  # fmt: skip
         target = f"{quoted(schema)}.{quoted(table)}"
         self.create(_STAGED, table, columns)
-        with self._told():
+        with self._translated():
             self._wait(
                 self._connection.execute,
                 f"INSERT INTO {target} SELECT new.* FROM {quoted(_STAGED)}.{quoted(table)} AS new "  # noqa: S608
@@ -267,7 +267,7 @@ class Database:
         unknown: tuple[type[Exception], ...] = (self._duckdb.CatalogException,)
         if query.tables is None:
             unknown += (self._duckdb.BinderException,)
-        with self._told():
+        with self._translated():
             try:
                 self._wait(self._connection.sql, query.text)
             except unknown:
@@ -287,14 +287,14 @@ class Database:
             click.UsageError: DuckDB refuses the query.
             Failed: There is no space for it.
         """
-        with self._told(missing):
+        with self._translated(missing):
             bound = self._wait(self._connection.sql, query.text)
             return Result(
                 _distinct(bound.columns), list(map(str, bound.types)), self._rows(query, missing)
             )
 
     def _rows(self, query: Query, missing: str) -> Iterator[list[tuple[Any, ...]]]:
-        with self._told(missing):
+        with self._translated(missing):
             found = self._wait(self._connection.execute, query.text)
             while rows := self._wait(found.fetchmany, _ROWS):
                 yield rows
@@ -305,7 +305,7 @@ class Database:
         with needs("archive"):
             import pyarrow as pa
 
-        with self._told(missing):
+        with self._translated(missing):
             bound = self._wait(self._connection.sql, query.text)
             names = _distinct(bound.columns)
             read = getattr(bound, "to_arrow_reader", None) or bound.fetch_arrow_reader
@@ -320,7 +320,7 @@ class Database:
         return name if simple and name not in self._reserved else quoted(name)
 
     @contextmanager
-    def _told(self, missing: str = "") -> Iterator[None]:
+    def _translated(self, missing: str = "") -> Iterator[None]:
         """Errors of DuckDB as errors of a command."""
         try:
             yield

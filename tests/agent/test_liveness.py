@@ -29,7 +29,7 @@ def leave(member: Plugin, store: SegmentStore) -> None:
     """Say bye as the last member that this agent hears, and wait until the sign is removed."""
     eventually(lambda: signs(store, FOLDER), "its sign")
     assert member.client.ask("bye")[0][0] == "bye"
-    eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
+    eventually(lambda: not signs(store, FOLDER), "the sign is removed with the last member")
 
 
 def test_a_new_cluster_waits_while_the_former_lives(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_sign_lasts_while_members_are_heard(tmp_path: Path) -> None:
             ),
             "it is renewed",
         )
-        eventually(lambda: not signs(store, FOLDER), "nothing is heard: it goes")
+        eventually(lambda: not signs(store, FOLDER), "nothing is heard: it is removed")
         eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
 
 

@@ -213,7 +213,7 @@ def test_much_that_was_appended_is_merged_without_a_request(
         view = agent._reads._view
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
         assert member.keys("nothing") == [], (
-            "what nobody reads is not merged in advance; from now on it is"
+            "logs that no client reads are not merged in advance; from now on they are"
         )
         before, reads = view.ends(), agent._reads.served
         member.put(a="1")

@@ -477,7 +477,7 @@ def test_without_duckdb_the_error_names_the_extra(
     assert "imap-wal[duckdb]" in ended.err
 
 
-def test_clusters_with_the_same_map_are_told_apart(run: Run, tmp_path: Path) -> None:
+def test_clusters_with_the_same_map_are_distinguished(run: Run, tmp_path: Path) -> None:
     for cluster in ("eu", "us"):
         with imap_wal.open(tmp_path.as_uri(), cluster=cluster, node="n1") as store:
             store.map("m")["k"] = cluster

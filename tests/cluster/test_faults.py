@@ -127,7 +127,7 @@ BAD = {
         ['"agent"', "http://localhost:7701"],
     ),
     "empty-endpoint": (lambda agent: logged_map(""), ['"agent"', "missing"]),
-    "behind": (
+    "write-behind": (
         lambda agent: logged_map(agent, store={"write-delay-seconds": 5}),
         ["write-delay-seconds is 5", "needs 0"],
     ),
@@ -313,7 +313,7 @@ def test_memory_equals_the_log_after_kills_of_the_agent(bench: Bench) -> None:
                 lambda target=acknowledged: load.acknowledged > target,
             )
             end()
-            until("callers are told", lambda before=failed: load.refused + load.unknown > before)
+            until("callers get errors", lambda before=failed: load.refused + load.unknown > before)
             plain.start()
         acknowledged = load.acknowledged + 100
         until("changes are acknowledged again", lambda: load.acknowledged > acknowledged)

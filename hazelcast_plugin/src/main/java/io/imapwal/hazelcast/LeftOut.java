@@ -318,15 +318,15 @@ final class LeftOut {
                 + " log, join "
                 + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at "
                     : "the cluster of ") + target);
-        List<Future<?>> told = new ArrayList<>();
+        List<Future<?>> asked = new ArrayList<>();
         for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
                 Operation merge = new MergeClustersOp(target);
-                told.add(plugin.nodeEngine().getOperationService()
+                asked.add(plugin.nodeEngine().getOperationService()
                         .invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
             }
         }
-        for (Future<?> each : told) {
+        for (Future<?> each : asked) {
             try {
                 each.get(WAIT_S, TimeUnit.SECONDS);
             } catch (ExecutionException | TimeoutException e) {
