@@ -52,8 +52,8 @@ class Dying:
 
 
 def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
-    """On objects, the second one created an empty segment that shuts the first one out. It was
-    taken for a segment of another log, which is refused."""
+    """On objects, the second one created an empty segment that fences the first one. It looked like
+    a segment of another log, which is refused."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n2", shared=True) as other, embedded(store, "n1", shared=True) as lost:
         other.map("m")["kept"] = lost.map("m")["lost"] = 1
@@ -88,7 +88,7 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
 def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str) -> None:
-    """An object of an earlier epoch stays to shut its writer out. The repair took it as a sign that
+    """An object of an earlier epoch is kept to fence its writer. The repair took it as a sign that
     segments still had the entries of the archives, and left the archives out."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n1") as first:
@@ -112,7 +112,7 @@ def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str
 
 
 def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> None:
-    """The empty object that shuts out the writer of a forgotten log stays. The repair was refused:
+    """The empty object that fences the writer of a forgotten log is kept. The repair was refused:
     the segments were of two logs."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n2", shared=True) as other:

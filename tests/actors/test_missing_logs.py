@@ -31,8 +31,8 @@ def values(store: Any) -> dict[str, Any]:
 
 
 def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
-    """C6: for readers, cuts and opens. A folder of that name on this machine's disk was taken for
-    an empty log, and the next cut made everything in the real one void."""
+    """C6: for readers, cuts and opens. A folder of that name on this machine's disk looked like an
+    empty log, and the next cut made everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = (
         SplitStore(root, LocalStore(str(tmp_path / "here"))),

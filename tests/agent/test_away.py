@@ -1,5 +1,5 @@
 """A storage that is unavailable for a while: the agent answers with the reason, continues to try,
-and recovers by itself."""
+and recovers without help."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_requests_do_not_wait_for_a_hanging_reopen(tmp_path: Path, away: AwaySto
         away.waits, away.away = hang, True
         assert member.put(b="2")[0] == "error"
         try:
-            assert waiting.wait(20), "the log is being let go of, or opened"
+            assert waiting.wait(20), "the log is being closed, or opened"
             assert not member.stat()["healthy"]
             refused(member.put(c="3"), "not-ready")
             header, _ = member.client.ask("hello", member.about())

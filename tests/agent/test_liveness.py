@@ -137,7 +137,7 @@ def test_a_stop_and_the_next_open_remove_the_sign(tmp_path: Path) -> None:
     store.create(killed, b"")
     store.create(other, b"")
     with serving(settings):
-        assert signs(store, FOLDER) == [other], "one that a kill left; that of another node stays"
+        assert signs(store, FOLDER) == [other], "left by a kill: deleted; another node's: kept"
 
 
 def test_an_agent_without_members_watches_signs_in_advance(tmp_path: Path) -> None:

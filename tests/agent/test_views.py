@@ -100,7 +100,7 @@ def test_a_lost_view_answer_is_repeated(halves: Halves) -> None:
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
     assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], (
-        "and does not let a lost member in"
+        "and does not admit a lost member"
     )
 
 

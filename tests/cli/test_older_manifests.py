@@ -335,7 +335,7 @@ def without_manifest(root: Path, node: str) -> Path:
 def test_repair_makes_no_manifest_from_unidentified_files(
     run: Run, tmp_path: Path, unclear: str, dry_run: bool
 ) -> None:
-    """The files do not say whose they are."""
+    """The files do not show to which log they belong."""
     root, raw = tmp_path / "log", unclear == "raw entries"
     for place, node in ((root, "n1"), (tmp_path / "other", "n2"), (root, "n2")):
         if not raw or node == "n1":

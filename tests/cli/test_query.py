@@ -1,4 +1,4 @@
-"""`imap-wal query`: what SQL finds in a log, against what dump, export and the maps say."""
+"""`imap-wal query`: the rows that SQL finds in a log, compared with dump, export and the maps."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_names_that_differ_in_case_are_never_mixed_up(run: Run, tmp_path: Path) 
         assert "'Orders', 'orders'" in ended.err
     tables = run("query", tmp_path, "show tables", "-o", "json")
     assert [row["name"] for row in tables.lines] == ["Orders", "other"]
-    assert "'orders'" in tables.err, "it says which one is left out"
+    assert "'orders'" in tables.err, "it names the one that is left out"
 
 
 def test_a_name_of_the_query_hides_a_map(run: Run, url: str) -> None:

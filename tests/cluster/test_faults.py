@@ -185,7 +185,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
 
 
 def error_of(operation: Callable[[], object]) -> str:
-    """The text of the error. Its class says the same to programs."""
+    """The text of the error. Programs can use its class."""
     with pytest.raises(HazelcastError) as raised:
         operation()
     text = str(raised.value)
@@ -367,7 +367,7 @@ def test_value_of_64_mb(bench: Bench) -> None:
 
 
 def test_a_value_beyond_the_agents_limit_is_refused(bench: Bench) -> None:
-    """The map stays unchanged."""
+    """The map is unchanged."""
     entries = bench.map("narrow-map")
     entries.put("a", "small")
     text = error_of(lambda: entries.put("a", "x" * 200_000))
