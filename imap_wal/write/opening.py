@@ -45,8 +45,8 @@ OPEN_ATTEMPTS = 20
 
 
 def check_new_log(context: LogContext) -> None:
-    """Raise what `open_node_log` would raise for a node without a manifest. For a caller that
-    publishes the first manifest itself."""
+    """Raise the errors that `open_node_log` would raise for a node without a manifest. For a caller
+    that publishes the first manifest itself."""
     _Opening(context).check_before()
 
 
@@ -247,7 +247,7 @@ class _Opening:
                 continue
         raise LostRace(
             f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times "
-            "while it was opened; stop what archives or prunes it, and open again"
+            "while it was opened; stop the process that archives or prunes it, and open again"
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, RecoveredState]:

@@ -3,14 +3,14 @@
     manifest says clean  ─▶ only the last frame: does it exist, is it whole?
     otherwise            ─▶ scan from the checkpoint, segment by segment: gaps, missing ends, torn
                             and damaged frames
-    absolute             ─▶ scan all segments, whatever the manifest says
+    absolute             ─▶ scan all segments, also after a clean stop
 
 What each mode does with which damage: the table of `imap_wal.segment.verdict`, and for users
 docs/durability.md. A missing segment is handled as a `short` one.
 
 `salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
 given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself:
-its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+its segments keep their numbers, empty, so no later position is confused with one of theirs.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ class _Recovery:
         if verdict.is_tail:
             advice = (
                 "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut "
-                "off what was never acknowledged"
+                "off entries that were never acknowledged"
             )
             return CorruptLog(
                 verdict.place.path,
