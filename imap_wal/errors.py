@@ -86,7 +86,7 @@ class WriterLocked(ImapWalError):
     """Another process has this node's log open for writing; `holder` names that process. Stop it,
     or open with `takeover=True`: then that process acknowledges nothing more."""
 
-    advice = "stop that process, or shut it out with takeover=True"
+    advice = "stop that process, or fence it with takeover=True"
 
     def __init__(self, node: str, holder: str) -> None:
         super().__init__(f"the log of node {node!r} is being written by {holder}; {self.advice}")

@@ -51,7 +51,7 @@ PLUGINS_KEPT = 64
 """For how many plug-in starts sessions are kept, to recognise requests that are sent again.
 Sessions that have logged nothing are forgotten first: there is nothing to recognise."""
 OTHER_NODE = "a store that was opened later"
-"""The name of an open in the lock of another node whose writer it shuts out."""
+"""The name of an open in the lock of another node whose writer it fences."""
 
 
 class RewindPoint(NamedTuple):

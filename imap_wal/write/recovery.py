@@ -380,7 +380,7 @@ class _Recovery:
     def _copy_newest(self, size: int) -> None:
         """Rewrite the newest segment; a sync is not enough. Its data may be only in the page cache:
         the writer died before its sync, or its sync failed and the kernel marked the pages clean.
-        From now on they count as acknowledged. Also, a writer that was shut out may still append:
+        From now on they count as acknowledged. Also, a writer that was fenced may still append:
         the copy makes it append to a file that no reader opens."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
@@ -450,7 +450,7 @@ class _Recovery:
         return self._result(RecoveryReport(False, self._frames, self._records, path, size, lost))
 
     def _shuts_out(self, file: _File) -> bool:
-        """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
+        """Whether this is an empty object that fences a replaced writer (`layout.fences`): its
         name must stay in use, and it has no entries to lose."""
         if self._store.capabilities.durable_append:
             return False

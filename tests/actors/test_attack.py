@@ -128,7 +128,7 @@ def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> Non
 
 
 def test_a_node_put_back_before_a_snapshot_is_refused(tmp_path: Path) -> None:
-    """On objects, the open itself created the missing object, to shut the old writer out, and only
+    """On objects, the open itself created the missing object, to fence the old writer, and only
     then looked whether the log reaches as far as the snapshot."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n1") as first:
@@ -175,7 +175,7 @@ def test_a_slow_forget_node_leaves_a_new_log_alone(memory: MemoryStore) -> None:
 
 
 def test_an_open_does_not_recreate_a_forgotten_node(memory: MemoryStore) -> None:
-    """The node was forgotten meanwhile. The open was about to shut its writer out, and began a new
+    """The node was forgotten meanwhile. The open was about to fence its writer, and began a new
     log under its name."""
     with embedded(memory, "n2", shared=True) as other:
         other.map("m")["a"] = 1
@@ -189,7 +189,7 @@ def test_an_open_does_not_recreate_a_forgotten_node(memory: MemoryStore) -> None
 
 
 def test_a_log_of_records_cannot_be_opened_for_maps(memory: MemoryStore, tmp_path: Path) -> None:
-    """Its writer was shut out, and entries of maps were written after its records."""
+    """Its writer was fenced, and entries of maps were written after its records."""
     with imap_wal.log.create("memory://", storage=memory, preallocate=False) as log:
         log.append("m", (b"key", b"a record"))
         before = [file.path for file in memory.list("")]

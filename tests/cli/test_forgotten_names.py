@@ -1,4 +1,4 @@
-"""After forget-node: the former writer is shut out, and a new log may use the name."""
+"""After forget-node: the former writer is fenced, and a new log may use the name."""
 
 from __future__ import annotations
 
