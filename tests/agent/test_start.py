@@ -148,7 +148,7 @@ def test_after_the_timeout_the_error_says_what_to_do(tmp_path: Path) -> None:
         for part in (
             "within start_timeout_s (0 s)",
             "node 'n2'",
-            "Start the agents",
+            "Start the missing agents",
             "imap-wal forget-node",
             "imap-wal claim --force",
             '"partial"',

@@ -179,7 +179,7 @@ def test_library_errors_carry_command_line_advice(
 
 def test_a_missing_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
     """The error for a root without a log names this call."""
-    assert "imap_wal.open was given" in run("ls", tmp_path).err
+    assert "passed to imap_wal.open" in run("ls", tmp_path).err
 
 
 @pytest.mark.parametrize(
