@@ -147,7 +147,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             f"{where}: {health.get('failure')}",
-            "correct what the text names; the agent then continues by itself",
+            "correct what the text names; the agent then continues without a restart",
         )
     start = health.get("start") or {}
     if start.get("waiting"):
@@ -159,7 +159,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends by itself when its cause is removed; `imap-wal claim` shows which "
+            "the wait ends when its cause is removed;  `imap-wal claim` shows which "
             "agents gave a sign",
         )
     if health.get("archive_error"):

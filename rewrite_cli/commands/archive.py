@@ -23,7 +23,7 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
     """Turn sealed segments into Parquet files, one per map, compressed. For nodes that no service
     is writing (exit code 4 otherwise).
 
-    A running agent or embedded store archives by itself: see archive_interval_s and
+    A running agent or embedded store archives automatically: see archive_interval_s and
     max_total_wal_size in its settings.
 
     \b

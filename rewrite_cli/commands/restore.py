@@ -56,8 +56,8 @@ def command(
     """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
     as a clean copy.
 
-    The log itself is only read. A service restores by itself when it starts. Use this to know the
-    result in advance, to move a log to another storage, or to go back in time.
+    The log itself is only read. A service restores automatically when it starts. Use this to learn
+    the result in advance, to move a log to another storage, or to go back in time.
 
     \b
     Examples:
