@@ -72,8 +72,8 @@ def location(
 
 
 def mode(text: Any, name: str) -> int:
-    """Permissions of a file, as chmod takes them. The owner may read and write; nobody may execute.
-    Raises `InvalidSetting`."""
+    """Permissions of a file, as chmod takes them. The owner may read and write; no user may
+    execute. Raises `InvalidSetting`."""
     if not isinstance(text, str) or not re.fullmatch(r"0?6[0246]{2}", text):
         raise InvalidSetting(
             f'{name} is {text!r}; it takes the mode of a file as text, such as "0600", '

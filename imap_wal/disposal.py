@@ -37,7 +37,7 @@ def dispose(store: SegmentStore, paths: Iterable[str], folder: str) -> set[str]:
             disposable.append(path)
         else:
             _log.warning(
-                "%s: %r is to be deleted, and is no file of the log in %s; it stays",
+                "%s: %r is to be deleted, but it is not a file of the log in %s; it is kept",
                 store.url,
                 path,
                 folder,
@@ -51,7 +51,7 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
     found = reachable(store, paths)
     linked = store.discard_all(found)
     for error in linked:  # the link was created after the check
-        _log.warning("%s: %s; it stays: %s", store.url, error, ADVICE)
+        _log.warning("%s: %s; it is kept: %s", store.url, error, ADVICE)
     return set(found) - {error.path for error in linked}
 
 

@@ -1,4 +1,4 @@
-"""DataEntry: one change of one key, and the order that says which of two changes is newer.
+"""DataEntry: one change of one key, and the order that decides which of two changes is newer.
 
 On disk and on the wire a DataEntry is a msgpack array of ten values. Hot paths use the plain tuple
 that msgpack returns, with the indices below. `DataEntry` is the same tuple with named fields.
@@ -178,10 +178,10 @@ def in_array(payload: bytes, count: int) -> bytes:
 
 
 def mended(row: Any) -> tuple[Row, str]:
-    """An entry with its numbers corrected, and what was wrong with it ("": nothing). Early
-    versions did not check numbers; each is replaced by the nearest one that an archive can store.
+    """An entry with its numbers corrected, and the description of the errors ("": none). Early
+    versions did not check numbers. Each is replaced by the nearest one that an archive can store.
     Raises ValueError if this is not an entry, and for a clear of an impossible partition, because
-    it is not known what that deletes."""
+    it is unknown what that deletes."""
     if (
         type(row) is not tuple
         or len(row) != 10
@@ -258,10 +258,10 @@ def pack_upserts(
     session: int,
     request: int,
 ) -> list[bytes]:
-    """The same bytes as `pack`, in pieces of at most 256 entries, for upserts of one map that
-    never expire, numbered from `request` on; partition and partition version are 0. The columns
-    are put into one list and joined, without Python code for each entry. This is three times as
-    fast as msgpack, and up to 256 callers wait for it."""
+    """The same bytes as `pack`, in chunks of at most 256 entries, for upserts of one map that never
+    expire, numbered from `request` on; partition and partition version are 0. The columns are put
+    into one list and joined, without Python code for each entry. This is three times as fast as
+    msgpack, and up to 256 callers wait for it."""
     name, label_, timestamp = (
         msgpack.packb(map_name),
         msgpack.packb(label),

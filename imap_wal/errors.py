@@ -1,5 +1,5 @@
-"""All errors that imap-wal raises. Each class says what is wrong and what to do. The agent has a
-few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
+"""All errors that imap-wal raises. Each class has a text about what is wrong and what to do. The
+agent has a few more of its own, and `imap_wal.hazelcast` has `LogUnavailable`.
 
 ImapWalError
 ├── NotAppended             the change is certainly not in the log or in memory: safe to retry
@@ -51,8 +51,8 @@ def not_text(error: UnicodeEncodeError) -> str:
 
 
 class ImapWalError(Exception):
-    """Base class of all errors of imap-wal. The text says what happened, and ends with `advice`:
-    what a Python program can do. The command line replaces it with its own advice."""
+    """Base class of all errors of imap-wal. The text describes what happened, and ends with
+    `advice`: what a Python program can do. The command line replaces it with its own advice."""
 
     advice: str = ""
 
@@ -86,7 +86,7 @@ class WriterLocked(ImapWalError):
     """Another process has this node's log open for writing; `holder` names that process. Stop it,
     or open with `takeover=True`: then that process acknowledges nothing more."""
 
-    advice = "stop that process, or shut it out with takeover=True"
+    advice = "stop that process, or fence it with takeover=True"
 
     def __init__(self, node: str, holder: str) -> None:
         super().__init__(f"the log of node {node!r} is being written by {holder}; {self.advice}")
@@ -218,7 +218,7 @@ class NotAllowed(ImapWalError):
 
 
 class NotRepairable(ImapWalError):
-    """A repair cannot decide by itself how to treat this damage. The text says which file to move
+    """A repair cannot decide by itself how to treat this damage. The text names the file to move
     or restore first. Nothing was written."""
 
 

@@ -279,7 +279,7 @@ def encode_frame(
     seed: int, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
 ) -> tuple[list[bytes], int, int]:
     """The chunks of a frame at `offset`, their total length in bytes, and the frame's CRC.
-    `payload`: the msgpack stream in pieces. Raises `TooLarge`: a reader would treat a larger frame
+    `payload`: the msgpack stream in chunks. Raises `TooLarge`: a reader would treat a larger frame
     as damage."""
     body_length = SYNCED_BYTES + sum(map(len, payload))
     if body_length > BODY_BYTES_MAX or not 0 <= count <= COUNT_MAX:

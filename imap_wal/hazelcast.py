@@ -20,8 +20,8 @@ CAUSES_MAX = 32
 
 class LogUnavailable(ImapWalError):
     """A member cannot read the log of this map now, so the map is unavailable. This attempt changed
-    nothing; Hazelcast may have made earlier attempts while members joined or left. Start the agent
-    that the text names; the map then becomes available again by itself."""
+    nothing, but Hazelcast may have made earlier attempts while members joined or left. Start the
+    agent that the text names. Then the map becomes available without further action."""
 
 
 _CLASSES: dict[str, type[ImapWalError]] = {
@@ -30,13 +30,18 @@ _CLASSES: dict[str, type[ImapWalError]] = {
 
 
 def error_of(exception: BaseException) -> ImapWalError | None:
-    """The error of imap-wal that `exception`, from `hazelcast-python-client`, reports: an instance
-    of `NotAppended`, `OutcomeUnknown` or `LogUnavailable` with the member's text. The function
-    returns it and does not raise it. None: another failure (of the client, of Hazelcast, or an
-    invalid argument), which says nothing about the log.
+    """Find the error of imap-wal in an exception from `hazelcast-python-client`.
 
     An operation on several keys (`put_all`, `clear`) reports the error of one key. After
     `NotAppended`, other keys may be stored: read them, as after `OutcomeUnknown`.
+
+    Args:
+        exception: the exception that an operation of the client raised.
+
+    Returns:
+        A `NotAppended`, `OutcomeUnknown` or `LogUnavailable` with the member's text. It is returned
+        and not raised. None if it is another failure (of the client, of Hazelcast, or an invalid
+        argument), which is not about the log.
     """
     for each in islice(_causes(exception), CAUSES_MAX):
         name = each.args[1] if len(each.args) > 1 and isinstance(each.args[1], str) else ""

@@ -12,7 +12,7 @@
     nodes/{node}/
         manifest/{number}.json
         writer.lock
-        wal/{log id}.log                    says which log these segments belong to
+        wal/{log id}.log                    names the log of these segments
         wal/{epoch}-{nonce}.writer          the permit of this epoch's writer
         wal/{epoch}-{segment}.wal
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
@@ -339,9 +339,9 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
     """Paths of fence segments in the epochs before `epoch`; they are never deleted. They exist on
     storages that cannot append. The process that fences a writer creates an empty segment under
     the name that this writer would use next. While that segment exists, a writer that was paused,
-    fenced and resumed cannot create it and acknowledge what no reader will see. It is the last
-    segment of its epoch. (A small last segment of an epoch that ended cleanly is kept too: telling
-    the two apart would need one request for each.)"""
+    fenced and resumed cannot create it and acknowledge entries that no reader will see. It is the
+    last segment of its epoch. (A small last segment of an epoch that ended cleanly is kept too: to
+    distinguish them, each would have to be read.)"""
     last: dict[int, tuple[int, StoredFile]] = {}
     for file in files:
         name = parse_wal_path(file.path)

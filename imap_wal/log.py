@@ -91,12 +91,12 @@ class Log:
         *changes: Change | tuple[bytes, bytes | None] | tuple[bytes, bytes | None, int],
     ) -> Position:
         """Append changes of one map as one commit. Returns when all of them are as durable as the
-        `durability` setting says.
+        `durability` setting demands.
 
         Args:
-            map: name of the map.
+            map: name of the map, 1 to 1024 bytes of UTF-8.
             changes: one or more, each a `Change` or a tuple (key, value) or
-                (key, value, expires_at_ms).
+                (key, value, expires_at_ms). Key and value together take at most `max_value_bytes`.
 
         Returns:
             The position of the first change. The others follow it: a reader that begins there
@@ -113,8 +113,9 @@ class Log:
         return self.append_entries(_entry(map, Change(*change), now) for change in changes)
 
     def append_entries(self, entries: Iterable[DataEntry]) -> Position:
-        """As `append`, for entries of any maps that were read from another log, including clears.
-        Their classes, times and partitions are kept; their order is replaced by this log's."""
+        """Append entries of any maps, including clears, that were read from another log. Their
+        classes, times and partitions are kept; their order is replaced by this log's. Returns and
+        raises the same as `append`."""
         self._check_open()
         given = list(entries)
         if not given:
@@ -151,7 +152,7 @@ class Log:
         return batch.result()
 
     def sync(self) -> None:
-        """Durability barrier: when this returns, everything appended before is synced.
+        """Durability barrier: when this returns, all earlier appends are synced.
 
         Raises:
             NotAppended: the sync failed.
@@ -175,7 +176,7 @@ class Log:
 
     def archive(self) -> int:
         """Seal the current segment, turn all sealed segments into compressed archives, and remove
-        covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say. Readers are not affected.
+        covered files by `wal_ttl_seconds` and `wal_size_limit_mb`. Readers are not affected.
 
         Returns:
             The number of archived entries.
@@ -220,7 +221,8 @@ class Log:
     # ---- reading ----
 
     def read(self, start: Position | str | None = None) -> Iterator[Record]:
-        """All acknowledged records from the position `start` on; see `LogReader.read`."""
+        """All acknowledged records from the position `start` on. Arguments and errors as for
+        `LogReader.read`, and `Closed`."""
         self._check_open()
         return self._reader().read(start)
 
@@ -231,7 +233,7 @@ class Log:
         stop: threading.Event | None = None,
     ) -> Iterator[Record]:
         """As `read`, and then every later record as soon as it is acknowledged, until this log is
-        closed or `stop` is set; see `LogReader.tail`."""
+        closed or `stop` is set. Arguments and errors as for `LogReader.tail`, and `Closed`."""
         self._check_open()
         return self._reader().tail(start, poll_s, stop)
 
@@ -254,18 +256,19 @@ class Log:
 
     @property
     def recovery(self) -> RecoveryReport:
-        """What the open found and did."""
+        """The result of the open: what it scanned, cut off and gave up."""
         return self._log.recovery
 
     @property
     def statistics(self) -> CommitStatistics:
+        """Counters since the log was opened."""
         return self.committer.statistics
 
     # ---- closing ----
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal the segment, release the lock.
-        Safe to call twice.
+        """Commit all waiting entries, write the clean-shutdown frame, seal the segment, release the
+        lock. Safe to call twice.
 
         Raises:
             StorageUnavailable: the storage failed; the log is closed nevertheless.
@@ -328,7 +331,7 @@ class _Acknowledged(Bound):
         self._ended = self._fenced = False
 
     def moved(self, batch: CommitRequest) -> None:
-        """Called when the committer acknowledges this batch."""
+        """Called when the committer acknowledges this request."""
         assert batch.position is not None
         self.position = batch.position._replace(index=batch.position.index + batch.count - 1)
         if self._waiting:
@@ -357,7 +360,7 @@ class _Acknowledged(Bound):
             super().wait(limit, seconds, stop)
             return
         with self._changed:
-            self._waiting += 1  # first: `moved` must see a waiter
+            self._waiting += 1  # before the check: `moved` must see a waiter
             try:
                 if self.position != limit or self._ended or self._changed.wait(seconds):
                     return
@@ -400,6 +403,7 @@ def create(
     **settings: Unpack[SettingsOptions],
 ) -> Log:
     """Create a log and open it for writing. If several processes call this, one creates the log.
+    Returns the open log. Close it, or use it in a `with` statement.
 
     Args:
         url: a folder or URL.
@@ -469,7 +473,8 @@ def open(  # the public name: imap_wal.log.open
     storage_options: Mapping[str, Any] | None = None,
     **settings: Unpack[SettingsOptions],
 ) -> Log:
-    """Open a log that `create` made, as its only writer.
+    """Open a log that `create` made, as its only writer. Returns the open log. Close it, or use it
+    in a `with` statement.
 
     Args:
         url: a folder or URL.

@@ -16,21 +16,21 @@ class Progress:
 
     def __init__(self, clock: Clock, what: str) -> None:
         self._clock, self._what = clock, what
-        self._start = self._told_at = clock.monotonic()
-        self._told = False
+        self._start = self._reported_at = clock.monotonic()
+        self._reported = False
 
     def reached(self, changes: int, part: float | None = None) -> None:
         """Write a line if it is due. `changes`: how many so far. `part`: the fraction of the whole,
         if it is known."""
         now = self._clock.monotonic()
-        if now - self._told_at >= EVERY_S:
-            self._told_at, self._told = now, True
+        if now - self._reported_at >= EVERY_S:
+            self._reported_at, self._reported = now, True
             of_all = "" if part is None else f", {part:.0%}"
             _log.info("%s: %s%s", self._what, self._rate(changes), of_all)
 
     def over(self, changes: int, advice: str = "") -> None:
         """The operation has ended: write a last line if there was an earlier one."""
-        if self._told:
+        if self._reported:
             then = f"; {advice}" if advice else ""
             _log.info("%s: done, %s%s", self._what, self._rate(changes), then)
 

@@ -112,7 +112,7 @@ class _Source:
         try:
             return data.decode()
         except UnicodeDecodeError as error:
-            raise BadSchema(f"the name before byte {self.at} is no UTF-8") from error
+            raise BadSchema(f"the name before byte {self.at} is not UTF-8") from error
 
 
 class _Read:

@@ -23,7 +23,8 @@ from imap_wal.format import PAYLOAD_BYTES_MAX
 
 
 class Durability(StrEnum):
-    """When a change is acknowledged. `docs/durability.md` says what each value survives."""
+    """When a change is acknowledged. `docs/durability.md` has the failures that each value
+    survives."""
 
     ALWAYS = "always"
     INTERVAL = "interval"
@@ -62,7 +63,10 @@ _MAY_BE_0 = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a log is written, kept and restored. Names contain the units.
+    """How a log is written, kept and restored. Names contain the units. Some settings have
+    RocksDB's names and meanings; docs/settings.md lists them. `auto_rewrite_percentage` and
+    `auto_rewrite_min_bytes` are Redis' `auto-aof-rewrite-percentage` and
+    `auto-aof-rewrite-min-size`.
 
     Raises:
         InvalidSetting: a value is not valid; the text names the setting.
@@ -72,36 +76,36 @@ class Settings:
     sync_interval_ms: int = 1000
     """`interval` only: an acknowledged byte is synced within this time."""
     segment_bytes: int = 64 * 1024 * 1024
-    """A segment of this size is sealed, and the next one begins."""
+    """A segment that reaches this size is sealed, and the next one begins."""
     preallocate: bool = True
     """Reserve a segment's space when it begins, if the storage can: a sync then does not change the
     file's size."""
     ring_slots: int = 4096
-    """Batches that may wait for the committer; a power of two."""
+    """Commit requests that may wait for the committer; a power of two."""
     ring_bytes: int = 256 * 1024 * 1024
-    """Bytes that may wait for the committer; a larger batch waits until the ring is empty."""
+    """Bytes that may wait for the committer; a larger request waits until the ring is empty."""
     commit_bytes_max: int = 16 * 1024 * 1024
-    """A group commit takes the ready batches up to this size, at least one; less than 2 GiB."""
+    """A group commit takes the ready requests up to this size, at least one; less than 2 GiB."""
     max_value_bytes: int = 128 * 1024 * 1024
     """Largest size of key and value of one change together; a larger one raises `TooLarge`."""
     restore_memory_bytes: int = 1024 * 1024 * 1024
-    """Memory for the index of a restore or rewrite; the rest is written to `scratch`."""
+    """Memory for the index of a restore or rewrite; what exceeds it is written to `scratch`."""
     scratch: Path | None = None
-    """Folder for what does not fit in memory; None: the system's temporary folder."""
+    """Folder for data that does not fit in memory; None: the system's temporary folder."""
     recovery_policy: RecoveryPolicy = RecoveryPolicy.FULL
     recovery_mode: RecoveryMode = RecoveryMode.TORN_TAIL
     archive_interval_s: float = 0
     """Seal and archive at this interval; 0: only by size, or on request."""
     max_total_wal_size: int = 0
-    """Bytes: archive when the segments that are not archived, including the one being written, take
-    this much; 0: only by time, or on request."""
+    """Bytes: archive once unarchived segments, including the one being written, reach this size; 0:
+    only by time, or on request."""
     wal_ttl_seconds: int = 0
     """Remove covered archives and segments that are older than this; 0: not by age. If
     `wal_size_limit_mb` is 0 too, only `imap-wal prune` removes files."""
     wal_size_limit_mb: int = 0
     """MiB: remove the oldest covered files while covered files take more; 0: not by size."""
     rotate_interval_s: float = 0
-    """Seal a segment of this age; 0: only by size."""
+    """Seal a segment when it reaches this age; 0: only by size."""
     avoid_flush_during_recovery: bool = False
     """Do not archive the segments of an earlier run at the start; they wait for the next archive by
     time or size."""
@@ -115,7 +119,7 @@ class Settings:
     """Embedded stores only: compact the log when it has grown by this percentage of its snapshots
     since the last compaction; 0: only on request."""
     auto_rewrite_min_bytes: int = 8 * 1024 * 1024
-    """The log must have grown by this much at least."""
+    """For `auto_rewrite_percentage`: the log must have grown by this size at least."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
     or `close`, or until the ring is full; a crash loses the waiting changes."""

@@ -1,9 +1,9 @@
 """A background thread that records its failures.
 
 Every background thread of an open log is a `Worker`: the keeper and the archiver of
-`imap_wal.write.maintenance`, and in an agent also those of reads, mender, signs of life, door and
-gate. It calls one function, the turn, again and again. An exception of a turn is logged, counted
-and kept in `state` until a later turn succeeds. After a pause, the next turn is tried.
+`imap_wal.write.maintenance`; in an agent also those of reads, mender, signs of life, door and gate.
+It calls one function, the turn, repeatedly. An exception of a turn is logged, counted and kept in
+`state` until a later turn succeeds. After a pause, the next turn is tried.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _log = logging.getLogger("imap_wal")
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A snapshot. `error`: the error of the last turn; "" after a successful one. `failures`: the
-    number of turns that raised. `alive`: whether the thread still runs."""
+    """A snapshot of a worker's state. `error`: the error of the last turn; "" if it succeeded.
+    `failures`: the number of turns that raised. `alive`: whether the thread still runs."""
 
     alive: bool
     error: str
@@ -57,8 +57,8 @@ class Worker:
         return f"thread {self.name}: {self.state.error}" if self.state.error else ""
 
     def stop(self, timeout_s: float | None = None) -> bool:
-        """End the thread after the current turn, and wait for that; returns whether it has ended.
-        The caller must first wake what the turn waits for."""
+        """End the thread after the current turn, and wait for that. Returns whether it has ended.
+        The caller must first wake the turn if it waits."""
         self.stopping.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)

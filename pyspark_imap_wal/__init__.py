@@ -1,4 +1,4 @@
-"""Makes `spark.read.format("imap_wal")` work: Spark looks for a `DefaultSource` in every installed
+"""Registers `spark.read.format("imap_wal")`: Spark looks for a `DefaultSource` in every installed
 module whose name begins with `pyspark_`."""
 
 from storage_backends.extras import needs

@@ -56,8 +56,8 @@ class Options:
     """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
     limit what is read (comma-separated); `mode` is raw or latest; `partial` continues without
     missing nodes; `decode` adds key_text and value_text; `buckets` is how many tasks share a
-    `latest` read. `encryption_keys` says where each worker gets the keys of an encrypted log
-    (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
+    `latest` read. `encryption_keys` is the source from which each worker reads the keys of an
+    encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        """Raises `InvalidSetting`, which names the mistake."""
+        """Raises `InvalidSetting`; the text names the mistake."""
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
@@ -345,7 +345,7 @@ def _decode(
 def known(url: str) -> Location:
     """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
     machine. Options that the driver has come with the task, and override the file of a worker. Of
-    the keys of an encrypted log, Spark sends only where they come from."""
+    the keys of an encrypted log, Spark sends only the name of their source."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

@@ -86,7 +86,7 @@ ArrowMap = Callable[[Iterator[Any]], Iterator[Any]]
 
 
 class SparkEngine:
-    """See the module's docstring. The workers must reach the storage: a shared directory or an
+    """Executes a plan with Spark. The workers must reach the storage: a shared directory or an
     object store. The options of the storages, with secrets, go to them inside the tasks, which
     Spark does not show (`docs/decisions/0038-spark-of-the-user.md`)."""
 
@@ -144,7 +144,7 @@ class SparkEngine:
             if former:
                 snapshots = self._combine(spark, job, former, tasks)
                 held.append(snapshots)
-                # `_read` raises the errors of the tasks.
+                # Here, `_read` raises the errors of the tasks.
                 versions = versions.raised(_read(snapshots)[1].pairs.items())
                 everything = combined.unionAll(snapshots)
             pairs = tuple(versions.pairs.items())
@@ -240,8 +240,8 @@ def _cleared(frames: Iterable[DataFrame]) -> tuple[Cleared, set[Subject]]:
 
 
 def taken(found: Iterable[Any]) -> dict[str, tuple[Part, ...]]:
-    """Map → parts in key order, from the answers of the last step: exactly one attempt of every
-    range of keys counts, whatever others wrote. `LostRace` if an answer is missing."""
+    """Map → parts in key order, from the results of the last step: exactly one attempt of every
+    range of keys counts, whatever others wrote. Raises `LostRace` if a result is missing."""
     attempts: dict[int, str] = {}
     parts: dict[str, list[Part]] = {}
     for row in found:
@@ -349,7 +349,7 @@ def _write(job: RewritePlan, cleared: Cleared) -> ArrowMap:
                     found[current] = writer.close()
         except (ImapWalError, StorageError) as raised:
             error, found = _freeze(raised), {}
-        # The first line is the answer for the range, even if the range is empty.
+        # The first line is the result for the range, even if the range is empty.
         lines: list[dict[str, Any]] = [{"attempt": attempt, "partition": partition, "error": error}]
         for name, parts in found.items():
             lines += [{**asdict(part), "map": name, "attempt": attempt} for part in parts]
@@ -363,7 +363,7 @@ Page = tuple[str, list[Row], list[str], set[Subject], dict[bytes, Conflict]]
 
 
 class _Held:
-    """Rows of some keys of a map, collected until all rows of these keys have arrived."""
+    """Rows of some keys of a map, collected until all rows of these keys have been read."""
 
     def __init__(self, name: str) -> None:
         self.name, self._table, self.late = name, Table(), set[Subject]()

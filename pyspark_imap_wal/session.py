@@ -1,11 +1,11 @@
 """The Spark session of this process: the running one, or a new one.
 
-What the user gave counts; a later place overrides an earlier one:
+The user's properties count; a later place overrides an earlier one:
 
     spark-defaults.conf  ▶  spark-submit, PYSPARK_SUBMIT_ARGS  ▶  the properties given to `session`
 
-Only what none of them names gets a default of ours. So the configuration is read after the JVM has
-started: only then is it known what `spark-submit` was given.
+A property that none of them names gets imap-wal's default. So the configuration is read after the
+JVM has started: only then are the properties of `spark-submit` known.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from imap_wal.errors import EngineFailed, InvalidSetting
 
 LOCAL = "local[*,4]"
 """All cores of this machine, and four attempts at a task, as on a cluster. With Spark's own default
-a task is never tried again, so one killed Python worker ends the whole rewrite."""
+a task is never tried again, so one killed Python worker would end the whole rewrite."""
 SPARKS_DEFAULT = "local[*]"
-"""What spark-submit writes if nobody named a master."""
+"""The master that spark-submit writes if the user named none."""
 SPARKS_NAME = "pyspark-shell"
-"""The name of an application that nobody named."""
+"""The name of an application that the user gave no name."""
 HIDDEN = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Spark's own default of `spark.redaction.regex`. Properties with such names do not go onto the
 command line of the JVM, which every user of the machine can read."""
@@ -66,7 +66,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
     foreign = sorted(name for name in properties if not name.startswith("spark."))
     if foreign:
         raise InvalidSetting(
-            f"{foreign[0]!r} is no property of Spark: their names begin with spark., as in "
+            f"{foreign[0]!r} is not a property of Spark: their names begin with spark., as in "
             "spark.executor.memory"
         )
     if "SPARK_REMOTE" in os.environ or "spark.remote" in properties:
@@ -108,8 +108,8 @@ def _choose_python(conf: SparkConf) -> None:
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """Raises `EngineFailed` for the errors of Spark itself. Errors of ours come back from workers
-    as values, with their own type."""
+    """Raises `EngineFailed` for the errors of Spark itself. Errors of imap-wal come
+    back from workers as values, with their own type."""
     try:
         yield
     except Exception as error:
@@ -130,7 +130,7 @@ def explained(text: str) -> tuple[str, str]:
     if module and module[1].partition(".")[0] in _PACKAGES:
         return "Spark's workers do not have imap-wal", (
             "install it there, or send it with the job: `imap-wal spark package imap-wal.zip` "
-            "writes it and says how"
+            "writes it and prints how to send it"
         )
     if module:
         return f"Spark's workers do not have the Python module {module[1]}", (
@@ -138,8 +138,8 @@ def explained(text: str) -> tuple[str, str]:
         )
     if "JAVA_GATEWAY_EXITED" in text:
         return "Spark did not start", (
-            "the lines before this one say why; it needs Java 17 or newer (JAVA_HOME), and a "
-            "master such as spark://host:7077, yarn, k8s://… or local[*]"
+            "the lines before this one have the reason; it needs Java 17 or newer (JAVA_HOME), and "
+            "a master such as spark://host:7077, yarn, k8s://… or local[*]"
         )
     return f"Spark could not finish: {_last_cause(text)}", (
         "nothing was published; the lines before this one and the logs of Spark's executors may "
@@ -148,7 +148,7 @@ def explained(text: str) -> tuple[str, str]:
 
 
 def _last_cause(text: str) -> str:
-    """The line of a long text that says most: the last error that it names, or else the first line
+    """The most useful line of a long text: the last error that it names, or else the first line
     that is not empty."""
     lines = [stripped for line in text.splitlines() if (stripped := line.strip(" \t:"))]
     raised = [line for line in lines if _RAISED.match(line)]

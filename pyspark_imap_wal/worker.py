@@ -1,5 +1,5 @@
-"""What a task of a rewrite does first: opens the log in its worker, and checks that the worker is
-fit for it."""
+"""The first steps of a task of a rewrite: it opens the log in its worker, and checks that the
+worker can do the task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from storage_backends import StorageError
 
 @contextmanager
 def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
-    """The log of a plan, opened with what the driver sent and this worker's own credentials.
+    """The log of a plan, opened with the driver's options and this worker's own credentials.
 
     Args:
         job: The plan; its `url` has the options of the storages.
@@ -37,7 +37,7 @@ def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
     try:
         store = open_store(known(job.url))
     except StorageError as error:
-        if type(error) is not StorageError:  # the subclasses mean something to the driver
+        if type(error) is not StorageError:  # the driver handles the subclasses
             raise
         raise StorageError(f"on worker {socket.gethostname()}: {error}") from error
     try:

@@ -1,4 +1,4 @@
-"""The entry point of the command `imap-wal`. Without the extra `cli` it says what to install."""
+"""The entry point of the command `imap-wal`. Without the extra `cli` it prints what to install."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ COMMANDS = {
     "ls": "clusters, nodes and files under a URL",
     "stat": "live and dead records and bytes; how long a restart would take to load",
     "dump": "the raw entries of the log, newest last",
-    "verify": "read every byte and say what is damaged",
-    "repair": "a repaired copy of a damaged log; says what is given up",
+    "verify": "read every byte and report damage",
+    "repair": "a repaired copy of a damaged log, with a report of what is given up",
     "archive": "turn sealed segments into Parquet",
     "rewrite": "keep only the newest of every key: publish a snapshot",
     "spark": "imap-wal as a zip for the workers of Spark",
@@ -50,7 +50,7 @@ COMMANDS = {
     "encryption-key": "a new key for encryption at rest; the key of the Parquet files",
     "drop": "forget a map",
     "forget-node": "forget a node that will not return",
-    "claim": "take the log from a Hazelcast cluster that you give up",
+    "claim": "take the log from a Hazelcast cluster that is not to return",
     "doctor": "check the environment, the storage and the agent",
 }
 
@@ -176,7 +176,7 @@ def group(
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    # Only in a process of our own: a library must not change its program's collector.
+    # Only in a process of the command line: a library must not change its program's collector.
     if arguments is None:
         gc.set_threshold(*COLLECTOR)  # noqa: TID251
     try:

@@ -1,4 +1,4 @@
-"""The checks of `doctor`. Each is a function that yields `Check`s; a failed one says what to do."""
+"""The checks of `doctor`. Each is a function that yields `Check`s; a failed one has advice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from imap_wal.disposal import EFFECT as LINK_EFFECT
 from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import CLEAN
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.inspect.verify import plan
 from imap_wal.manifest.cluster import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
@@ -54,7 +54,7 @@ EXTRAS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One checked thing. `advice` is empty if there is no problem."""
+    """The result of one check. `advice` is empty if there is no problem."""
 
     name: str
     status: str
@@ -123,7 +123,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             str(error),
-            "allow_uids, or key and clients in its configuration, say who may connect; "
+            "allow_uids, or key and clients in its configuration, decide who may connect; "
             "imap-wal keys",
         )
         return
@@ -147,7 +147,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             f"{where}: {health.get('failure')}",
-            "correct what the text names; the agent then continues by itself",
+            "correct what the text names; the agent then continues without a restart",
         )
     start = health.get("start") or {}
     if start.get("waiting"):
@@ -159,7 +159,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends by itself when its cause is removed; `imap-wal claim` shows which "
+            "the wait ends when its cause is removed;  `imap-wal claim` shows which "
             "agents gave a sign",
         )
     if health.get("archive_error"):
@@ -193,9 +193,9 @@ def storage(url: str) -> Iterator[Check]:
         yield from _space(url)
         for doubt in doubts(url):
             yield Check(
-                "owner", WARNING, doubt, "a log has one user: that of its agents or programs"
+                "owner", WARNING, doubt, "all agents and programs of a log must run as one user"
             )
-        views = survey(store)
+        views = take_inventory(store)
         yield Check(
             "logs",
             OK if views else WARNING,
@@ -272,7 +272,7 @@ def _space(url: str) -> Iterator[Check]:
         text,
         ""
         if share >= DISK_FREE_MIN
-        else "a full disk stops every write: archive, rewrite and prune, or make room",
+        else "a full disk stops every write: archive, rewrite and prune, or free space",
     )
 
 

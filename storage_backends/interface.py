@@ -56,15 +56,30 @@ class Appender(Protocol):
     """Bytes written so far; preallocated space does not count."""
 
     def append(self, *chunks: bytes) -> None:
-        """Write all chunks, in order, at the end. On `NoSpace` or `Unavailable`, `size` is
-        unchanged and the bytes after it are undefined."""
+        """Write all chunks, in order, at the end. After an error, `size` is unchanged and the bytes
+        after it are undefined.
+
+        Raises:
+            NoSpace: the storage is full.
+            Unavailable: the write failed.
+        """
 
     def sync(self) -> None:
-        """Return when all appended bytes survive a power loss. After an error the file must not be
-        trusted again."""
+        """Return when all appended bytes survive a power loss. After an error, the file must not be
+        trusted again: a later sync may succeed without having written them.
+
+        Raises:
+            NoSpace: the storage is full.
+            Unavailable: the sync failed.
+        """
 
     def truncate(self, size: int) -> None:
-        """Cut the file (and its preallocated space) to `size` bytes, and sync."""
+        """Cut the file (and its preallocated space) to `size` bytes, and sync.
+
+        Raises:
+            NoSpace: the storage is full.
+            Unavailable: the storage failed.
+        """
 
     def close(self) -> None:
         """Close the file, without a sync. Safe to call twice."""
@@ -76,14 +91,18 @@ class Lock(Protocol):
     @property
     def expires_ms(self) -> int:
         """0: held until released or until the process dies. Otherwise a lease, which expires at
-        this Unix time unless it is renewed."""
+        this Unix time in milliseconds unless it is renewed."""
 
     def renew(self) -> None:
-        """Extend a lease by another term; does nothing for a lock. `Locked` if another holder has
-        taken it since."""
+        """Extend a lease by another term. Does nothing for a lock.
+
+        Raises:
+            Locked: another holder has taken it since.
+            Unavailable: the storage failed.
+        """
 
     def release(self) -> None:
-        """Release the lock; safe to call twice."""
+        """Release the lock. Safe to call twice."""
 
     def __enter__(self) -> Self: ...
 
@@ -116,69 +135,148 @@ class LockContext(ABC):
 
 @runtime_checkable
 class SegmentStore(Protocol):
-    """A place for named byte files. Methods raise only `storage_backends.errors.StorageError`."""
+    """A place for named byte files. Methods raise only `storage_backends.errors.StorageError`:
+    the subclasses that each of them names, and any of them `Unavailable`, if the storage cannot be
+    reached, refuses the credentials or has an input/output error.
+
+    Every `path` and `folder` is relative to the root of the store."""
 
     url: str
     capabilities: Capabilities
 
     def list(self, folder: str) -> list[StoredFile]:
-        """All files at any depth below `folder` ("" is the root), sorted by path, without temporary
-        files. A missing folder is empty."""
+        """List all files at any depth below a folder.
+
+        Args:
+            folder: "" is the root.
+
+        Returns:
+            The files, sorted by path, without temporary files. A missing folder is empty.
+        """
 
     def folders(self, folder: str) -> builtins.list[str]:
-        """Names (not paths) of the folders directly in `folder`, sorted; [] for a missing
+        """The names (not paths) of the folders directly in `folder`, sorted; [] for a missing
         folder."""
 
     def exists(self, path: str) -> bool:
-        """Whether the file exists. Quick: one stat on a local file system."""
+        """Whether the file exists. Fast: one stat on a local file system."""
 
     def size(self, path: str) -> int:
-        """Bytes, with preallocated space. `NotFound`."""
+        """The size of a file in bytes, with preallocated space.
+
+        Raises:
+            NotFound: there is no such file.
+        """
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """At most `length` bytes (None: to the end) from `offset`; fewer at the end of the file.
-        `NotFound`."""
+        """Read a part of a file.
+
+        Args:
+            path: the file.
+            offset: the first byte to read.
+            length: the number of bytes; None: to the end of the file.
+
+        Returns:
+            The bytes; fewer than `length` at the end of the file.
+
+        Raises:
+            NotFound: there is no such file.
+        """
 
     def open_input(self, path: str) -> BinaryIO:
-        """A seekable file for reading; the caller closes it. `NotFound`."""
+        """A seekable file for reading. The caller closes it.
+
+        Raises:
+            NotFound: there is no such file.
+        """
 
     def create(self, path: str, data: bytes) -> None:
         """Publish a new file: exclusively, whole or not at all. File and directory entry are
-        durable on return. `AlreadyExists`."""
+        durable on return.
+
+        Raises:
+            AlreadyExists: there is a file of this name.
+            NoSpace: the storage is full.
+        """
 
     def create_from(self, path: str, local_file: str) -> None:
-        """`create` with the content of a file on this machine, streamed. Keeps the local file."""
+        """`create` with the content of a file on this machine, streamed. Keeps the local file.
+
+        Args:
+            path: the new file.
+            local_file: a path on this machine.
+
+        Raises:
+            AlreadyExists: there is a file of this name.
+            NoSpace: the storage is full.
+        """
 
     def replace(self, path: str, data: bytes) -> None:
-        """Write a new or an existing file: whole or not at all, durable on return."""
+        """Write a new or an existing file: whole or not at all, durable on return.
+
+        Raises:
+            NoSpace: the storage is full.
+        """
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        """Create the file (exclusive, directory entry durable on return) and open it for appending.
-        `AlreadyExists`, `Unsupported`."""
+        """Create a file, exclusively, and open it for appending. The directory entry is durable on
+        return.
+
+        Args:
+            path: the new file.
+            preallocate_bytes: space to reserve, if `Capabilities.preallocate`.
+
+        Raises:
+            AlreadyExists: there is a file of this name.
+            NoSpace: the storage is full.
+            Unsupported: this storage cannot append.
+        """
 
     def truncate(self, path: str, size: int) -> None:
-        """Cut a closed file to `size` bytes, durable on return. `NotFound`, `Unsupported`."""
+        """Cut a closed file to `size` bytes, durable on return.
+
+        Raises:
+            NotFound: there is no such file.
+            Unsupported: this storage cannot append.
+        """
 
     def delete(self, path: str) -> None:
-        """Remove the file, durable on return; a missing one is no error. Folders that become empty
+        """Remove a file, durable on return. A missing file is no error. Folders that become empty
         may be removed too."""
 
     def discard(self, path: str) -> None:
-        """`delete` of a file that nothing needs; it may also stay. `Linked` if its path has a
-        symbolic link below the root: the target may belong to another log."""
+        """Remove a file that is no longer needed. A store may keep it.
+
+        Raises:
+            Linked: its path has a symbolic link below the root, so the target may belong to
+                another log. The file was not removed.
+        """
 
     def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
-        """`discard` each of them, with one request for many where the storage has that. Returns an
-        error for each file that stays because of a link. After any other error, some of the files
-        are deleted."""
+        """Remove files that are no longer needed, with one request for many where the storage has
+        one.
+
+        Returns:
+            An error for each file that is kept because of a link.
+
+        Raises:
+            StorageError: another error. Some of the files may have been removed.
+        """
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        """Take the lock at `path` without waiting, and write `holder` (one line of text) next to it
-        for others to read. `Locked` names the holder. `take=True` takes it from a living holder,
-        without notifying it."""
+        """Take a lock, without waiting.
+
+        Args:
+            path: the file of the lock.
+            holder: one line of text about the caller, stored next to the lock for others to read.
+            take: take it from a living holder, without notifying it.
+
+        Raises:
+            Locked: another process has the lock; the error names its holder.
+        """
 
     def close(self) -> None:
-        """Close connections; safe to call twice."""
+        """Close connections. Safe to call twice."""
 
 
 def discard_each(store: SegmentStore, paths: Sequence[str]) -> list[Linked]:

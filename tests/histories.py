@@ -1,7 +1,7 @@
 """Random histories of a small cluster: two nodes with clocks ten minutes apart, two maps,
 partitions that move, changes in flight that arrive late, crashes, new cluster lifetimes, and
-everything that is done to logs. Beside it a reference: a dict that knows which change is newest,
-told nothing of logs."""
+everything that is done to logs. Also a reference: a dict that has the newest change of each
+key, and does not use a log."""
 
 from __future__ import annotations
 

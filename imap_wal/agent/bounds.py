@@ -18,8 +18,8 @@ from imap_wal.errors import InvalidSetting
 
 CONNECTIONS_MAX = 1000
 OWN_FILES = 256
-"""Descriptors that an agent needs besides its connections: segments, what a merge reads, sockets of
-a storage."""
+"""Descriptors that an agent needs besides its connections: segments, files that a merge reads,
+sockets of a storage."""
 OWN_FILES_MIN = 64
 """The least number of them, if few files are allowed."""
 UNSEEN_MAX = 1300
@@ -36,20 +36,20 @@ REQUESTS_MAX = 64
 """Unanswered requests of one connection; a peer that sends more is disconnected. The plug-in has at
 most 6."""
 RECEIVED_BYTES = 64 * 1024 * 1024
-"""A turn of the agent's loop commits after receiving this much."""
+"""A turn of the agent's loop commits after receiving this many bytes."""
 WAITING_BYTES = 128 * 1024
 """Requests of one connection that wait in the lane."""
 WAITING_BYTES_MAX = 64 * 1024 * 1024
 """Requests of all connections that wait: in the lane, for a look, for the thread of reads."""
 SMALL_BYTES = 16 * 1024
-"""A request up to this size may always wait, even if requests of others take all the room."""
+"""A request up to this size may always wait, even if requests of others take all the memory."""
 HEADER_MEMORY = 8
-"""A parsed header takes up to this many times its bytes."""
+"""A parsed header takes up to this many times its size in memory."""
 LOAD_KEYS_MAX = 65_536
 LOAD_BYTES_MAX = 16 * 1024 * 1024
 """Keys of one `load`, and their bytes; a single key may be larger."""
 UNSENT_BYTES = 64 * 1024 * 1024
-"""No answer to a read is begun while this much of earlier answers has not left the agent."""
+"""No answer to a read is begun while this many bytes of earlier answers have not left the agent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class AgentConfig:
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
     life for this time; 0: at once, and no signs are given. `start_policy`: which nodes' agents must
     run before a new cluster gets the log. `start_timeout_s`: after this time, the error of a
-    waiting cluster says what to do. `clock_offset_ms` shifts this agent's clock (for tests).
+    waiting cluster has advice. `clock_offset_ms` shifts this agent's clock (for tests).
 
     Raises `InvalidSetting` for an invalid value."""
 

@@ -1,4 +1,5 @@
-"""Requests, one at a time: each is answered, or put in the ring and answered after its commit."""
+"""Handles requests, one at a time: each is answered, or put in the ring and answered after its
+commit."""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ class RequestHandler:
         self._router, self._reads = router, reads
 
     def use(self, log: OpenLog) -> None:
-        """The log as it is open now."""
+        """The log that is open now."""
         self._node_log, self._sessions = log.node_log, log.sessions
         self._committer = log.writer.committer
         sound, _ = sound_schemas(map(from_manifest, log.node_log.metadata))
@@ -143,7 +144,7 @@ class RequestHandler:
             self.kept[message.sender] = Kept(message, error.look, until)
         else:
             self.refuse(
-                message, "not-ready", "requests of other connections take all the room", pending
+                message, "not-ready", "requests of other connections use all the memory", pending
             )
 
     def unkeep(self, sender: bytes) -> Kept | None:

@@ -20,7 +20,7 @@ PAUSE = 2
 TURN_S = 0.02
 """After this time the loop receives changes again, even if requests wait."""
 BUSY_S = 0.1
-"""After a change, more changes are expected for this time."""
+"""For this time after a change, more changes are expected."""
 PAUSE_S_MAX = 0.1
 """The longest pause, also after a request that waited for a slow storage."""
 

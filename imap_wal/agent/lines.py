@@ -50,8 +50,8 @@ class Lines:
         self._write(_log.exception, event, about, fields)
 
     def report_omitted(self) -> None:
-        """If the window has ended, report the omitted lines and begin the next window. Must be
-        called from time to time."""
+        """If the window has ended, report the omitted lines and begin the next window. It must be
+        called regularly."""
         with self._mutex:
             now = self._clock.monotonic()
             if now - self._since < WINDOW_S:

@@ -127,7 +127,7 @@ def _values(payload: bytes, count: int) -> Iterator[Any]:
         except UnicodeDecodeError as error:
             text = error.object[max(0, error.start - 20) : error.start + 20]
             raise ValueError(
-                f"value {number + 1} of {count} has text that is no UTF-8, at byte "
+                f"value {number + 1} of {count} has text that is not UTF-8, at byte "
                 f"{error.start} of it: {text!r}"
             ) from error
     if unpacker.tell() != len(payload):

@@ -51,7 +51,7 @@ from storage_backends import StorageError
 from storage_backends.ownership import doubts
 
 TICK_MS = 200
-"""How long a turn waits for messages."""
+"""The time that a turn waits for messages."""
 LOOK_TICK_MS = 10
 """The same, while a hello waits for a look at the signs of other agents."""
 STOP_S = 1.0
@@ -178,8 +178,8 @@ class Agent:
         except StorageError as error:
             if clean:
                 raise StorageUnavailable(
-                    f"closing the log of node {self.config.node!r}: {error}; what was "
-                    "acknowledged is in it"
+                    f"closing the log of node {self.config.node!r}: {error}; all "
+                    "acknowledged changes are in it"
                 ) from error
             _log.warning("the log could not be closed", node=self.config.node, error=str(error))
 

@@ -37,8 +37,8 @@ _PendingCommit: TypeAlias = "tuple[list[WriteBatch], list[asyncio.Future[None]]]
 
 
 class AsyncStore:
-    """An open log and its maps, from `aopen`. For one event loop. It is an async context manager
-    that closes it."""
+    """An open log and its maps, from `aopen`, for one event loop. It is an async context manager
+    that closes it. After that, all methods except `statistics` and `close` raise `Closed`."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._changes = store, store.changes
@@ -49,16 +49,16 @@ class AsyncStore:
         self._thread = threading.Thread(target=self._run, name="imap-wal-commit", daemon=True)
         self._thread.start()
         self._waiting: list[WriteBatch] = []
-        """Consecutive changes of one map are in one batch."""
+        """Consecutive changes of one map share a batch."""
         self._last: WriteBatch | None = None
         """The batch for the next change of the same map."""
         self._futures: list[asyncio.Future[None]] = []
         self._many: dict[asyncio.Future[None], int] = {}
-        """The number of changes of each waiting operation that does not have exactly one."""
+        """The number of changes of each waiting operation that does not have exactly one change."""
         self._bytes = 0
         self._operations_max, self._bytes_max = store.changes.bounds
         self._room = self._bytes_max
-        """How many bytes may wait: the limit without the bytes of the running commit."""
+        """How many more bytes may wait: the limit minus the bytes of the running commit."""
         self._later: deque[tuple[asyncio.Future[None], Callable[[], WriteBatch]]] = deque()
         """Operations beyond the limits, each with the function that serialises it."""
         self._full = False
@@ -66,7 +66,7 @@ class AsyncStore:
         self._idle = True
         """No commit runs or is scheduled."""
         self._decides = False
-        """There was a decision; only then are commits searched for decisions."""
+        """There was a decision. Before the first one, commits are not searched for decisions."""
 
     def map(
         self,
@@ -82,28 +82,32 @@ class AsyncStore:
         )
 
     def maps(self) -> list[str]:
-        """The names of all maps; see `Store.maps`."""
+        """The names of all maps; arguments and errors as for `Store.maps`."""
         return self._store.maps()
 
     async def sync(self) -> None:
-        """Durability barrier; see `Store.sync`."""
+        """Durability barrier: returns when all earlier changes are synced. Errors as for
+        `Store.sync`."""
         await self._loop.run_in_executor(None, self._store.sync)
 
     async def flush_wal(self, sync: bool = True) -> None:
-        """See `Store.flush_wal`."""
+        """With `manual_wal_flush`: write all waiting changes to the log. Arguments and errors as
+        for `Store.flush_wal`."""
         await self._loop.run_in_executor(None, self._store.flush_wal, sync)
 
     async def archive(self) -> int:
-        """See `Store.archive`."""
+        """Turn the log's segments into archives. Returns the number of archived entries. Errors as
+        for `Store.archive`."""
         return await self._loop.run_in_executor(None, self._store.archive)
 
     async def compact(self) -> Compaction:
-        """See `Store.compact`."""
+        """Rewrite all maps and remove what this replaces. Returns what was read, written and
+        removed. Errors as for `Store.compact`."""
         return await self._loop.run_in_executor(None, self._store.compact)
 
     @property
     def statistics(self) -> StoreStatistics:
-        """Counters since the store was opened."""
+        """Counters since the store was opened; see `StoreStatistics`."""
         return self._store.statistics
 
     async def close(self) -> None:
@@ -130,8 +134,8 @@ class AsyncStore:
         await self.close()
 
     def enqueue(self, make: Callable[[], WriteBatch]) -> asyncio.Future[None]:
-        """Commit the changes that `make` serialises, together with all that waits. The future is
-        done when they are durable. Raises `Closed`, and what `make` raises."""
+        """Commit the changes that `make` serialises, together with all waiting changes. The future
+        is done when they are durable. Raises `Closed`, and the errors of `make`."""
         self._changes.check_open()
         future = self._create_future()
         if self._full:
@@ -200,7 +204,8 @@ class AsyncStore:
         self._commits.put(self._take())
 
     def _take(self) -> _PendingCommit:
-        """All that waits, or as many whole operations as fit into `COMMIT_BYTES_MAX`."""
+        """The changes for the next commit: all that wait, or as many whole operations as fit into
+        `COMMIT_BYTES_MAX`."""
         batches, futures = self._waiting, self._futures
         self._last = None
         if self._bytes <= COMMIT_BYTES_MAX or len(futures) == 1:
@@ -256,7 +261,7 @@ class AsyncStore:
         if self._futures:
             self._loop.call_soon(
                 self._flush
-            )  # after the tasks that were just woken: what they do next joins this commit
+            )  # after the tasks that were just woken: their next operations join this commit
         else:
             self._idle = True
 
@@ -271,11 +276,11 @@ class AsyncMap(MapReads):
     `wait`. `create_task` accepts only coroutines; for a task, use `put`, or
     `asyncio.ensure_future(m.set(...))`, which returns the future.
 
-    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised: do
-    not change its value until it is done. The awaitable then raises `NotSerializable` and
-    `TooLarge`, instead of the call.
+    When `ring_bytes` or `ring_slots` are used up, an operation waits before it is serialised. Do
+    not change its value until it is done. `NotSerializable` and `TooLarge` are then raised by the
+    awaitable, not by the call.
 
-    The changes raise the same errors as those of `DurableMap`."""
+    Changes raise the same errors as those of `DurableMap`."""
 
     def __init__(self, store: AsyncStore, inner: DurableMap) -> None:
         self._durable = inner._writer
@@ -325,12 +330,13 @@ class AsyncMap(MapReads):
         return future
 
     def _enqueue(self, key: Any, value: Any, ttl: float | None) -> asyncio.Future[None]:
-        # Not in `set`: a lambda there turns its arguments into closure cells, which slows each
+        # Not in `set`: a lambda there would turn its arguments into closure cells, which slows each
         # call.
         return self._store.enqueue(lambda: self._inner.changes([(key, value)], ttl))
 
     async def put(self, key: Any, value: Any, ttl: float | None = None) -> None:
-        """`set` as a coroutine: it starts when it is awaited, or when its task runs."""
+        """`set` as a coroutine: it starts when it is awaited, or when its task runs. Arguments and
+        errors as for `set`; returns when the change is durable."""
         await self.set(key, value, ttl)
 
     async def pop(self, key: Any, default: Any = RAISE) -> Any:
@@ -356,11 +362,12 @@ class AsyncMap(MapReads):
         return self._state.serializer.load(decision.answer)
 
     async def clear(self) -> None:
-        """Delete all keys, in one commit."""
+        """Delete all keys, in one commit; see `DurableMap.clear`."""
         await self._store.decided(self._inner.clearing)
 
     def delete(self, key: Any) -> asyncio.Future[None]:
-        """Delete the key if it exists."""
+        """Delete the key if it exists. Returns a future, as `set` does; a missing key is no
+        error."""
         return self._store.enqueue(lambda: self._inner.deletion(key))
 
     def update(
@@ -371,7 +378,8 @@ class AsyncMap(MapReads):
         ttl: float | None = None,
         **more: Any,
     ) -> asyncio.Future[None]:
-        """Set several keys in one commit; see `DurableMap.update`."""
+        """Set several keys in one commit. Returns a future, as `set` does. Arguments and errors as
+        for `DurableMap.update`."""
         given = [*pairs(other), *more.items()]
         if not given:
             self._durable.check_open()
@@ -382,9 +390,9 @@ class AsyncMap(MapReads):
 
 
 class aopen:  # noqa: N801  # used as a function, beside `imap_wal.open`
-    """`imap_wal.open` for asyncio, with the same options and errors. The open runs in another
-    thread. Use `async with aopen(url) as store:`, or `store = await aopen(url)` with `await
-    store.close()` at the end.
+    """`imap_wal.open` for asyncio, with the same options and errors. It returns an `AsyncStore`.
+    The open runs in another thread. Use `async with aopen(url) as store:`, or `store = await
+    aopen(url)` with `await store.close()` at the end.
 
     Args:
         url: a folder or URL.

@@ -13,7 +13,7 @@ from imap_wal.entry import clear_of, pack, pack_upserts
 from imap_wal.format import CLEARS, ENTRIES
 
 HEAP_SPARE = 64
-"""Up to this many outdated deadlines do not cause a new heap."""
+"""Up to this number of outdated deadlines do not cause a new heap."""
 
 
 class MapState:
@@ -27,8 +27,8 @@ class MapState:
         self.values: dict[bytes, bytes] = {}
         self.expires: dict[bytes, int] = {}
         self._deadlines: list[tuple[int, bytes]] = []
-        """A heap: one deadline for each key of `expires`, and outdated ones: at most as many, plus
-        `HEAP_SPARE`."""
+        """A heap with one deadline for each key of `expires`, and outdated ones: at most as many
+        again, plus `HEAP_SPARE`."""
         self._mutex = threading.Lock()
 
     def set(self, key: bytes, value: bytes | None, expires_at_ms: int = 0) -> None:
@@ -51,8 +51,8 @@ class MapState:
             heapq.heapify(self._deadlines)
 
     def get(self, key: bytes, now_ms: int) -> bytes | None:
-        # The deadline first: in the other order, the entry could be purged with its deadline
-        # between the two reads, and an expired value be returned.
+        # The deadline is read first. In the other order, the entry could be purged with its
+        # deadline between the two reads, and an expired value would be returned.
         if self.expires and self.expires.get(key, now_ms + 1) <= now_ms:
             return None
         return self.values.get(key)
@@ -116,8 +116,8 @@ class MapState:
 
 
 class WriteBatch:
-    """Serialised changes of one map, in order. Not changed after they are passed on. Value None:
-    a deletion. `expires`: index → expires_at_ms, for changes that expire."""
+    """Serialised changes of one map, in order. It does not change after it was passed on. The value
+    None is a deletion. `expires`: index → expires_at_ms, for changes that expire."""
 
     __slots__ = ("expires", "keys", "state", "values")
     kind = ENTRIES
@@ -161,7 +161,7 @@ class WriteBatch:
         return WriteBatch(self.state, self.keys[start:stop], self.values[start:stop], expires)
 
     def pack(self, timestamp_ms: int, incarnation: int, session: int, request: int) -> list[bytes]:
-        """The changes as DataEntries, numbered from `request` on: a msgpack stream in pieces."""
+        """The changes as DataEntries, numbered from `request` on: a msgpack stream in chunks."""
         name, label = self.state.name, self.state.serializer.name
         if self.plain:
             values = cast("list[bytes]", self.values)  # plain: there are no deletions
@@ -190,7 +190,8 @@ class WriteBatch:
 
 
 class Clear(WriteBatch):
-    """Deletes all keys of a map with one entry in the log. `keys`: those that memory may have."""
+    """Deletes all keys of a map with one entry in the log. `keys`: those that memory may
+    contain."""
 
     __slots__ = ()
     kind = CLEARS

@@ -128,7 +128,7 @@ def pop_last(state: MapState) -> Decision:
 
 
 def clear(state: MapState, *, known_only: bool = False) -> Decision:
-    """Delete all keys. `known_only`: only the keys that this store knows; its log may have
+    """Delete all keys. `known_only`: only the keys that this store knows, because its log may have
     others."""
 
     def choose(outlook: Outlook) -> tuple[None, WriteBatch | None]:

@@ -20,7 +20,7 @@ RAISE = object()
 
 class DurableMap(MapReads, MutableMapping[Any, Any]):
     """One map of a store, with the methods of a dict. A change returns when it is as durable as the
-    `durability` setting says; if it raises, memory is unchanged. Every operation is atomic among
+    `durability` setting demands. If it raises, memory is unchanged. Every operation is atomic among
     threads, including `pop`, `popitem` and `setdefault`.
 
     Raises:

@@ -35,7 +35,7 @@ class MapWriter:
         self._request = 0
         self.order_lock = threading.Lock()
         self.some_unlogged = False
-        """There is a map that is only in memory."""
+        """Whether there is a map that is only in memory."""
         self.closed = False
 
     def check_open(self) -> None:

@@ -66,12 +66,11 @@ def open(  # the public name: imap_wal.open
     shared: bool = False,
     **settings: Unpack[SettingsOptions],
 ) -> Store:
-    """Open the durable maps under a folder or URL, and create them if there are none.
-
-    The maps of a cluster have one writer: this fences every store that is open under another node
-    name, which then acknowledges nothing more and raises `Fenced`. `shared=True` does not: it is
-    for processes that write different keys at the same time, each under its own node name. Such a
-    store sees changes of the others only when it is opened again.
+    """Open the durable maps under a folder or URL. Creates them if there are none.
+    The maps of a cluster have one writer. So this fences every store that is open under another
+    node name: it acknowledges nothing more and raises `Fenced`. With `shared=True` it does not.
+    That is for processes that write different keys at the same time, each under its own node name.
+    Such a store sees the changes of the others only when it is opened again.
 
     Args:
         url: a folder or any fsspec URL.
@@ -84,7 +83,7 @@ def open(  # the public name: imap_wal.open
         randomness: for tests.
         storage: an open storage, instead of the one that `url` names.
         wal_dir: another URL for the segments being written, for example on a fast local disk, with
-            archives and snapshots on an object store. The root stores it, but each open must name
+            archives and snapshots on an object store. The root records it, but each open must pass
             it if it is on another kind of storage than the root.
         storage_options: options for the storage of `url`, such as credentials. They are never
             shown or stored.
@@ -92,6 +91,9 @@ def open(  # the public name: imap_wal.open
             changes the entry, or stops (`imap_wal.embedded.wal_filter`).
         shared: do not fence stores under other node names.
         **settings: fields of `Settings`.
+
+    Returns:
+        The open store. Close it, or use it in a `with` statement.
 
     Raises:
         WriterLocked: another process has this node's log open for writing.
@@ -103,7 +105,7 @@ def open(  # the public name: imap_wal.open
         StorageUnavailable: the storage failed.
     """
     for name, value in (("takeover", takeover), ("shared", shared)):
-        if not isinstance(value, bool):  # "no" would shut another store out
+        if not isinstance(value, bool):  # the text "no" would count as True
             raise InvalidSetting(f"{name} is {value!r}; it takes True or False")
     clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     chosen = choose(settings, OpenOptions.__annotations__)
@@ -151,7 +153,7 @@ def open(  # the public name: imap_wal.open
 
 
 def _demand_ours(logs: ClusterLog, node: str, policy: RecoveryPolicy) -> None:
-    """Checks before anything is written, because a registered node's log is needed by all others.
+    """Checks before anything is written: once a node's log is registered, all others need it.
     Raises `InvalidSetting` in a cluster of Hazelcast members, and `MissingNode` for a new node if
     another node's log cannot be read."""
     manifest = logs.manifest()
@@ -172,8 +174,8 @@ def _of_members(cluster: str, namespace: str) -> InvalidSetting:
 def next_incarnation(log: NodeLog) -> int:
     """Claim the next incarnation for an embedded open, by compare-and-swap. Raises `InvalidSetting`
     if Hazelcast members write this log, because the next lifetime of their cluster would void what
-    this store acknowledges. Raises `CorruptLog` if the cluster's manifest was replaced by an older
-    copy."""
+    this store acknowledges. Raises `CorruptLog` if an older copy replaced the cluster's
+    manifest."""
     current_cluster(log.store, log.identity.cluster_folder, log.clusters, log.clock, log.randomness)
 
     def claim(manifest: ClusterManifest) -> ClusterManifest:

@@ -14,10 +14,10 @@ from imap_wal.errors import NotSerializable, not_text
 class Serializer(Protocol):
     """Converts keys and values to bytes and back. `dump_key` must always return the same bytes for
     the same key, because the bytes identify the key. A `dump` function should raise
-    `NotSerializable` for what it cannot convert."""
+    `NotSerializable` for an object that it cannot convert."""
 
     name: str
-    """Stored with keys and values as their class. A map is read only with a serializer of the same
+    """Stored as the class of keys and values. A map can only be read with a serializer of the same
     name."""
 
     def dump_key(self, key: Any) -> bytes: ...
@@ -35,8 +35,8 @@ class _Packer(threading.local):
 
 
 class MsgpackSerializer:
-    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. A tuple is
-    read as a tuple in a key, and as a list in a value."""
+    """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. A tuple in
+    a key is read as a tuple, a tuple in a value as a list."""
 
     name = "msgpack"
 

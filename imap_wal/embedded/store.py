@@ -98,9 +98,12 @@ class Store:
 
         Args:
             name: 1 to 1024 bytes of UTF-8.
-            serializer: the one that the map was written with; None: the store's.
+            serializer: the serializer that the map was written with; None: the store's.
             raw: keys and values are bytes, which are stored unchanged.
             disable_wal: the map is only in memory, and is lost when the store is closed.
+
+        Returns:
+            The map. Later calls with the same name return maps with the same content.
 
         Raises:
             InvalidSetting: the name is not valid, the map was written with another serializer, or
@@ -141,7 +144,7 @@ class Store:
 
     def maps(self) -> list[str]:
         """The names of all maps that are in the log or were opened with `map`, sorted. Raises
-        `Closed`."""
+        `Closed` after the store was closed."""
         self.changes.check_open()
         return sorted(self._maps)
 
@@ -179,7 +182,7 @@ class Store:
 
     def archive(self) -> int:
         """Seal the current segment, turn all sealed segments into compressed archives, and remove
-        covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say.
+        covered files by `wal_ttl_seconds` and `wal_size_limit_mb`.
 
         Returns:
             The number of archived entries.
@@ -200,14 +203,15 @@ class Store:
     def compact(self) -> Compaction:
         """Rewrite all maps so that only the newest change of each key is left, and remove what this
         replaces: superseded changes, deletions, expired entries. Another process does the work, and
-        changes continue meanwhile. With `auto_rewrite_percentage`, the store does this by itself.
+        changes continue meanwhile. With `auto_rewrite_percentage`, the store starts this
+        automatically.
 
         Returns:
-            What was read, written and removed.
+            The numbers of entries and bytes that were read, written and removed.
 
         Raises:
             LostRace: another process rewrote a map meanwhile.
-            LogError: the log is damaged; nothing was removed that it covers.
+            LogError: the log is damaged; no file that a damaged snapshot covers was removed.
             StorageUnavailable: the storage failed.
             ProcessDied: the other process was killed.
             Fenced: another process took over the log.
@@ -218,7 +222,8 @@ class Store:
 
     @property
     def statistics(self) -> StoreStatistics:
-        """Counters since the store was opened."""
+        """Counters since the store was opened, as one immutable value. It can be called after
+        `close`."""
         entries = sum(len(state.values) for state in self._maps.values())
         return StoreStatistics(
             self.committer.statistics,
@@ -229,8 +234,8 @@ class Store:
         )
 
     def close(self) -> None:
-        """Commit what waits, write the clean-shutdown frame, seal the segment, release the lock.
-        Safe to call twice, also after an interrupt.
+        """Commit all waiting changes, write the clean-shutdown frame, seal the segment, release the
+        lock. It is safe to call this twice, also after an interrupt.
 
         Raises:
             StorageUnavailable: the storage failed; the store is closed nevertheless.
@@ -241,7 +246,7 @@ class Store:
         try:
             self._compactor.stop()
             self.writer.stop()
-        finally:  # an interrupted close releases the lock too, or the next call does
+        finally:  # an interrupted close releases the lock too, or the next call of `close` does
             try:
                 self.committer.close()
                 self._ended = True
@@ -305,7 +310,7 @@ class Store:
 
 
 class _Label:
-    """In place of a serializer that the log names and that was not passed."""
+    """Replaces a serializer that the log names and that was not passed."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -11,7 +11,7 @@ from imap_wal.embedded.changes import MapState
 
 
 class MapOwner(Protocol):
-    """What a map needs from its store."""
+    """The methods of a store that its maps use."""
 
     def check_open(self) -> None:
         """Raises `Closed` after the store was closed."""
@@ -21,9 +21,9 @@ class MapOwner(Protocol):
 
 
 class MapReads(Mapping[Any, Any]):
-    """The read methods of a map. An iteration keeps a list of the keys, and of the values if it
-    yields them, from the moment when it began: 8 or 16 bytes per entry, and the values that were
-    replaced since. All methods raise `Closed` after the store was closed."""
+    """The read methods of a map. An iteration sees the map at the moment when it began: it keeps a
+    list of the keys, and of the values if it yields them. That takes 8 or 16 bytes per entry, and
+    the values that were replaced since. All methods raise `Closed` after the store was closed."""
 
     def __init__(self, owner: MapOwner, state: MapState) -> None:
         self._owner, self._state = owner, state
@@ -95,8 +95,8 @@ def _caller(depth: int) -> _Place:
 
 class _Copy:
     """A running `dict(map)`. Python calls `keys()` and then `map[key]` for each key, and nothing
-    connects these calls. But all of them come from one instruction of one call, and use the same
-    key objects in the same order. So they get the values from the moment of `keys()`: an entry that
+    connects these calls, except that all come from one instruction of one call and use the same key
+    objects in the same order. So they get the values from the moment of `keys()`: an entry that
     expires or is deleted during the copy does not make it fail."""
 
     __slots__ = ("at", "instruction", "keys", "values")

@@ -46,7 +46,7 @@ def filtered(
     log: ClusterLog, wal_filter: WalFilter, policy: RecoveryPolicy
 ) -> dict[str, dict[bytes, DataEntry]]:
     """The newest entry that passed, by map and key; tombstones too. This takes as much memory as
-    the maps themselves. Raises `InvalidSetting` for an invalid answer."""
+    the maps themselves. Raises `InvalidSetting` if the filter returns something else."""
     newest: dict[str, Table] = {}
     cleared = Cleared()
     for node, entry in _entries(log, policy):

@@ -16,7 +16,7 @@ MISSING = "bring its log back, or leave it out: export, restore and rewrite take
 
 
 def advice(error: ImapWalError) -> str:
-    """What to do on the command line."""
+    """What a user of the command line can do about an error."""
     match error:
         case WriterLocked():
             return (

@@ -1,8 +1,8 @@
-"""Decodes keys and values for people: msgpack and raw bytes of embedded maps, and Hazelcast's Data
-bytes through hazelcast-python-client.
+"""Decodes keys and values, so that people can read them: msgpack and raw bytes of embedded maps,
+and Hazelcast's Data bytes with hazelcast-python-client.
 
-Compact values become dicts: their schemas are in the log. Values that cannot be read here (of a
-Java class of the user's) become `Opaque`, with their class and bytes.
+Compact values become dicts: their schemas are in the log. Values that cannot be decoded here (of
+the user's Java classes) become `Opaque`, with their class and bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Opaque:
 
 class Decoder:
     """`metadata`: the log's metadata (schemas), see `ClusterLog` and `MaterializedView.metadata`.
-    `note` gets a sentence for each schema that is not used."""
+    `note` is called with a sentence about each schema that is not used."""
 
     def __init__(
         self, metadata: Iterable[tuple[Any, ...]] = (), note: Callable[[str], None] = _log.warning
@@ -54,18 +54,18 @@ class Decoder:
         self.add_metadata(metadata)
 
     def add_metadata(self, metadata: Iterable[tuple[Any, ...]]) -> None:
-        """Schemas that were found while reading."""
+        """Add schemas that were found while reading."""
         before = len(self._metadata)
         self._metadata.update((item, None) for item in metadata if item and item[0] == "schema")
         if len(self._metadata) > before:
             self._data = None
 
     def key(self, row: Row) -> Any:
-        """None for a clear."""
+        """The decoded key; None for a clear."""
         return None if is_clear(row) else self._decode(row[KEY], row[KEY_CLASS], row[ORDER][1])
 
     def value(self, row: Row) -> Any:
-        """None for a tombstone."""
+        """The decoded value; None for a tombstone."""
         data = row[VALUE]
         return None if data is None else self._decode(data, row[VALUE_CLASS], row[ORDER][1])
 
@@ -79,7 +79,7 @@ class Decoder:
             if partition_version or label == "msgpack":
                 return value if _is_small(value, len(data)) else Opaque(label, data)
         except ModuleNotFoundError:
-            raise  # of hazelcast-python-client: the text says which extra installs it
+            raise  # from hazelcast-python-client: the text names the extra that installs it
         # Any value may be broken in any way; the others must still be shown.
         except Exception:  # noqa: BLE001
             return Opaque(label, data)
@@ -91,7 +91,7 @@ class Decoder:
         return self._data(data)
 
     def _schemas(self) -> Iterable[Schema]:
-        """The valid ones. Each invalid one is reported once."""
+        """The valid schemas. Each invalid one is reported once."""
         sound, bad = sound_schemas(self._metadata)
         for what in bad:
             if what not in self._named:
@@ -141,8 +141,8 @@ _SHOWN_FACTOR = 16
 
 
 def _is_small(value: Any, data_bytes: int) -> bool:
-    """Whether a value prints to about its size in bytes. It may not: a pickle can contain one list
-    many times, or in itself."""
+    """Whether the text of a value is about as long as its data. A pickle can contain one list many
+    times, or a list that contains itself; its text would be huge."""
     left = _SHOWN_BYTES_MIN + _SHOWN_FACTOR * data_bytes
     waiting = [(value, 1)]
     while waiting:

@@ -25,7 +25,8 @@ CUT = "the next start cuts it off"
 class Finding:
     """The finding about one file. `offset`: of the first byte that is not whole. `first_lost`,
     `last_lost`: positions of the first and last entry that cannot be read. `frames_after`: whole
-    frames after the damage. `lost_records`: how many entries cannot be read. None: unknown."""
+    frames after the damage. `lost_records`: the number of entries that cannot be read. None in any
+    of them: unknown."""
 
     file: str
     kind: str
@@ -48,7 +49,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One file to read. `age`: how many of its kind and node are newer."""
+    """One file to read. `age`: the number of newer files of the same kind and node."""
 
     file: str
     bytes: int
@@ -62,20 +63,20 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """When to stop; `seconds` None: never."""
+    """The time limit of a verification, in seconds; None: no limit."""
 
     def __init__(self, clock: Clock, seconds: float | None) -> None:
         self._clock = clock
         self._end = None if seconds is None else clock.monotonic() + seconds
 
     def check(self) -> None:
-        """`OutOfTime` if it has passed."""
+        """Raise `OutOfTime` if the time is over."""
         if self._end is not None and self._clock.monotonic() >= self._end:
             raise OutOfTime
 
 
 def damaged(file: str, kind: str, size: int, error: LogError, lost: str | None) -> Finding:
-    """The finding for an error of a reader."""
+    """The finding for a reader's error."""
     status = UNSUPPORTED if isinstance(error, UnsupportedVersion) else CORRUPT
     return Finding(
         file, kind, status, size, 0, error.offset, lost, what=error.what, advice=advice(error)

@@ -43,14 +43,14 @@ class NodeView:
 
     @property
     def of_no_manifest(self) -> bool:
-        """Whether there are segments or archives here but no manifest."""
+        """Whether there are segments or archives here, but no manifest."""
         return not self.manifest_number and bool(
             self.segments or any(layout.parse_archive_path(file.path) for file in self.files)
         )
 
     @property
     def segments(self) -> tuple[SegmentFile, ...]:
-        """All files with a segment's name, also those that do not count."""
+        """All files with the name of a segment, also those that do not count."""
         wal = self.wal
         return (*wal.archived, *wal.segments, *wal.copied, *wal.void)
 
@@ -79,14 +79,14 @@ class ClusterView:
     forgotten: tuple[NodeView, ...] = ()
     """Folders of forgotten nodes, without a log (see `imap_wal.agent.membership.forget_node`)."""
     opened: Mapping[str, int] = field(default_factory=dict)
-    """Log directory → the newest epoch that was opened."""
+    """Log directory → the newest epoch in which it was opened."""
     snapshot_files: int = 0
-    """How many snapshot files there are without a manifest of the cluster."""
+    """The number of snapshot files, if there is no manifest of the cluster."""
 
     @property
     def of_no_manifest(self) -> str:
-        """What there is without a manifest of the cluster; "" if there is one, or nothing at
-        all."""
+        """The files that exist without a manifest of the cluster; "" if there is one, or if there
+        are no files."""
         if self.manifest_number:
             return ""
         logs = f"the logs of {', '.join(map(repr, self.logs))}" if self.logs else ""
@@ -95,8 +95,8 @@ class ClusterView:
 
     @property
     def logs(self) -> list[str]:
-        """Nodes with a log that was registered. A log is registered before its first entry; an open
-        that ended before that left a manifest, and nothing is lost."""
+        """Nodes whose log was registered. A log is registered before its first entry. An open that
+        failed before that left a manifest, and no entry is lost."""
         return [
             node.name
             for node in self.nodes
@@ -118,8 +118,8 @@ class ClusterView:
 
     @property
     def missing_nodes(self) -> list[str]:
-        """Nodes that ever wrote and whose log is missing, or replaced by another log of the same
-        name."""
+        """Nodes that have written, and whose log is missing or was replaced by another log of the
+        same name."""
         present = {node.name: node.manifest.directory for node in self.nodes}
         return sorted(
             name
@@ -150,7 +150,7 @@ class ClusterView:
         return f"{self.namespace}/{self.cluster}"
 
 
-def survey(
+def take_inventory(
     store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
 ) -> list[ClusterView]:
     """All clusters under a root, or those with the given names."""

@@ -1,5 +1,5 @@
-"""Detects manifests that are older than the files and snapshots next to them: they were replaced by
-an older copy, or the newest ones were removed or damaged."""
+"""Finds manifests that are older than the files and snapshots next to them: an older copy replaced
+them, or the newest ones were removed or damaged."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def of_node(
     cluster: ClusterManifest,
     opened: Mapping[str, int] | None = None,
 ) -> Evidence:
-    """What the names of a node's files and the marks of snapshots say, compared with this manifest
-    of the node."""
+    """The evidence in the names of a node's files and in the marks of snapshots that they are newer
+    than this manifest of the node."""
     found = of_files(node.files, manifest, {each.name for each in node.wal.segments})
-    # For objects, the manifest records only now and then which ones were created since the open.
+    # On object stores, the manifest records only from time to time which segments were created.
     there = [each.number for each in node.wal.segments]
     last = max([manifest.newest, manifest.checkpoint.segment, manifest.archived[1], *there])
     opened = opened or {}
@@ -51,7 +51,7 @@ def of_node(
 
 def of_cluster(view: ClusterView) -> tuple[Seen, str]:
     """The newest state of the cluster's manifest that a node has seen or that the claims show; and
-    why the present manifest is older, or ""."""
+    why the present manifest is older ("" if it is not)."""
     manifest = view.manifest
     seen, newer = Seen(incarnation=view.claims.newest), ""
     if view.claims.newest > manifest.incarnation:
@@ -72,7 +72,7 @@ def of_cluster(view: ClusterView) -> tuple[Seen, str]:
 
 
 def of_claims(view: ClusterView) -> str:
-    """Why the manifest of claims is older than the cluster's, or ""."""
+    """Why the manifest of claims is older than the cluster's; "" if it is not."""
     if view.begun > view.claims.newest:
         return f"incarnation {view.begun} has begun, the last one claimed is {view.claims.newest}"
     if view.manifest.token and not view.claims.names_token:
@@ -81,9 +81,9 @@ def of_claims(view: ClusterView) -> str:
 
 
 def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[str, str]:
-    """Why a node's folder is another node's, copied or renamed, and what to do; two empty texts if
-    it is not. Either its log is registered for another node, or all its segments name the other
-    one."""
+    """Why a node's folder is the copied or renamed folder of another node, and what to do about it.
+    Two empty texts if it is not. It is if its log is registered for another node, or if all its
+    segments name the other node."""
     directory = node.manifest.directory
     owner = next(
         (
@@ -100,7 +100,7 @@ def other_log(store: SegmentStore, view: ClusterView, node: NodeView) -> tuple[s
             return "", ""
         ((home, owner),) = homes.items()
     what = (
-        f"this folder holds the log of node {owner!r}, whose place is {home}: it was copied here "
+        f"this folder holds the log of node {owner!r}, which belongs in {home}: it was copied here "
         "or renamed"
     )
     known = home.startswith(f"{view.folder}/")  # otherwise of a cluster that is not examined
@@ -134,7 +134,7 @@ def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
 
 
 def misplaced_wal(node: NodeView) -> str:
-    """Why the segments beside a node's manifest are not its own, or ""."""
+    """Why the segments beside a node's manifest belong to another log; "" if they do not."""
     manifest = node.manifest
     if manifest.lives_in(node.wal.logs):
         return ""

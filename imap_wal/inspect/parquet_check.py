@@ -1,4 +1,4 @@
-"""Reads one archive or one file of a snapshot, and says whether it is whole."""
+"""Reads one archive or one file of a snapshot, and decides whether it is whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from imap_wal.inspect.finding import (
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
-from imap_wal.parquet.salvage import survey_file
+from imap_wal.parquet.salvage import count_readable
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.parquet_scan import read_archive, read_snapshot
 from storage_backends import NotFound, SegmentStore
@@ -31,7 +31,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 def check_parquet(
     store: SegmentStore, scan: FileScan, records: int | None, wanted: int, deadline: Deadline
 ) -> Finding:
-    """`wanted`: the manifest's checksum of the whole file, 0 if it has none."""
+    """`wanted`: the checksum of the whole file in the manifest; 0: the manifest has none."""
     found = Finding(scan.path, scan.kind, CORRUPT, advice=ADVICE)
     if scan.first > START:
         found = replace(
@@ -45,7 +45,7 @@ def check_parquet(
                 crc = google_crc32c.extend(crc, data)
                 deadline.check()
         if crc != wanted:
-            what = "the file does not match the checksum that the manifest has of it"
+            what = "the file does not match the checksum in the manifest"
             return _readable(store, replace(found, offset=0, what=what), scan, records)
         count = 0
         for batch in (
@@ -92,8 +92,8 @@ def check_parquet(
 
 
 def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
-    """Why a missing file is damage: the manifest, read again, still names it. None if it does
-    not."""
+    """The error for a missing file that the manifest, read again, still names. None if it does not
+    name it."""
     folders = scan.path.split("/")
     clock, randomness = SystemClock(), SystemRandomness()
     if scan.kind == ARCHIVE:
@@ -104,9 +104,11 @@ def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:
 
 
 def _readable(store: SegmentStore, found: Finding, scan: FileScan, records: int | None) -> Finding:
-    """Adds what `repair` can read of a damaged file."""
+    """Add the facts about the part of a damaged file that `repair` can read."""
     try:
-        kept = survey_file(store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None)
+        kept = count_readable(
+            store, scan.path, log=scan.directory if scan.kind == ARCHIVE else None
+        )
     except EncryptionError as error:
         return replace(found, what=f"{found.what}; {error.what}")
     return replace(

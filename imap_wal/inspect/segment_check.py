@@ -1,4 +1,4 @@
-"""Reads one segment, and says what is whole in it."""
+"""Reads one segment, and reports what of it is whole."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.read.scan import entries_of
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
-from imap_wal.segment.verdict import FOREIGN, SHORT, UNBORN, Place, Verdict, judge, said_by
+from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Place, Verdict, judge, said_by
 from storage_backends import NotFound, SegmentStore
 
 NAMED_MAX = 100
-"""How many invalid entries of a segment a finding names."""
+"""The number of invalid entries of a segment that a finding names."""
 
 
 class _Read(NamedTuple):
-    """A segment that was read. `wrong`: its entries with invalid content. `unread`: why it was not
-    decrypted."""
+    """The result of reading a segment. `wrong`: its entries with invalid content. `unread`: why it
+    was not decrypted."""
 
     verdict: Verdict
     records: int
@@ -58,7 +58,7 @@ def _read_segment(
         manifest.checkpoint,
         manifest.newest,
     )
-    # Without a gap.
+    # All frames, without a gap.
     paths = [
         each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
     ]
@@ -94,7 +94,7 @@ def _read_segment(
             )
         if verdict.status == CLEAN or later or verdict.end == ended_at:
             return _Read(verdict, records, wrong, unread)
-        # Perhaps a commit under way: a writer continues, but damage does not move.
+        # Perhaps a commit is under way: then the segment's end moves, but damage does not.
         ended_at = verdict.end
 
 
@@ -143,7 +143,7 @@ def check_segment(
         found = replace(found, status=TORN, advice=CUT)
         return (
             found
-            if verdict.status == UNBORN
+            if verdict.status == HEADER_TORN
             else _lost(found, segment, store, view.home(node, segment))
         )
     found = replace(found, status=CORRUPT, advice=ADVICE)
@@ -155,9 +155,9 @@ def check_segment(
 
 
 def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, records: int) -> Finding:
-    """For an encrypted file that the keys do not open. Without its key only its checksums were
-    verified, and `what` says so. Another key under its id, or an unencrypted file where encryption
-    is required, is a finding."""
+    """The finding about an encrypted file that the keys do not decrypt. If the key is missing, only
+    the checksums were verified, and `what` says so. It is damage if another key has the file's key
+    id, or if the file is not encrypted although the keys require it."""
     what = error.what
     if verdict.status != CLEAN:
         found = replace(
@@ -175,8 +175,8 @@ def _not_opened(found: Finding, error: EncryptionError, verdict: Verdict, record
 
 
 def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
-    """Invalid entries of an undamaged frame, with their positions. Only early versions wrote
-    them."""
+    """The invalid entries of an undamaged frame, with their positions. Only early versions wrote
+    such entries."""
     try:
         decoded(frame.payload, frame.count)
     except ValueError:
@@ -193,7 +193,7 @@ def _wrong_entries(segment: SegmentFile, frame: Frame) -> list[str]:
 
 
 def _lost(found: Finding, segment: SegmentFile, store: SegmentStore, home: Home) -> Finding:
-    """Adds the known facts about damaged frames. `records` are those that `repair` can read."""
+    """Add the known facts about damaged frames. `records` are those that `repair` can read."""
     try:
         scan = scan_segment(store, segment.path, home)
     except EncryptionError as error:

@@ -1,13 +1,12 @@
-"""Reads every byte of a log and says, file by file, what is whole and what is not.
+"""Reads every byte of a log and reports for each file whether it is whole.
 
-    plan    what listings and manifests say (files that are missing), and a `Unit` for each file
+    plan    finds missing files in listings and manifests; makes a `Unit` for each other file
     check   reads the units, newest first, until the time is over: `segment_check`, `parquet_check`
 
-`imap_wal.segment.verdict` has the statuses of a segment. A finding has one of four:
+A finding has one of four statuses (`imap_wal.segment.verdict` has those of a segment):
 
     clean        whole
-    torn-tail    a torn tail, or a header that was never whole: a crash; nothing acknowledged is
-                 lost
+    torn-tail    a torn tail, or a torn header: a crash; no acknowledged entry is lost
     corrupt      bytes changed, missing or of another log; `first_lost` is the first position that
                  cannot be read
     unsupported  written by a newer version
@@ -44,9 +43,9 @@ from storage_backends import SegmentStore
 def check(
     units: Iterable[Unit], tell: Callable[[str], None], deadline: Deadline
 ) -> tuple[list[Finding], list[Unit]]:
-    """Read the units; return the findings, and the units that the time did not suffice for. Newest
-    segments first, over all nodes: the next start scans them, and no archive or snapshot has their
-    entries yet. Then archives, then snapshots, whose entries are the oldest."""
+    """Read the units. Returns the findings, and the units that were not read because the time was
+    over. Newest segments first, over all nodes: the next start scans them, and their entries are in
+    no archive or snapshot yet. Then archives, then snapshots, whose entries are the oldest."""
     order = {"segment": 0, ARCHIVE: 1, SNAPSHOT: 2}
     left = sorted(units, key=lambda unit: (order[unit.kind], unit.age))
     findings: list[Finding] = []
@@ -63,8 +62,8 @@ def check(
 def plan(
     store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool]
 ) -> tuple[list[Finding], list[Unit]]:
-    """Findings that need no reading of a cluster's files, and the files to read. A missing node is
-    a finding about its folder."""
+    """The findings that do not require reading a cluster's files, and the files to read. A missing
+    node is a finding about its folder."""
     if view.of_no_manifest:
         whose = "the cluster" if view.logs else "the cluster and no log of a node"
         findings = [_no_manifest(view.folder, whose, view.of_no_manifest)]
@@ -140,7 +139,7 @@ def plan(
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
-    """Files in nodes' folders that imap-wal did not write; they are ignored."""
+    """Files in nodes' folders that imap-wal did not write. They are ignored."""
     known = {archive.path for node in view.nodes for archive in node.manifest.archives}
     found = []
     for node in view.nodes:
@@ -221,7 +220,7 @@ def _plan_node(
             what="a recovery made a copy of it, which counts instead",
         )
     living = node.wal.segments
-    # Without a manifest, those before the first one may have been archived.
+    # Without a manifest, the segments before the first one may have been archived.
     expected = living[0].number if node.of_no_manifest and living else manifest.archived[1] + 1
     for index, segment in enumerate(living):
         if segment.number > expected:
@@ -252,7 +251,7 @@ def _plan_node(
 
 
 def _manifest(path: str, newer: str) -> Finding:
-    """`newer`: why the files next to it are newer."""
+    """`newer`: the evidence that the files next to it are newer."""
     if not newer:
         return Finding(path, "manifest", CLEAN)
     what = f"this manifest is older than the files beside it ({newer})"

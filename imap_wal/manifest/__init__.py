@@ -1,1 +1,1 @@
-"""Manifests: numbered JSON files that say what a log consists of, and their compare-and-swap."""
+"""Manifests: numbered JSON files that list the parts of a log, and their compare-and-swap."""

@@ -19,8 +19,8 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class PartitionVersions:
-    """Partition → the highest pair that was in the logs at some moment. An owner with a lower pair
-    was replaced before that moment, and acknowledges nothing any more."""
+    """Partition → the highest pair that was in the logs at some moment. A partition owner with a
+    lower pair was replaced before that moment, and acknowledges nothing any more."""
 
     pairs: Mapping[int, Pair] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ class PartitionVersions:
         return cls(pairs)
 
     def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
-        """With these pairs, without turns, if they are higher."""
+        """The table with these pairs, without turns, where they are higher."""
         found = dict(self.pairs)
         for partition, given in pairs:
             pair = without_turn(given)
@@ -59,7 +59,7 @@ NO_VERSIONS = PartitionVersions()
 
 @dataclass(frozen=True, slots=True)
 class LowWaterMark:
-    """Low-water mark: a snapshot covers the positions up to `position` of log `directory`."""
+    """A snapshot covers the positions up to `position` of log `directory`."""
 
     directory: str
     position: Position
@@ -78,20 +78,21 @@ class Snapshot:
     bytes: int
     created_ms: int
     dropped: int = 0
-    """Generation of the last drop of this map; a reader that merged before it must forget that."""
+    """Generation of the last drop of this map. A reader that merged entries before it must discard
+    them."""
     checksums: tuple[int, ...] = ()
     """CRC-32C of each whole file; empty: unknown."""
     until_ms: int = 0
-    """The state of the map before this time (Unix time) is unknown: older changes of its keys are
+    """The state of the map before this Unix time is unknown: older changes of its keys are
     removed."""
     sizes: tuple[int, ...] = ()
     """Bytes of each file; empty: unknown."""
     rows: tuple[int, ...] = ()
-    """How many rows each file has; empty: unknown."""
+    """The number of rows of each file; empty: unknown."""
     versions: Whole = 0
     """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
     last_expiry_ms: int = 0
-    """When the last row expires; 0: never for some row, or unknown."""
+    """When the last row expires; 0: a row never expires, or unknown."""
     borders: tuple[str, ...] = ()
     """For each file, in hexadecimal digits: no key of it is lower, and each key of the files before
     it is. Empty: unknown."""
@@ -124,9 +125,9 @@ def _marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
 
 
 def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Snapshots as JSON, and the marks that several of them share, once: 1,000 maps in the logs of
-    100 nodes have 100,000 marks, of which one rewrite of all maps makes 100 distinct ones."""
-    # Marks of one manifest or one rewrite are mostly one object, whose content is compared once.
+    """Snapshots as JSON, and the marks that several of them share, once. 1,000 maps in the logs of
+    100 nodes have 100,000 marks, but after a rewrite of all maps only 100 distinct ones."""
+    # The marks of one manifest or one rewrite are mostly one object. Its content is compared once.
     distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
     content = {
         each: tuple(sorted(marks.items(), key=lambda item: item[0]))
@@ -147,7 +148,7 @@ def _with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any],
 
 
 def _from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
-    """The inverse of `_with_marks_once`. ValueError, KeyError."""
+    """The inverse of `_with_marks_once`. Raises ValueError and KeyError."""
     shared = checked(marks, dict[str, dict[str, LowWaterMark]])
     return {
         name: Snapshot.from_json(snapshot, shared)
@@ -169,8 +170,8 @@ def _covered(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark,
 
 
 class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
-    """The snapshots of many maps. An open and a claim copy it without parsing it; they need only
-    `covered`, which is stored separately."""
+    """The snapshots of many maps. An open and a claim copy the table without parsing it; they use
+    only `covered`, which is stored separately."""
 
     __slots__ = ("_covered",)
 
@@ -204,8 +205,8 @@ class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
 
 @dataclass(frozen=True, slots=True)
 class IncarnationRecord:
-    """One lifetime of a Hazelcast cluster: its id, its incarnation, and the cut of each node's log.
-    Entries of older incarnations after the cut are void."""
+    """One lifetime of a Hazelcast cluster: its id, its incarnation, and the cutoff of each node's
+    log. Entries of older incarnations after the cutoff are void."""
 
     cluster_id: str
     incarnation: Whole
@@ -221,21 +222,22 @@ class ClusterManifest:
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""
     claims: Mapping[str, Whole] = field(default_factory=dict)
-    """For a log of version 1; newer ones have a separate manifest, see `ClaimManifest`."""
+    """Of a log of version 1. Newer logs have a separate manifest, `ClaimManifest`."""
     lifetimes: tuple[IncarnationRecord, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
-    """Node name → UUID of its log directory: every node that ever wrote and was not forgotten."""
+    """Node name → UUID of its log directory, for every node that has written and was not
+    forgotten."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
     """By map name."""
     generation: Whole = 0
     """The last assigned snapshot generation."""
     orphan_floor: Whole = 0
-    """Snapshots of lower generations are not published any more; their files may be deleted."""
+    """Snapshots of lower generations are not published any more. Their files may be deleted."""
     versions: Mapping[int, PartitionVersions] = field(default_factory=dict)
-    """Generation of the rewrite that made it → table. Above the marks of a snapshot that names a
-    table, an entry of a lower pair was never acknowledged: it is void."""
+    """Generation of the rewrite that made a table → the table. Above the marks of a snapshot that
+    names it, an entry of a lower pair was never acknowledged: it is void."""
     forgotten: tuple[str, ...] = ()
-    """Log directories of forgotten nodes: they are not registered again."""
+    """Log directories of forgotten nodes. They are not registered again."""
     embedded: Whole = 0
     """The last incarnation of an embedded open."""
     clears: bool = False
@@ -243,7 +245,7 @@ class ClusterManifest:
     keys: Mapping[str, str] = field(default_factory=dict)
     """Id of each key that was ever used to write here → its check value, see `key_checks`."""
     token: bool = False
-    """The claims have a token. Claims without one that are not closed were lost."""
+    """The claims have a token. If they have none and are not closed, newer claims were lost."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -316,7 +318,7 @@ class ClusterManifest:
         )
 
     def seen(self, number: int) -> Seen:
-        """What a reader of this as manifest `number` has seen."""
+        """The progress that a reader of this manifest, with this number, has seen."""
         return Seen(number, self.generation, self.incarnation)
 
     def versions_of(self, name: str) -> PartitionVersions:
@@ -343,7 +345,7 @@ class ClusterManifest:
 MEMBERS_MAX = 1000
 """The most members of a view, and the most that are kept out of it."""
 CLAIMS_KEPT = 1000
-"""How many replaced clusters are remembered."""
+"""The number of replaced clusters that are remembered."""
 
 
 CLOSED_ADVICE = (
@@ -354,10 +356,10 @@ CLOSED_ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class ClaimManifest:
-    """Which Hazelcast cluster may write. It is checked between every sync and acknowledgement, so
+    """Which Hazelcast cluster may write. This is checked between every sync and acknowledgement, so
     it is a separate, small manifest. `claims`: cluster id → its claimed incarnation. After a newer
-    claim, agents acknowledge nothing for an older one. The cuts are read and the lifetime is
-    published after that, so no acknowledged change is above a cut.
+    claim, agents acknowledge nothing for an older one. Only then are the cutoffs read and the
+    lifetime published, so no acknowledged change is above a cutoff.
 
     The newest claim may be a view: then only `members` may write in it. The list is always
     complete: a later member is entered before its first change."""
@@ -419,7 +421,7 @@ class ClaimManifest:
         )
 
     def with_member(self, member: str) -> ClaimManifest:
-        """The same with this member in the list. `TooLarge` if the list is full."""
+        """The manifest with this member in the list. Raises `TooLarge` if the list is full."""
         if not self.members or member in self.members:
             return self
         if len(self.members) >= MEMBERS_MAX:
@@ -430,7 +432,7 @@ class ClaimManifest:
         return replace(self, members=(*self.members, member))
 
     def barring(self, lost: Collection[str]) -> ClaimManifest | None:
-        """The same with more lost members, none of which is in the list. None if these are too
+        """The manifest with more lost members, none of which is in the list. None if they are too
         many: then another view follows, whose number they do not know."""
         found = {*self.lost, *lost}
         return replace(self, lost=tuple(sorted(found))) if len(found) <= MEMBERS_MAX else None

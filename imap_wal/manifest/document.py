@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 @contextmanager
 def whole(file: str) -> Iterator[None]:
-    """`CorruptLog` for errors in the fields of a manifest with a correct checksum."""
+    """Raise `CorruptLog` for errors in the fields of a manifest with a correct checksum."""
     try:
         yield
     except (ValueError, LookupError, TypeError, RecursionError, zlib.error) as error:
@@ -36,20 +36,20 @@ def whole(file: str) -> Iterator[None]:
         raise CorruptLog(
             file,
             0,
-            f"this manifest matches its checksum, but its fields are not what they must be: {said}",
+            f"this manifest matches its checksum, but its fields are not valid: {said}",
             MANIFEST_ADVICE,
         ) from error
 
 
 _preparing = threading.Lock()
 _prepared: set[Any] = set()
-"""Types that msgspec has examined. It keeps what it finds, and other threads see that while it is
-incomplete: two first uses at the same time end the process (msgspec 0.22)."""
+"""Types that msgspec has examined. It caches what it finds, and other threads see an entry while it
+is incomplete: two first uses at the same time end the process (msgspec 0.22)."""
 
 
 def checked(data: Any, kind: type[V]) -> V:
-    """JSON as a value of this type. ValueError unless every field has exactly its type (a float is
-    no int)."""
+    """JSON as a value of this type. Raises ValueError unless every field has exactly its type (a
+    float is no int)."""
     if kind in _prepared:
         return msgspec.convert(data, kind, str_keys=True)
     with _preparing:
@@ -60,19 +60,19 @@ def checked(data: Any, kind: type[V]) -> V:
 
 
 def require(data: Mapping[str, Any], *names: str) -> None:
-    """KeyError if one of these fields is missing: every version has written them."""
+    """Raise KeyError if one of these fields is missing: every version has written them."""
     for name in names:
         data[name]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots, by name. Not `asdict`, which copies each value deeply:
-    a manifest may have thousands."""
+    """The fields of a dataclass with slots, by name. `asdict` would copy each value deeply, and a
+    manifest may have thousands."""
     return {name: getattr(value, name) for name in value.__slots__}
 
 
 def without_defaults(document: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Removes empty fields: a manifest of the first format did not have them."""
+    """The document without empty fields: a manifest of the first format did not have them."""
     silent = {name for name in names if not document[name]}
     return {name: value for name, value in document.items() if name not in silent}
 
@@ -92,14 +92,14 @@ C = TypeVar("C", bound=Collection[Any])
 
 
 class Packed(Generic[C]):
-    """A large collection, stored in a manifest as one string: base64 of deflated JSON. So copying a
-    manifest needs no parsing, and its time does not depend on the size. Thread-safe."""
+    """A large collection, stored in a manifest as one string: base64 of deflated JSON. So a
+    manifest is copied without parsing, in a time that does not depend on the size. Thread-safe."""
 
     __slots__ = ("_file", "_text", "_whole")
 
     def __init__(self, value: C | None, text: str = "", file: str = "") -> None:
-        """Pass one of the first two; the other is computed at first use. An error then is a
-        `CorruptLog` that names the manifest `file`."""
+        """Pass one of the first two arguments. The other is computed at first use; an error then is
+        a `CorruptLog` that names the manifest `file`."""
         self._whole, self._text, self._file = value, text, file
 
     def _to_document(self, value: C) -> Any:
@@ -150,8 +150,8 @@ _BEFORE_REST = len('{"checksum":"01234567",')
 
 
 def with_checksum(body: Mapping[str, Any]) -> bytes:
-    """The canonical JSON, with its checksum as the first field. On several lines for people, unless
-    it is large: that takes ten times as long."""
+    """The canonical JSON, with its checksum as the first field. It is on several lines, to be
+    readable, unless it is large: that takes ten times as long."""
     canonical = canonical_json(body)
     checksum = _checksum(canonical)
     if len(canonical) < INDENTED_BYTES_MAX:

@@ -1,8 +1,8 @@
-"""Finds names of a node's files that its manifest cannot know.
+"""Finds file names of a node that its manifest cannot know.
 
-Names have epochs and positions. If they are newer than the manifest, it was replaced by an older
-copy, or newer manifests were removed. To continue from it would use epochs and names a second time.
-So an open refuses it, `verify` reports it, and `repair` uses the files as well.
+File names have epochs and positions. If these are newer than the manifest, an older copy replaced
+it, or newer manifests were removed. A writer that continued from it would use epochs and names a
+second time. So an open refuses it, `verify` reports it, and `repair` uses the files as well.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOST = re.compile(r"/lost/(\d{8,})/")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`epoch`: the highest epoch that a file of the node names. `newer`: why the manifest is older
+    """`epoch`: the highest epoch in a file name of the node. `newer`: why the manifest is older
     than the files; "" if it is not."""
 
     epoch: int

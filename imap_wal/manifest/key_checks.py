@@ -1,5 +1,5 @@
-"""In a cluster, one key id names one key. The cluster's manifest has a check value of each key
-that was ever used to write; a key is compared with it before it writes.
+"""In a cluster, one key id has one key. The cluster's manifest has a check value of each key
+that was ever used to write. A key is compared with it before it is used to write.
 
 If two nodes had two keys under one id, each could read only its own entries, and no node could
 restore.
@@ -25,8 +25,8 @@ def differing(key_ring: KeyRing, known: Mapping[str, str]) -> list[str]:
 
 
 def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> None:
-    """`EncryptionError` if the cluster has another key under an id of `key_ring`. `folder`: the
-    folder of the manifests with `known`."""
+    """Raise `EncryptionError` if the cluster has another key under an id of `key_ring`. `folder`:
+    the folder of the manifests with `known`."""
     wrong = differing(key_ring, known)
     if wrong:
         advice = f"bring back the key that had the id {wrong[0]!r}, or give the new key another id"
@@ -36,13 +36,13 @@ def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> Non
 
 
 def what_differs(ids: list[str]) -> str:
-    """A text for errors and findings."""
+    """The text about different keys, for errors and findings."""
     names = ", ".join(map(repr, ids))
     return f"under the id {names} another key is given than the one that this cluster has"
 
 
 def with_active(key_ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
-    """The check values, with that of the key that writes."""
+    """The check values, with that of the active key."""
     active = (
         {}
         if key_ring.active == PLAIN
@@ -52,9 +52,9 @@ def with_active(key_ring: KeyRing, known: Mapping[str, str]) -> dict[str, str]:
 
 
 def enter(key_ring: KeyRing, clusters: ManifestLog[ClusterManifest]) -> None:
-    """Enter the key that writes into the cluster's manifest. Call it before that key writes for the
-    first time. `EncryptionError` if any key of the ring has the id of another one; `LostRace`,
-    StorageError."""
+    """Enter the active key into the cluster's manifest. It must be called before that key is first
+    used to write. Raises `EncryptionError` if any key of the ring has the id of another one,
+    `LostRace`, and StorageError."""
     if not key_ring.keys:
         return
 

@@ -1,4 +1,4 @@
-"""Files that a manifest names but that do not exist, and the entries that are missing with them.
+"""Missing files that a manifest names, and the entries that are missing with them.
 
 A file may be archived or removed after the manifest was read, so its absence alone proves nothing.
 The caller reads the manifests again: if they still name the file, it is lost.

@@ -15,8 +15,8 @@ from storage_backends import SegmentStore
 
 LOG = "log"
 SESSIONS_KEPT = 64
-"""How many sessions keep their last request in the manifest, besides those of the plug-ins it
-names."""
+"""The number of sessions whose last request the manifest keeps, besides those of the plug-ins that
+it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
 
 @dataclass(frozen=True, slots=True)
 class NodeManifest:
-    """The state of a node's log. Which segments exist is found by listing `wal/`, except those up
-    to `archived`: their entries are in `archives`, and their files will be deleted."""
+    """The state of a node's log. The segments are found by listing `wal/`, except those up to
+    `archived`: their entries are in `archives`, and their files will be deleted."""
 
     formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
 
@@ -107,17 +107,17 @@ class NodeManifest:
     checkpoint: Position = START
     """Recovery scans from here."""
     clean: bool = True
-    """The last writer closed the log; nothing after `checkpoint` must be scanned."""
+    """The last writer closed the log. An open does not scan anything after `checkpoint`."""
     archived: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): segments up to this one are archived."""
     archives: Sequence[Archive] = ()
     metadata: tuple[tuple[str | int, ...], ...] = ()
-    """Metadata from archived segments: schemas as ("schema", id, hex)."""
+    """Metadata from archived segments. Schemas are ("schema", id, hex)."""
     kind: str = ""
     """LOG for a log of `imap_wal.log.create`; "" for logs of maps."""
     removed: Position = START
-    """Entries up to this may be removed, by `prune` or `Log.shrink`. Reading in order is complete
-    only above it."""
+    """Entries up to this position may be removed, by `prune` or `Log.shrink`. A read in log order
+    is complete only above it."""
     wal_id: str = ""
     """UUID of the folder of segments, in which a file has this name (`layout.log_path`); "" for a
     log of version 1 until its next open."""
@@ -127,7 +127,7 @@ class NodeManifest:
     begins: tuple[Whole, Whole] = (0, 0)
     """(epoch, segment): the first segment of that epoch, published before its writer creates one. A
     segment of an earlier epoch with this number or a higher one was begun by a replaced writer and
-    is void, whether the present epoch has written a segment or not. If this epoch is lower than
+    is void, even if the current epoch has not written a segment yet. If this epoch is lower than
     `epoch`, the open that claimed `epoch` has not finished."""
     permit: str = ""
     """Nonce in the name of this epoch's permit (`layout.writer_path`)."""
@@ -136,7 +136,7 @@ class NodeManifest:
     it has finished, and a new log under the node's name continues after `epoch` and `archived`."""
     embedded: bool = False
     """The last open was a program's, not an agent's: a cluster of Hazelcast members that claims
-    this log shuts the program out."""
+    this log fences the program."""
     former: Mapping[Whole, int] = field(default_factory=dict)
     """Session of a plug-in in an older incarnation → its last request that counts."""
     cluster: Seen = NOTHING_SEEN
@@ -150,18 +150,18 @@ class NodeManifest:
             object.__setattr__(self, "archives", ArchiveList(self.archives))
 
     def lives_in(self, logs: Collection[str]) -> bool:
-        """Whether a `wal/` folder of these logs is this log's; see `WalFolder.logs` in
-        `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
+        """Whether a `wal/` folder with the segments of these logs belongs to this log; see
+        `WalFolder.logs` in `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
         return not self.wal_id or self.wal_id in logs
 
     @property
     def empty(self) -> bool:
-        """Whether there is no log: none was begun, or the last one was forgotten."""
+        """Whether there is no log: it was not begun, or it was forgotten."""
         return not self.directory and not self.kind
 
     def known_requests(self, requests: Mapping[int, int]) -> dict[int, int]:
-        """The requests of sessions that may still repeat one: of the last plug-in starts, and of
-        the last writers."""
+        """The requests of sessions that may still send one again: those of the last plug-in starts,
+        and of the last writers."""
         known = set(self.plugins.values())
         return {
             session: request
@@ -202,7 +202,7 @@ class NodeManifest:
         )
         archives = data["archives"]
         packed = isinstance(archives, str)
-        # An unpacked list is a tuple in memory.
+        # In JSON it is a list, in memory a tuple.
         given = (
             ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
         )
@@ -226,8 +226,9 @@ Pair: TypeAlias = tuple[int, int]
 
 
 def without_turn(pair: Pair) -> Pair:
-    """The pair with the version alone. The partition's owner assigns a transaction its turn, and
-    another member logs it: the owner's later turns may be in the logs before it."""
+    """The pair with the version alone, without the turn. The partition's owner assigns a
+    transaction its turn, and another member logs it: later turns of the owner may be in the logs
+    before it."""
     incarnation, version = pair
     return incarnation, version - version % TURNS if version >= TURNS else version
 

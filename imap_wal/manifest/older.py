@@ -1,4 +1,4 @@
-"""Detects manifests that do not belong to the files next to them, but to an older copy."""
+"""Finds manifests that belong to an older copy, and not to the files next to them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ MISSING_ADVICE = (
 
 
 def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> str:
-    """The error text if the segments next to a node's manifest are not those it names."""
+    """The error text if the segments next to a node's manifest are not the ones that it names."""
     there = f"those of {', '.join(sorted(found))}" if found else f"no file {manifest.wal_id}.log"
     return (
-        f"{folder}/wal should hold the segments of log {manifest.wal_id}, but has {there}: "
+        f"{folder}/wal should have the segments of log {manifest.wal_id}, but has {there}: "
         "its disk is not mounted here or was "
         "replaced, or wal_dir is on another machine"
     )
 
 
 def older_manifest(path: str, evidence: str) -> CorruptLog:
-    """The error for a manifest that was replaced by an older copy."""
+    """The error for a manifest that an older copy has replaced."""
     what = f"the manifests here are older than the files beside them ({evidence})"
     advice = (
         "bring the newer manifests back from a copy, or write a repaired copy of the log with "
@@ -41,9 +41,9 @@ def older_manifest(path: str, evidence: str) -> CorruptLog:
 def mark_beyond(
     node: str, manifest: NodeManifest, last: tuple[int, int], cluster: ClusterManifest
 ) -> str:
-    """The error text if a snapshot covers positions after `last`, the last segment of a node's log:
-    the node's folder was replaced by an older copy, and later entries would seem covered. "" if
-    none does."""
+    """The error text if a snapshot covers positions after `last`, the last segment of a node's log.
+    Then an older copy replaced the node's folder, and later entries would seem covered. "" if none
+    does."""
     end = max(last, manifest.archived)
     for mark in cluster.covered(node):
         if mark.directory == manifest.directory and mark.position[:2] > end:
@@ -55,7 +55,7 @@ def mark_beyond(
 
 
 def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
-    """Log directory → the newest epoch that was opened, from `layout.opened_path`."""
+    """Log directory → the newest epoch in which it was opened, from `layout.opened_path`."""
     found: dict[str, int] = {}
     for file in store.list(layout.opened_folder(cluster_folder)):
         name = layout.parse_opened_path(file.path)
@@ -65,7 +65,8 @@ def opened_epochs(store: SegmentStore, cluster_folder: str) -> dict[str, int]:
 
 
 def older_epoch(manifest: NodeManifest, opened: Mapping[str, int]) -> str:
-    """Why this manifest of a node was replaced by an older copy; "" if no later open is known."""
+    """Why an older copy must have replaced this manifest of a node; "" if no later open is
+    known."""
     epoch = opened.get(manifest.directory, 0)
     return (
         f"epoch {epoch} of this log was opened, the node's manifest knows {manifest.epoch}"
@@ -81,8 +82,8 @@ def current_cluster(
     clock: Clock,
     randomness: Randomness,
 ) -> ClusterManifest:
-    """The cluster's manifest. `CorruptLog` if a node has seen a newer one: this manifest was
-    replaced by an older copy, and would assign generations and incarnations a second time."""
+    """The cluster's manifest. Raises `CorruptLog` if a node has seen a newer one: an older copy
+    replaced it, and would assign generations and incarnations a second time."""
     nodes = {}
     # Read before the cluster's manifest, which is then at least as new as those they have seen.
     for folder in store.folders(f"{cluster_folder}/nodes"):
@@ -98,7 +99,7 @@ def current_cluster(
         if not number:
             raise older_manifest(clusters.folder, "there are snapshots, and no manifest")
     for folder in nodes if not number else ():
-        # List segments first: each is begun after a manifest of its node was published.
+        # Segments are listed first: each is begun after a manifest of its node was published.
         path = f"{cluster_folder}/nodes/{folder}"
         segments = any(layout.parse_wal_path(file.path) for file in store.list(f"{path}/wal"))
         if segments and not node_manifests(store, path, clock, randomness).read()[0]:

@@ -40,9 +40,9 @@ FORMAT_PACKED = 2
 FORMAT_CLEARS = 3
 """Archives or snapshots may have rows without a key (`imap_wal.read.newest.clears`)."""
 PACKED_FROM = 256
-"""A list of this many archives, or of snapshots of this many maps, or more is packed."""
+"""An archive list of this length or more is packed, and so are the snapshots of this many maps."""
 KEEP = 64
-"""How many manifests are kept for slow readers, and for people."""
+"""The number of manifests that are kept, for slow readers and for people."""
 READ_ATTEMPTS = 100
 
 
@@ -51,8 +51,8 @@ class Content(Protocol):
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
-        """The content of a manifest. ValueError if a field is missing or does not have exactly its
-        type. Parts that are parsed later name `file` in their errors."""
+        """The content of a manifest. Raises ValueError if a field is missing or does not have
+        exactly its type. Parts that are parsed later name `file` in their errors."""
 
 
 C = TypeVar("C", bound=Content)
@@ -98,7 +98,7 @@ class ManifestLog(Generic[C]):
             except NotFound:
                 continue  # deleted after the listing: there is a newer one
             self._floor = document.get("floor", 1)
-            if files[number].modified_ms:  # without a time, two files of one name look the same
+            if files[number].modified_ms:  # without it, two files of one name look the same
                 self._known = files[number], content
             return number, content
         raise NotFound(
@@ -108,9 +108,9 @@ class ManifestLog(Generic[C]):
     def update(
         self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False
     ) -> C:
-        """Publish `change(newest)` as the next manifest, and again with the newer one if another
-        writer was first. `change` may run several times. It returns None (or an equal value) to
-        change nothing, and raises to give up. `LostRace` after `attempts`. `alone`: see
+        """Publish `change(newest)` as the next manifest. If another writer published first, try
+        again with its manifest. `change` may run several times. It returns None (or an equal value)
+        to change nothing, and raises to give up. Raises `LostRace` after `attempts`. `alone`: see
         `publish`."""
         for _ in range(attempts):
             number, current = self.read()
@@ -125,9 +125,9 @@ class ManifestLog(Generic[C]):
         )
 
     def publish(self, after: int, content: C, *, alone: bool = False) -> bool:
-        """Publish `content` as the successor of manifest `after`; False if there is another
-        successor. For a caller that used only manifest `after`. After a StorageError it is unknown
-        whether it was published. `alone`: delete all earlier manifests; a writer that still
+        """Publish `content` as the successor of manifest `after`. Returns False if there is another
+        successor. For a caller that has used only manifest `after`. After a StorageError it is
+        unknown whether it was published. `alone`: delete all earlier manifests; a writer that still
         publishes one of their numbers loses."""
         number = after + 1
         nonce = self._randomness.token().hex()
@@ -145,7 +145,7 @@ class ManifestLog(Generic[C]):
         try:
             self._store.create(self._path(number), text)
         except StorageError as error:
-            # Our create may have succeeded, and its answer was lost or it was sent twice.
+            # Our create may have succeeded: its response was lost, or the request was sent twice.
             if not self._is_ours(number, nonce):
                 if isinstance(error, AlreadyExists):
                     return False
@@ -153,7 +153,8 @@ class ManifestLog(Generic[C]):
         files = self._files()
         while max(files, default=0) != number:
             try:
-                # It is higher if we slept. Above the floor our number was really the next one.
+                # It is higher if this writer slept. Above the floor, its number was really the next
+                # one.
                 return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
             except NotFound:
                 files = self._files()  # deleted after the listing: there is a newer one
@@ -163,7 +164,7 @@ class ManifestLog(Generic[C]):
         numbers = list(files)
         for old in numbers:
             if old < floor:
-                with suppress(StorageError):  # ours is published; the next one deletes it
+                with suppress(StorageError):  # ours is published; the next publication deletes it
                     self._store.delete(self._path(old))
         return True
 
@@ -174,7 +175,7 @@ class ManifestLog(Generic[C]):
             return False
 
     def next_path(self, number: int) -> str:
-        """The file that exists if manifest `number` is no longer the newest."""
+        """The file whose existence shows that manifest `number` is no longer the newest."""
         return self._path(number + 1)
 
     def _files(self) -> dict[int, StoredFile]:

@@ -1,8 +1,8 @@
-"""Compares files with their facts in a manifest. A name alone is no proof.
+"""Compares files with the facts about them in a manifest. The name alone proves nothing.
 
-Snapshots and archives are written once and never change. Their manifest has the CRC-32C of all
-bytes, the size and the number of rows. They are checked here before such a file is read, and before
-the files that it replaces are removed.
+Snapshots and archives are written once and never change. The manifest has the CRC-32C of all bytes,
+the size and the number of rows. These are checked before such a file is read, and before the files
+that it replaces are removed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ADVICE = (
 
 @contextmanager
 def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[BinaryIO]:
-    """A file whose bytes all match the manifest; `checksum` 0: unknown. `NotFound`, `CorruptLog`.
-    This reads a local file once more, and a remote one once, into memory or a scratch file."""
+    """A file whose bytes all match the manifest; `checksum` 0: unknown. Raises `NotFound` and
+    `CorruptLog`. A local file is read twice; a remote one once, into memory or a scratch file."""
     with store.open_input(path) as source:
         if not checksum:
             yield source
@@ -52,8 +52,8 @@ def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[Bina
 
 
 def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0) -> None:
-    """Read a file once, in bounded memory. `NotFound` if it is missing, `CorruptLog` if it differs
-    from the manifest (0: unknown)."""
+    """Read a file once, in bounded memory. Raises `NotFound` if it is missing, and `CorruptLog` if
+    it differs from the manifest (0: unknown)."""
     found = store.size(path)
     if size and found != size:
         what = f"this file has {found} bytes, the manifest says {size}"
@@ -68,14 +68,14 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
 
 
 def demand_checksum(path: str, found: int, wanted: int) -> None:
-    """`CorruptLog` unless both are equal."""
+    """Raise `CorruptLog` unless both are equal."""
     if found != wanted:
-        what = "the file does not match the checksum that the manifest has of it"
+        what = "the file does not match the checksum in the manifest"
         raise CorruptLog(path, 0, what, ADVICE)
 
 
 def _chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
-    """A store raises StorageErrors; a file that it opened may raise its driver's errors."""
+    """The bytes of a file. Errors of the driver that opened it are raised as StorageErrors."""
     while True:
         try:
             data = source.read(CHUNK_BYTES)
@@ -95,5 +95,5 @@ def _keep(copy: tempfile.SpooledTemporaryFile[bytes], data: bytes, path: str) ->
         copy.write(data)
     except OSError as error:
         room = tempfile.gettempdir()
-        what = f"reading {path} needs room for a copy in {room}: {error}; make room there"
+        what = f"reading {path} needs space for a copy in {room}: {error}; free space there"
         raise StorageUnavailable(what) from error

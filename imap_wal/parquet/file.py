@@ -61,14 +61,14 @@ ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
 
 GROUP_ROWS_MAX = 65_536
 GROUP_BYTES_MAX = 32 * 1024 * 1024
-"""Approximate size of a row group: the memory that a reader or writer needs for one file."""
+"""Approximate size of a row group in bytes: the memory that a reader or writer needs for a file."""
 BATCH_BYTES = 4 * 1024 * 1024
 """Approximate size of a batch that is read, unpacked."""
 
 ROWS = b"imap-wal.rows"
 PATH = b"imap-wal.path"
 LOG = b"imap-wal.log"
-"""In an encrypted file: the path that it was written for, and the log of an archive."""
+"""In an encrypted file: the path for which it was written, and for an archive its log."""
 PLAIN_MAGIC, ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 DICTIONARIES = ["map", "key_class", "value_class", "node"]
 
@@ -99,8 +99,8 @@ def to_batch(
 
 def to_rows(batch: Any) -> list[Row]:
     """The rows of a record batch (or struct of one) with the columns of an entry, in any order of
-    columns. In a file a clear has an empty key, and its `expires_at_ms` is above 0; that of a
-    tombstone is 0."""
+    columns. In a file a clear has an empty key and an `expires_at_ms` above 0; the `expires_at_ms`
+    of a tombstone is 0."""
     column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
     values = _bytes(column["value"])
     orders = zip(
@@ -156,7 +156,7 @@ def nodes_of(batch: Any) -> list[str]:
     return _strings(batch.column(batch.schema.get_field_index("node")))
 
 
-# Arrow's to_pylist creates a scalar object per value; reading its buffers is several times as fast.
+# Arrow's to_pylist creates a scalar object per value. Reading its buffers is several times as fast.
 
 
 def _integers(array: Any) -> list[int]:
@@ -203,10 +203,11 @@ def batches(
     records: int = 0,
     log: str = "",
 ) -> Iterator[Any]:
-    """The record batches of an imap-wal Parquet file. `NotFound`, `CorruptLog`. `checksum` of the
-    whole file and `records` are those in the manifest; 0: unknown. `log`: see `open_parquet`.
+    """The record batches of an imap-wal Parquet file. Raises `NotFound` and `CorruptLog`.
+    `checksum` of the whole file and `records` are those in the manifest; 0: unknown. `log`: see
+    `open_parquet`.
 
-    Pages have checksums but the footer has none, and one flipped bit there can make a file look
+    Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
     with open_checked(store, path, checksum) as source:
         try:
@@ -221,7 +222,7 @@ def batches(
                 )
             promised = (file.metadata.metadata or {}).get(ROWS)
             found = 0
-            # One at a time: a pass over all groups keeps in memory what it has read of the file.
+            # One group at a time: a pass over all groups would keep in memory all that it has read.
             for group in range(file.num_row_groups):
                 described = file.metadata.row_group(group)
                 rows = max(
@@ -262,15 +263,15 @@ def batches(
 
 
 def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:
-    """An imap-wal `pyarrow.parquet.ParquetFile`, opened with its key. `log`: directory of the log
-    whose archive it must be, if it is encrypted; "": of a snapshot, or unknown. `EncryptionError`,
-    `Forged`, and pyarrow's errors for a damaged file."""
+    """An imap-wal `pyarrow.parquet.ParquetFile`, opened with its key. `log`: the log directory that
+    an encrypted archive must have; "": a snapshot, or unknown. Raises `EncryptionError`, `Forged`,
+    and pyarrow's errors for a damaged file."""
     return _opened(source, path, keys, log)[0]
 
 
 def written_otherwise(store: SegmentStore, path: str) -> bool:
     """Whether a Parquet file was written without a key or with another key than the current one.
-    `NotFound`, and the errors of `open_parquet`."""
+    Raises `NotFound`, and the errors of `open_parquet`."""
     keys = keys_of(store)
     if keys is NO_KEYS:
         return False
@@ -295,7 +296,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
                 decryption_properties=_encryption().create_decryption_properties(key),
                 **options,
             )
-        except OSError:  # another key, or a damaged footer: unknown which
+        except OSError:  # another key, or a damaged footer: it is unknown which
             source.seek(0)
             continue
         said = file.metadata.metadata or {}
@@ -326,7 +327,7 @@ def _opened(source: BinaryIO, path: str, keys: Keys, log: str) -> tuple[Any, str
 
 
 def _encryption() -> Any:
-    """pyarrow's encryption module. `InvalidSetting` for a version that does not accept keys."""
+    """pyarrow's encryption module. Raises `InvalidSetting` if this version does not accept keys."""
     try:
         import pyarrow.parquet.encryption as found
 
@@ -339,7 +340,7 @@ def _encryption() -> Any:
 
 
 def validate(batch: Any) -> None:
-    """An ArrowException for a page that was read with another column's dictionary."""
+    """Raise an ArrowException for a page that was read with another column's dictionary."""
     for column in batch.columns:
         if pa.types.is_dictionary(column.type):
             column.validate(full=True)
@@ -347,7 +348,7 @@ def validate(batch: Any) -> None:
 
 @cache
 def stored_schemas() -> tuple[Any, ...]:
-    """Our two schemas as Parquet stores them."""
+    """Our two schemas in the form in which Parquet stores them."""
     found = []
     for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
         with pa.BufferOutputStream() as sink:
@@ -361,7 +362,7 @@ def stored_schemas() -> tuple[Any, ...]:
 
 
 class Published(NamedTuple):
-    """The manifest's facts of a file: its size, and the CRC-32C of all its bytes."""
+    """The facts about a file for the manifest: its size, and the CRC-32C of all its bytes."""
 
     bytes: int
     checksum: int
@@ -376,7 +377,7 @@ def checksum(file: BinaryIO) -> int:
 
 
 class ParquetFile:
-    """A Parquet file that is written on this machine, a row group at a time, and then published as
+    """A Parquet file that is written to local disk, one row group at a time, and then published as
     a whole."""
 
     def __init__(self, folder: Path, schema: Any, keys: Keys, log: str = "") -> None:
@@ -424,7 +425,7 @@ class ParquetFile:
         self._batches, self._rows, self.buffered = [], 0, 0
 
     def publish(self, store: SegmentStore, path: str) -> Published:
-        """Close it and publish it under its name, which no other run chooses. `AlreadyExists` if
+        """Close it and publish it under a name that no other run chooses. Raises `AlreadyExists` if
         another file has that name."""
         if self._encrypted and self._writer.is_open:
             self._writer.add_key_value_metadata(
@@ -438,7 +439,7 @@ class ParquetFile:
             with store.open_input(path) as there:
                 if checksum(there) != published.checksum:
                     raise
-            return published  # our own create, its answer was lost
+            return published  # it is this run's own file: only the response was lost
         return self.discard()
 
     def discard(self) -> Published:
@@ -458,7 +459,7 @@ class ParquetFile:
 
 
 def plain(batch: Any) -> Any:
-    """A record batch for writing: without the dictionaries that reading keeps."""
+    """A record batch for writing, without the dictionaries that reading creates."""
     return (
         pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0]
         if len(batch)

@@ -1,5 +1,5 @@
-"""Reads what is readable of a damaged imap-wal Parquet file. Its pages have checksums: in each row
-group the rows before the first damaged page are whole."""
+"""Reads the readable part of a damaged imap-wal Parquet file. Pages have checksums: in each row
+group, the rows before the first damaged page are whole."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BATCH_ROWS = 1024
 
 
 class Damage(NamedTuple):
-    """A place where rows are lost. `rows`: how many, None if the file's own index cannot be
+    """A place where rows are lost. `rows`: their number; None: the file's own index cannot be
     read."""
 
     rows: int | None
@@ -41,7 +41,7 @@ class Damage(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Whole rows, in the file's order; `places` of an archive."""
+    """Whole rows, in the file's order. `places`: their positions, in an archive."""
 
     rows: list[Row]
     nodes: list[str]
@@ -49,8 +49,8 @@ class Rows(NamedTuple):
 
 
 def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Rows | Damage]:
-    """The readable rows, and between them the damages. `log`, here and below: directory of the log
-    whose archive it is ("": unknown); None: it is a snapshot."""
+    """The readable rows, and between them the damage. `log`, here and below: the log directory of
+    an archive ("": unknown); None: it is a snapshot."""
     schema = SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA
     try:
         source = store.open_input(path)
@@ -64,7 +64,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
         except EncryptionError as error:
-            # The damage may be in the index, which says whether the file is encrypted.
+            # The damage may be in the index, which shows whether the file is encrypted.
             if not keys_of(store).key_ring.keys:
                 raise
             yield Damage(None, error.what)
@@ -73,7 +73,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
             yield Damage(None, f"its index cannot be read ({error})")
             return
         if not ours or set(file.schema_arrow.names) != set(schema.names):
-            yield Damage(None, "it has other columns, or types, than an imap-wal file has")
+            yield Damage(None, "its columns, or their types, are not those of an imap-wal file")
             return
         if promised != b"%d" % sum(sizes):
             promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
@@ -102,7 +102,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
 
 
 class Salvaged(NamedTuple):
-    """The rows to keep of one file."""
+    """The result of reading one damaged file: the rows to keep, and what is lost."""
 
     records: int
     tombstones: int
@@ -116,10 +116,10 @@ class Salvaged(NamedTuple):
     the file)."""
 
 
-def survey_file(
+def count_readable(
     store: SegmentStore, path: str, *, log: str | None, below: Position | None = None
 ) -> Salvaged:
-    """Count what can be kept. `below`: only entries at lower positions."""
+    """Count the rows that can be kept. `below`: only entries at lower positions."""
     records = tombstones = 0
     lost: int | None = 0
     first = last = seen = end = None

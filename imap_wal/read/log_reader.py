@@ -160,6 +160,9 @@ class LogReader:
         Args:
             start: the position, or its text; None: the oldest entry that is left.
 
+        Yields:
+            The records.
+
         Raises:
             PositionGone: entries from `start` on were removed.
             NoSuchLog: there is no log of this name.
@@ -183,9 +186,12 @@ class LogReader:
 
         Args:
             start: as for `read`.
-            poll_s: how often new records are looked for, in seconds. The tail of a `Log` in this
-                process is woken by every commit instead.
+            poll_s: the pause between two searches for new records, in seconds. In this process, the
+                tail of a `Log` is woken by every commit instead.
             stop: ends the iteration when it is set.
+
+        Yields:
+            The records.
 
         Raises:
             InvalidSetting: `poll_s` is not valid.

@@ -214,7 +214,7 @@ class _SegmentPass:
         try:
             items: list[Any] = list(entry.rows(frame.payload))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            what = f"the checksum of this frame is right, but its content is no msgpack ({error})"
+            what = f"the checksum of this frame is right, but its content is not msgpack ({error})"
             raise CorruptLog(self._scan.path, frame.offset, what) from error
         if not all(map(_is_metadata, items)):
             raise CorruptLog(
@@ -340,7 +340,7 @@ def entries_of(
         raise CorruptLog(
             path,
             frame.offset,
-            f"the checksum of this frame is right, but its content is no msgpack ({error})",
+            f"the checksum of this frame is right, but its content is not msgpack ({error})",
         ) from error
     if len(found) != frame.count:
         raise CorruptLog(

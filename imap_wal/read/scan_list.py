@@ -1,4 +1,5 @@
-"""Which files a reader reads, in which order, and what of each counts. A scan is a `FileScan`."""
+"""The files that a reader reads, their order, and the entries of each that count. A scan is a
+`FileScan`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ OF_NO_CLUSTER = "imap-wal repair"
 
 @dataclass
 class ClusterRepair:
-    """See the module's docstring."""
+    """See the module. `plan` fills `items` and the other fields; `write` uses them."""
 
     store: SegmentStore
     view: ClusterView
@@ -85,8 +85,8 @@ class ClusterRepair:
     """None: the newest readable one is copied."""
 
     def plan(self) -> None:
-        """Read everything and fill `items`. `NotRepairable` if manifests are missing and the files
-        do not say enough to make new ones."""
+        """Read everything and fill `items`. Raises `NotRepairable` if manifests are missing and the
+        files do not contain enough to make new ones."""
         for node in self.view.nodes:
             what, way_out = (
                 older_manifests.other_log(self.store, self.view, node)
@@ -157,9 +157,9 @@ class ClusterRepair:
         self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
-        """Write the copy. If this fails, the rest is not opened as a log, and no other repair takes
-        it for a whole copy. `prefer`: the node whose claims count. Returns the maps with such
-        claims."""
+        """Write the copy. Returns the maps with claims of several nodes. `prefer`: the node whose
+        claims count. After a failure, the target cannot be opened as a log, and another repair does
+        not treat it as a whole copy."""
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)
@@ -200,8 +200,8 @@ class ClusterRepair:
 
     @property
     def older(self) -> bool:
-        """Whether the cluster's manifest in use is older than the files next to it: newer ones are
-        lost, or all."""
+        """Whether the cluster's manifest in use is older than the files next to it: newer manifests
+        are lost, or all of them."""
         return self._lost > 0 or bool(self._newer) or not self.view.manifest_number
 
     @property
@@ -218,7 +218,7 @@ class ClusterRepair:
 
     @property
     def _number(self) -> int:
-        """The number of the copy's manifest. A node refuses a lower one than it has seen."""
+        """The number of the copy's manifest. A node refuses a lower number than it has seen."""
         return max(self.view.manifest_number + self._lost, self._seen.number) + 1
 
     def _node_manifest(self, repair: NodeRepair) -> tuple[str, bytes]:
@@ -336,7 +336,8 @@ class ClusterRepair:
         elif self._newer:
             status, given_up = "corrupt", Extent()
             what = (
-                f"this manifest is older than what is beside it ({self._newer}){self._forgotten()}"
+                f"this manifest is older than the files beside it ({self._newer})"
+                f"{self._forgotten()}"
             )
         self.items.append(
             Item(
@@ -370,10 +371,11 @@ class ClusterRepair:
             )
 
     def _plan_claims(self, incarnation: int) -> None:
-        """The copy's claims, if newer ones may be lost. The cluster of the newest readable claim
-        may have had a successor. So the copy has a claim of the last incarnation for no cluster,
-        and every cluster that returns must start anew. The lost manifest may also have had a token:
-        unless it is known that there was none, the copy is closed until an operator decides."""
+        """The copy's claims, if newer ones may be lost. After the newest readable claim, another
+        cluster may have claimed the log. So the copy gets a claim of the last incarnation for no
+        cluster, and every cluster that returns must start anew. The lost manifest may also have had
+        a token: unless it is known that it had none, no cluster can claim the copy until an
+        operator decides."""
         view, older = self.view, older_manifests.of_claims(self.view)
         name = f"{view.claims_folder}/{view.claims_number:010d}.json"
         unknown = self._claims_unknown
@@ -382,7 +384,7 @@ class ClusterRepair:
                 self.items.append(Item(name, "manifest", "clean", COPIED))
             return
         closed = view.claims.closed or view.manifest.token or bool(view.claims.tokens) or self.older
-        # A claim says that members write here. Without any manifest it may be a log of programs.
+        # A claim shows that members write here. Without any manifest it may be a log of programs.
         claims = view.claims if unknown else view.claims.with_claim(OF_NO_CLUSTER, incarnation)
         self._claims = replace(claims, closed=closed)
         what = f"it is older than the manifest of the cluster ({older})"
@@ -410,8 +412,8 @@ class ClusterRepair:
 
     @property
     def _claims_unknown(self) -> bool:
-        """Whether neither claims nor the cluster's manifest are left, and agents may have written
-        the log: then it is unknown whether it had a token."""
+        """Whether there are neither claims nor a manifest of the cluster, and agents may have
+        written the log: then it is unknown whether it had a token."""
         view = self.view
         of_agents = any(
             node.manifest.kind != LOG and not node.manifest.embedded for node in view.nodes
@@ -419,7 +421,7 @@ class ClusterRepair:
         return of_agents and not view.claims_number and not view.manifest_number
 
     def _registered(self) -> dict[str, str]:
-        """Node → log directory; if the manifest is older, with nodes that joined later."""
+        """Node → log directory. If the manifest is older, also the nodes that joined later."""
         known = dict(self.view.manifest.nodes)
         if self.older:
             for node in self.view.nodes:

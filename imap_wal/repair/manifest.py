@@ -1,9 +1,9 @@
 """Makes manifests for a repaired copy if none is left, from names and headers of the files.
 
-A segment's header names its log directory, the id file next to the segments names the folder's id,
-and file names have epochs and positions. They do not say everything (requests, schemas, sessions
-without changes, segments missing at the end); the report says so. If they contradict each other or
-say too little, the repair is refused: nothing is guessed.
+A segment's header has its log directory, the id file next to the segments has the folder's id, and
+file names have epochs and positions. Requests, schemas, sessions without changes and missing
+segments at the end cannot be found in this way; the report says so. If the files contradict each
+other or do not contain enough, the repair is refused: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ BRING_BACK = "bring a manifest back from a copy"
 def with_made_manifests(
     store: SegmentStore, view: ClusterView, wants_node: Callable[[str], bool], new_id: str
 ) -> ClusterView:
-    """The same cluster, with manifests for the wanted nodes that have lost theirs. Their number
-    stays 0. `new_id`: for a log that no file names. `NotRepairable` if the files do not name their
-    log."""
+    """The same cluster, with manifests for the wanted nodes that have lost theirs. These manifests
+    have the number 0. `new_id`: the log id, if no file has one. Raises `NotRepairable` if the files
+    do not name their log."""
     made = []
     for number, node in enumerate(view.nodes):
         makes = wants_node(node.name) and not node.manifest_number
@@ -42,7 +42,7 @@ def with_made_manifests(
 
 
 def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -> NodeView | None:
-    """None: there is no log. It was forgotten, or an open ended before its first write."""
+    """None: there is no log. It was forgotten, or an open failed before its first write."""
     if not node.of_no_manifest:
         return None
     gone = f"{view}: no manifest of node {node.name!r} can be read in {node.folder}/manifest, and"
@@ -53,7 +53,7 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
         )
     if len(node.wal.logs) > 1:
         raise NotRepairable(
-            f"{gone} {node.folder}/wal holds segments of several logs "
+            f"{gone} {node.folder}/wal has segments of several logs "
             f"({', '.join(sorted(node.wal.logs))}); move those of the others away"
         )
     node = _without_former(store, node)
@@ -67,8 +67,9 @@ def _made(store: SegmentStore, view: ClusterView, node: NodeView, new_id: str) -
 
 
 def _without_former(store: SegmentStore, node: NodeView) -> NodeView:
-    """Without the empty segments at the start that are of another log than the last one: a storage
-    that cannot append keeps those of a forgotten log (`imap_wal.agent.membership.forget_node`)."""
+    """Without the empty segments at the start that belong to another log than the last one. A
+    storage that cannot append keeps those of a forgotten log
+    (`imap_wal.agent.membership.forget_node`)."""
     segments = node.wal.segments
     last = _log(store, segments[-1]) if segments else ""
     former = set()
@@ -95,13 +96,14 @@ def _log(store: SegmentStore, segment: SegmentFile) -> str:
 
 
 def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
-    """The log directory that the segments name, or else the cluster's manifest; "" if neither."""
+    """The log directory in the segments' headers, or else in the cluster's manifest; "" if neither
+    has one."""
     found = {}
     for segment in node.wal.segments:
         try:
             header = SegmentReader(store, segment.path).header
         except LogError:
-            continue  # damaged: the other segments name it
+            continue  # damaged: the headers of the others have it
         if (header.namespace, header.cluster, header.node) != view.names(node):
             whose = f"{header.namespace}/{header.cluster}, node {header.node!r}"
             raise NotRepairable(
@@ -118,15 +120,15 @@ def _directory(store: SegmentStore, view: ClusterView, node: NodeView, gone: str
     registered = view.manifest.nodes.get(node.name, "")
     if found and registered and registered not in found:
         raise NotRepairable(
-            f"{gone} its segments are of log {next(iter(found))}, registered is "
-            f"{registered}; move them away, or {BRING_BACK}"
+            f"{gone} its segments are of log {next(iter(found))}, but log {registered} is "
+            f"registered; move them away, or {BRING_BACK}"
         )
     return registered or next(iter(found), "")
 
 
 def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> str:
-    """Whether these are maps or a log of records: a cluster has only one of both. Only entries of
-    records and of raw maps look the same."""
+    """Whether the log has maps or records (`imap_wal.log`): a cluster has only one of them. Only
+    entries of records and of raw maps look the same."""
     kinds = {
         each.manifest.kind
         for each in (*view.nodes, *view.forgotten)
@@ -138,7 +140,7 @@ def _kind(store: SegmentStore, view: ClusterView, node: NodeView, gone: str) -> 
         return ""
     what = (
         f"its entries may be of raw maps or of {LOG}s of records (imap_wal.log); the files do not "
-        "say which"
+        "show which"
     )
     raise NotRepairable(f"{gone} {what}; {BRING_BACK}")
 

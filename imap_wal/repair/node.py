@@ -1,9 +1,9 @@
-"""The repair of one node's log: `plan` reads all of it and decides for every file, `write` writes
+"""The repair of one node's log: `plan` reads all of it and decides about each file, `write` writes
 the copy.
 
-Archives come before segments in a node's log. Damage in an archive ends a point-in-time repair
-there: of the other archives only older entries are kept, and of the segments nothing. Segments keep
-their numbers. A segment of which nothing is kept is empty in the copy.
+Archives come before segments in a node's log. After damage in an archive, a point-in-time repair
+keeps only older entries of the other archives, and no segment. Segments keep their numbers. A
+segment of which nothing is kept is empty in the copy.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NodeRepair:
         self._plan, self._lost_manifests = plan, lost_manifests
         self._evidence = Evidence(0)
         self.highest = Highest()
-        """Of the entries; filled where an older manifest is used."""
+        """Of the entries; filled if an older manifest is used."""
 
     @property
     def node(self) -> NodeView:
@@ -58,7 +58,7 @@ class NodeRepair:
 
     @property
     def items(self) -> list[Item]:
-        """What becomes of each file."""
+        """The decision for each file."""
         return self._plan.items
 
     def plan(self, *, look_at_entries: bool = False) -> None:
@@ -72,8 +72,7 @@ class NodeRepair:
         )
         plan.changed = self.older
         if self.older:
-            # The manifest says where an epoch began in another history of this log. That does not
-            # apply to these files.
+            # `begins` refers to the segments of another history of this log, not to these files.
             self._plan.manifest = replace(self._plan.manifest, begins=(0, 0))
             archives.adopt()
             if self.made:
@@ -86,14 +85,14 @@ class NodeRepair:
 
     @property
     def older(self) -> bool:
-        """The manifest that is used is older than the files: the newer manifests are lost, or all
-        manifests are."""
+        """Whether the manifest in use is older than the files: the newer manifests are lost, or all
+        are."""
         return self._lost_manifests > 0 or bool(self._evidence.newer) or self.made
 
     @property
     def made(self) -> bool:
-        """No manifest is left. The one that is used was made from the files, see
-        `imap_wal.repair.manifest`."""
+        """Whether no manifest is left. Then the one in use was made from the files
+        (`imap_wal.repair.manifest`)."""
         return not self._plan.node.manifest_number
 
     @property
@@ -108,21 +107,21 @@ class NodeRepair:
 
     @property
     def manifest(self) -> NodeManifest | None:
-        """The manifest of the copy; None: the one of the log is copied. Complete after `write`."""
+        """The copy's manifest; None: the log's manifest is copied. Complete after `write`."""
         return self._plan.manifest if self._plan.changed else None
 
     def position(self, place: Position) -> Position:
-        """What a position of this log is in the copy."""
+        """The position in the copy for a position of this log."""
         return self._plan.position(place)
 
     def write(self, target: SegmentStore) -> None:
-        """Archives and segments; the caller writes the manifests later."""
+        """Write archives and segments; the caller writes the manifests later."""
         node_copy.write(self._plan, target)
 
     def _begin_where_segments_do(self) -> None:
-        """For a manifest that was made from the files. The segments before the first one that is
-        left were archived, or removed because a snapshot covers them. No file says whether one was
-        lost. A reader in log order gets everything only after them."""
+        """For a manifest that was made from the files. The segments before the first remaining one
+        were archived, or removed because a snapshot covers them. No file shows whether one was
+        lost. Only after these segments does a reader in log order get everything."""
         wal = self._plan.wal()
         if wal.segments and wal.segments[0].number > self._plan.manifest.archived[1] + 1:
             first = wal.segments[0]
@@ -149,7 +148,7 @@ class NodeRepair:
             checkpoint = max(
                 checkpoint, min(manifest.checkpoint, Position(*manifest.archived, 0, 0))
             )
-        # Each lost manifest may have given an epoch and a session that no file names.
+        # Each lost manifest may have assigned an epoch and a session that are in no file name.
         self._plan.manifest = replace(
             manifest,
             archives=tuple(archive for archive, *_ in self._plan.archives),
@@ -159,7 +158,7 @@ class NodeRepair:
             epoch=max(manifest.epoch + self._lost_manifests, self._evidence.epoch),
             session=max(manifest.session + self._lost_manifests, self.highest.session),
             newest=self._plan.newest,
-            begins=(0, 0),  # the copy has only what counts, and no replaced writer writes to it
+            begins=(0, 0),  # the copy has only what counts, and no replaced writer writes there
             cluster=NOTHING_SEEN,
         )
         what = "made to fit what is kept; the next open reads the log from the checkpoint on"
@@ -168,7 +167,7 @@ class NodeRepair:
             status, lost = "missing", Extent()
             what = (
                 "no manifest of this node can be read: this one is made from the names and "
-                "headers of its files; they do not say "
+                "headers of its files; they do not show "
             )
             what += (
                 f"whether segments after number {self._plan.newest} are missing, nor the schemas "
@@ -189,7 +188,7 @@ class NodeRepair:
             status, lost = "corrupt", Extent()
             what = (
                 f"this manifest is older than the files beside it ({self._evidence.newer}); the "
-                "copy has what they hold"
+                "copy has the entries of these files"
             )
         to = f"{self._plan.node.folder}/manifest/{self.number:010d}.json"
         self._plan.items.append(

@@ -1,4 +1,4 @@
-"""Which archives of one node's log the repaired copy has, and what of them."""
+"""Decides which archives of one node's log the repaired copy has, and which of their entries."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class ArchivePlanner:
             self._plan.changed = True
             kept = damaged
             if late or kept is None:
-                kept = salvage.survey_file(
+                kept = salvage.count_readable(
                     self._plan.store, archive.path, log=self._plan.manifest.directory, below=below
                 )
             self._rewrite(archive, kept, status, damaged.what if damaged is not None else "", below)
         return below
 
     def _look_at(self, archive: Archive) -> tuple[str, salvage.Salvaged | None]:
-        """The status of an archive, and what of it can be read; None: it is whole."""
+        """The status of an archive, and its readable entries; None: it is whole."""
         self._plan.tell(archive.path)
         try:
             with self._plan.store.open_input(archive.path) as file:
@@ -63,7 +63,7 @@ class ArchivePlanner:
             whole = False
         if whole:
             return "clean", None
-        kept = salvage.survey_file(
+        kept = salvage.count_readable(
             self._plan.store, archive.path, log=self._plan.manifest.directory
         )
         if not archive.checksum and not kept.what and kept.records == archive.records:
@@ -80,7 +80,7 @@ class ArchivePlanner:
     ) -> None:
         lost = archive.records - kept.records
         what = damage or (
-            "its bytes do not match the checksum that the manifest has of them"
+            "its bytes do not match the checksum in the manifest"
             if status == "corrupt"
             else f"it has entries after {below}"
         )
@@ -121,9 +121,9 @@ class ArchivePlanner:
         )
 
     def adopt(self) -> None:
-        """For an older manifest. Archives that it does not name, and whose segments are deleted,
-        were published: segments are deleted only after that. Entries that are still in segments are
-        read from the segments, even if such an archive has them too."""
+        """For an older manifest: take in archives that it does not name, if their segments are
+        deleted. Segments are deleted only after their archives were published. Entries that are
+        still in segments are read from the segments, even if such an archive has them too."""
         manifest, wal = self._plan.manifest, self._plan.wal()
         known = {archive.path for archive in manifest.archives}
         unknown = []
@@ -148,7 +148,7 @@ class ArchivePlanner:
             )
             if not map_name:
                 continue
-            rows = salvage.survey_file(
+            rows = salvage.count_readable(
                 self._plan.store, file.path, log=self._plan.manifest.directory
             )
             found.append(
@@ -177,7 +177,7 @@ class ArchivePlanner:
 
     def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:
         """The first segment that is not archived. On a storage that cannot append, the last small
-        object of each epoch stays, archived or not (`layout.fences`). If segments after it are
+        object of each epoch is kept, archived or not (`layout.fences`). If segments after it were
         deleted, and an archive has their entries, it was archived too."""
         segments = wal.segments
         first = segments[0] if segments else None

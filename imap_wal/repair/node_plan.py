@@ -1,4 +1,4 @@
-"""What becomes of each file of one node's log in the repaired copy."""
+"""The plan of a repair for one node's log: what the copy has of each file."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """How a segment is written into the copy. `places`: the frames of the original that a rewritten
-    segment keeps."""
+    """How a segment is written into the copy. `places`: the frames of the original that remain in a
+    rewritten segment."""
 
     path: str
     head: bytes
-    """Replaces as many bytes at the start of the original; b"" replaces nothing."""
+    """It replaces as many bytes at the start of the original; b"" replaces nothing."""
     source: str = ""
     until: int | None = 0
     """The original is copied from the end of `head` up to this offset; None: up to its end."""
@@ -32,12 +32,12 @@ class Write:
     drops: frozenset[Position] = frozenset()
     """Entries that are not written."""
     scan: Scan | None = None
-    """Of the original, if it is rewritten."""
+    """The frames of the original, if it is rewritten."""
 
 
 @dataclass
 class NodePlan:
-    """`node_archives` and `node_segments` fill it, `node_copy` carries it out."""
+    """`node_archives` and `node_segments` fill it; `node_copy` writes it."""
 
     store: SegmentStore
     view: ClusterView
@@ -52,15 +52,15 @@ class NodePlan:
     aside: dict[str, bytes] = field(default_factory=dict)
     """Path in the copy → the bytes of an entry that is set aside."""
     archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
-    """The archives of the copy. Of each: the position below which entries are kept (None: all
+    """The archives of the copy. For each: the position below which entries are kept (None: all
     entries), and whether the file is rewritten."""
     sources: dict[str, str] = field(default_factory=dict)
     """The path of a rewritten archive in the copy → its path in the log."""
     writes: list[Write] = field(default_factory=list)
     moved: dict[tuple[int, int], list[tuple[Position, Position]]] = field(default_factory=dict)
-    """Of each rewritten segment: the old and the new positions of the frames that are kept."""
+    """For each rewritten segment: the old and the new positions of the frames that are kept."""
     cut: dict[tuple[int, int], Position] = field(default_factory=dict)
-    """Of each segment whose end is missing: its last frame."""
+    """For each segment whose end is missing: its last frame."""
     end: Position = START
     """The last position of the copy."""
     newest: int = 0
@@ -70,7 +70,7 @@ class NodePlan:
     manifest: NodeManifest = field(default_factory=NodeManifest)
 
     def wal(self) -> WalFolder:
-        """The segments of the log, as the manifest sorts them now."""
+        """The segments of the log, as the current manifest in this plan sorts them."""
         return sorted_out(
             (file for file in self.node.files if file.path.startswith(f"{self.node.folder}/wal/")),
             self.manifest.archived,
@@ -78,8 +78,8 @@ class NodePlan:
         )
 
     def position(self, place: Position) -> Position:
-        """The position in the copy for a position of the log: that of the last kept entry of the
-        same segment that is at or below it."""
+        """The position in the copy for a position of the log: that of the last kept entry at or
+        below it in the same segment."""
         frames = self.moved.get(place[:2])
         if frames is None:
             return min(place, self.cut.get(place[:2], place))

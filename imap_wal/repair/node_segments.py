@@ -1,4 +1,4 @@
-"""Which segments of one node's log the repaired copy has, and what of them."""
+"""Decides which segments of one node's log the repaired copy has, and which of their frames."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from imap_wal.segment.listing import WalFolder
 from imap_wal.segment.salvage import Scan, WholeFrame, scan_segment
 
 MISSING_MAX = 10_000
-"""If more segments are missing, it is no damage: a foreign file has a name like a segment's."""
+"""If more segments are missing, this is no damage: a foreign file has a name like a segment's."""
 _CHANGED = -1
 """Instead of the checksum of a segment's last frame: that frame is different in the copy."""
 
@@ -80,16 +80,16 @@ class SegmentPlanner:
             )
         find_missing_ends(found)
         before: int | None = None
-        # A missing segment keeps its name if the name is known: then a mark in it is not above the
-        # log's end. Otherwise it gets the epoch of the last known segment before it, or else of the
-        # first one after it: epochs never fall.
+        # A missing segment keeps its name if that is known: then no low-water mark in it is above
+        # the end of the log. Otherwise it gets the epoch of the last known segment before it, or
+        # else of the first one after it: epochs never decrease.
         marks = self._marks()
         epochs = {
             place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch
         }
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
         epoch = manifest.archived[0] or (known[min(known)] if known else 0)
-        # If this folder was restored from an older copy, the marks name later segments.
+        # If this folder was restored from an older copy, the marks are in later segments.
         last_number = max(
             [
                 *found,
@@ -101,7 +101,7 @@ class SegmentPlanner:
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise NotRepairable(
                 f"{folder}/wal: of {last_number} segments there are {len(found)}; if one "
-                "with a strange number is not of this log, move it away"
+                "with an unusual number is not of this log, move it away"
             )
         for number in range(manifest.archived[1] + 1, last_number + 1):
             planned = found.get(number)
@@ -113,10 +113,10 @@ class SegmentPlanner:
                     epoch,
                     number,
                     status="missing",
-                    what="this segment is missing: the log goes on after it",
+                    what="this segment is missing: the log continues after it",
                 )
             if planned.torn and planned.scan is not None and planned.scan.header is None:
-                what = "a crash before its first commit: nothing was ever in it"
+                what = "a crash before its first commit: it never had an entry"
                 self._plan.items.append(
                     Item(planned.path, "segment", "torn-tail", LEFT_OUT, what=what)
                 )
@@ -152,7 +152,7 @@ class SegmentPlanner:
         if given_up:
             self._plan.changed = True
             self._note_empty(
-                segment, segment.everything(), segment.what or "it comes after the first damage"
+                segment, segment.everything(), segment.what or "it is after the first damage"
             )
             return before if segment.checksum == 0 else _CHANGED
         drops = frozenset(each for each in self._plan.drops if each[:2] == place)
@@ -184,7 +184,7 @@ class SegmentPlanner:
             )
             self._plan.end = max(self._plan.end, segment.last or START)
             if segment.end_missing is not None and before is None:
-                return segment.checksum or _CHANGED  # the next header names a frame that is lost
+                return segment.checksum or _CHANGED  # the next header refers to a lost frame
             return segment.checksum or before
         if segment.torn and segment.scan is not None:
             self._copy(segment, before, segment.end)

@@ -1,4 +1,4 @@
-"""What a repair keeps and gives up, file by file: the same for a dry run and for a real one."""
+"""What a repair keeps and gives up, file by file. A dry run and a real one have the same report."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 SALVAGE, POINT_IN_TIME = "salvage", "point-in-time"
 
 COPIED = "copied"
-"""Byte for byte. If the preceding segment changed, the header's checksum of it is cleared."""
+"""Byte for byte. If the preceding segment changed, its checksum in the header is cleared."""
 TRIMMED = "trimmed"
 """The start of a segment, byte for byte, without a torn tail that was never acknowledged."""
 REWRITTEN = "rewritten"
-"""A new file with what is kept."""
+"""A new file with the entries that are kept."""
 EMPTIED = "emptied"
-"""A segment without frames takes its name, so that no later position is mistaken for one of its
-positions."""
+"""A segment without frames. Its name is kept, so that no later position is confused with one of
+its positions."""
 GIVEN_UP = "given-up"
 """Not in the copy."""
 LEFT_OUT = "left-out"
-"""Nothing that a restore reads."""
+"""No restore reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The segments of a node's log as a repair finds them; and changes of headers in place."""
+"""A node's segments as a repair finds them, and changes of headers in place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Segment:
     header: SegmentHeader | None = None
     end: int = 0
     checksum: int = 0
-    """Of the last frame, 0 if there is none."""
+    """The checksum of the last frame; 0: there is none."""
     goes_on_from: int | None = None
     """See `SegmentReader.goes_on_from`."""
     frames: int = 0
@@ -47,7 +47,7 @@ class Segment:
     """The file ends at the end of a frame, but the log continued: up to here, or (START) to an
     unknown position."""
     torn: bool = False
-    """Damaged after all that was synced, without whole frames after it: a tail."""
+    """Damaged after the last synced byte, without whole frames after it: a tail."""
 
     @property
     def damaged(self) -> bool:
@@ -90,8 +90,8 @@ class Segment:
         )
 
     def everything(self, kept: list[WholeFrame] | None = None) -> Extent | None:
-        """What the copy will not have of a segment: its gaps, as far as known, and the whole frames
-        that are not kept."""
+        """What the copy loses of a segment: its gaps, as far as known, and the whole frames that
+        are not kept."""
         kept = kept or []
         scan, start = self.scan, str(Position(self.epoch, self.number, 0, 0))
         if self.status == "missing":
@@ -100,7 +100,7 @@ class Segment:
         frames: int | None = self.frames - len(kept)
         records: int | None = self.records - sum(frame.entries for frame in kept)
         size = self.bytes - sum(frame.end - frame.offset for frame in kept)
-        # Another segment under this name.
+        # The file under this name is another segment.
         if scan is None and self.status == "corrupt" and self.end_missing is None:
             return Extent(start, None, None, None, self.size)
         if gaps is None and not frames:
@@ -125,7 +125,8 @@ class Segment:
 def look_at(
     store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool
 ) -> Segment:
-    """Read all of a segment. `home`: its proper place. `UnsupportedVersion`."""
+    """Read all of a segment. `home`: the place of a segment with this name. Raises
+    `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[WholeFrame] = []
 
@@ -193,7 +194,7 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
 
 
 def text(position: Position | None) -> str | None:
-    """For a report."""
+    """The position as text for a report; None: unknown."""
     return None if position is None else str(position)
 
 
@@ -201,8 +202,8 @@ def text(position: Position | None) -> str | None:
 
 
 def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
-    """The bytes of each entry of a frame. `NotRepairable` if their number is not that of the
-    header."""
+    """The bytes of each entry of a frame. Raises `NotRepairable` if their number differs from that
+    in the frame's header."""
     unpacker = msgpack.Unpacker(max_buffer_size=0)
     unpacker.feed(payload)
     ends = [0]
@@ -212,8 +213,8 @@ def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
             ends.append(unpacker.tell())
     except (ValueError, msgpack.UnpackException) as error:
         what = (
-            f"the frame at byte {frame.offset} does not have the {frame.count} entries that it "
-            f"promises ({error})"
+            f"the frame at byte {frame.offset} does not have the {frame.count} entries that its "
+            f"header promises ({error})"
         )
         raise NotRepairable(
             f"{path}: {what}, so none of them can be dropped; bring the file back from a copy"
@@ -239,8 +240,8 @@ def renamed(head: bytes, segment_id: bytes) -> bytes:
 
 
 def cleared(head: bytes) -> bytes:
-    """The header without the checksum of the preceding segment, at the same length: frames keep
-    their offsets."""
+    """The header without the checksum of the preceding segment. It has the same length, so frames
+    keep their offsets."""
     end = format.header_bytes_needed(head)
     unpacker = msgpack.Unpacker()
     unpacker.feed(head[12 : end - 4])

@@ -1,4 +1,4 @@
-"""Which snapshots the repaired copy has, and what of them."""
+"""Decides which snapshots the repaired copy has, and which of their entries."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class SnapshotRepair:
 
     def unnamed(self) -> dict[str, list[StoredFile]]:
         """Map → files that its snapshot does not name, of the same or a newer generation. A lost
-        manifest may have named them, and the log below them may have been removed. All of them: a
-        rewrite keeps files of earlier generations. If no manifest is left, all files."""
+        manifest may have named them, and the log below them may have been removed. All of them are
+        needed: a rewrite keeps files of earlier generations. If no manifest is left, all files."""
         found: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
             *_, name, number, part = file.path.split("/")
@@ -97,7 +97,7 @@ class SnapshotRepair:
                     whole = wanted != 0 and checksum(file) == wanted
             except NotFound:
                 whole, size = False, 0
-            kept = salvage.survey_file(self._store, path, log=None)
+            kept = salvage.count_readable(self._store, path, log=None)
             records, tombstones = records + kept.records, tombstones + kept.tombstones
             if whole or (not wanted and not kept.what):
                 files.append(path)
@@ -110,7 +110,7 @@ class SnapshotRepair:
                 continue
             damaged = True
             lost = Extent(records=kept.lost) if kept.lost != 0 else None
-            what = kept.what or "its bytes do not match the checksum that the manifest has of them"
+            what = kept.what or "its bytes do not match the checksum in the manifest"
             if not kept.records:
                 self._items.append(
                     Item(path, "snapshot", "corrupt", GIVEN_UP, given_up=lost, what=what)

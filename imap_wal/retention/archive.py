@@ -38,8 +38,8 @@ from imap_wal.segment.listing import SegmentFile, wal_folder
 from storage_backends import NotFound, SegmentStore, StorageError
 
 ATTEMPTS = 8
-"""How often an archive run is repeated because segments were removed while it read them, or a new
-manifest was published."""
+"""How many times an archive run is attempted, if segments are removed while it reads them or a new
+manifest is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def archive_sealed(
     writing: int | None = None,
     write: Write = write_archives,
 ) -> Archived:
-    """Turn sealed segments into archives. Only for the writer of the node's log, or the holder of
-    its lock.
+    """Turn sealed segments into archives. Only the writer of the node's log, or the holder of its
+    lock, may call this.
 
     `epoch`: of the caller's log; None: the current one. `writing`: the number of the segment being
     written, or of the next one: only segments below it are archived; None: there is no writer, and

@@ -85,7 +85,7 @@ class _MapFile:
 
 class _Scratch:
     """Rows of the maps without an open file, in one local file, which is read map by map. Memory:
-    `SCRATCH_BYTES` of rows, and 16 bytes for each piece of a map in the file."""
+    `SCRATCH_BYTES` of rows, and 16 bytes for each chunk of a map in the file."""
 
     def __init__(self, folder: Path) -> None:
         self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
@@ -93,7 +93,7 @@ class _Scratch:
         self._waiting: dict[str, bytearray] = {}
         self._bytes = self._size = 0
         self._places: dict[str, array[int]] = {}
-        """Map → offset and length of its pieces, as one flat list."""
+        """Map → offset and length of its chunks, as one flat list."""
 
     def add(self, name: str, rows: Sequence[Row], places: Sequence[Position]) -> None:
         data = b"".join(map(self._pack, zip(places, rows, strict=True)))
@@ -148,7 +148,7 @@ class _Pass:
         self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
         self._log = next((scan.directory for scan in job.scans), "")
         self.absorbed: list[Archive] = []
-        """Small archives whose entries are in `archives` too."""
+        """Small archives whose entries are also in `archives`."""
         self.archives: list[Archive] = []
         self.summary = Summary()
 
@@ -247,7 +247,7 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
 
 
 def absorbable(archives: Iterable[Archive]) -> int:
-    """Bytes of all archives that the next run may absorb."""
+    """The bytes of all archives that the next run may absorb."""
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)

@@ -1,6 +1,6 @@
-"""A node's log with all that writes and maintains it: ring, committer, background maintenance,
-archives, removal of covered files. The embedded store, `imap_wal.log` and the agent each have
-one."""
+"""A node's log with everything that writes and maintains it: ring, committer, background
+maintenance, archives, removal of covered files. The embedded store, `imap_wal.log` and the agent
+each have one."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ if TYPE_CHECKING:  # pyarrow is not loaded by a program that never archives
 
 
 class LogWriter:
-    """Thread-safe. `logs`: all logs of the cluster, to find what snapshots cover. `before_ack`: see
-    `Committer`. `archiver`: writes the archives in another process; None: in this process."""
+    """Thread-safe. `logs`: all logs of the cluster, to find which files snapshots cover.
+    `before_ack`: see `Committer`. `archiver`: writes the archives in another process; None: this
+    process writes them."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class LogWriter:
         """Seal the current segment, and turn all sealed segments into archives. Raises
         `StorageUnavailable`, and the errors of `Committer.rotate` and `archive_sealed`; nothing is
         lost then."""
-        from imap_wal.retention import archive, archive_writer  # see above
+        from imap_wal.retention import archive, archive_writer  # they load pyarrow
 
         log, written = self.log, self.maintenance.written(self.log)
         self.committer.rotate()
@@ -80,14 +81,14 @@ class LogWriter:
         return done
 
     def remove_covered(self) -> Removal:
-        """Remove covered files as `wal_ttl_seconds` and `wal_size_limit_mb` say. Raises
-        `StorageUnavailable`; the remaining files are removed the next time."""
-        from imap_wal.retention.policy import remove_covered  # as above
+        """Remove covered files by `wal_ttl_seconds` and `wal_size_limit_mb`. Raises
+        `StorageUnavailable`; the next run removes the remaining files."""
+        from imap_wal.retention.policy import remove_covered  # it loads pyarrow
 
         log, logs = self.log, self._logs
         with (
             self._archiving,
-            storage_errors(f"removing covered files of {log}; the rest is removed the next time"),
+            storage_errors(f"removing covered files of {log}; the next run removes the rest"),
         ):
             logs = ClusterLog(
                 self.maintenance.until_stop(logs.store),
@@ -100,9 +101,9 @@ class LogWriter:
 
     def shrink(self, upto: Position, *, uncovered: bool = False) -> Position:
         """Remove whole archives and sealed segments without an entry above `upto`. Returns the
-        position of the last entry that was ever removed. Only covered files are removed, unless
+        position of the last entry that was ever removed. Removes only covered files, unless
         `uncovered`."""
-        from imap_wal.retention.removal import plan_removal, remove  # as above
+        from imap_wal.retention.removal import plan_removal, remove  # they load pyarrow
 
         log = self.log
         with self._archiving:
@@ -122,7 +123,7 @@ class LogWriter:
             return log.manifests.read()[1].removed
 
     def stop(self) -> None:
-        """End the maintenance, and a running archive run."""
+        """Stop the maintenance, and a running archive run."""
         if self._archiver is not None:
             self._archiver.stop()
         self.maintenance.stop()

@@ -1,4 +1,4 @@
-"""Archives the log of a node that no process writes."""
+"""Archives the log of a node that no process is writing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from storage_backends import SegmentStore
 
 
 def archive_offline(store: SegmentStore, identity: Identity, node_folder: str) -> Archived:
-    """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process
-    writes it, and the errors of `open_node_log` and `archive_sealed`."""
+    """Turn all segments of a node's log into archives. Raises `WriterLocked` if another process is
+    writing it, and the errors of `open_node_log` and `archive_sealed`."""
     # Opening the log cuts off a torn tail, and locks the log while the segments are removed.
     log = open_node_log(
         LogContext(store, identity, Settings(), SystemClock(), SystemRandomness()),

@@ -1,5 +1,5 @@
-"""Runs long work on a log in a separate process, because converting and compressing hold Python's
-interpreter lock, and commits would wait for it.
+"""Runs long work on a log in a separate process. Conversion and compression hold Python's
+interpreter lock, so in this process commits would wait for them.
 
     this process                 the other process, for one task
     task ─▶ stdin ────────────▶  opens the storage, runs the task
@@ -27,7 +27,7 @@ from imap_wal.security.encryption import open_store
 from storage_backends import SegmentStore
 
 NICENESS = 10
-"""Commits and Hazelcast have priority."""
+"""The other process runs at a low priority: commits and Hazelcast come first."""
 
 _MAIN = (
     "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.other_process import main; "
@@ -44,7 +44,7 @@ class Task(Protocol):
 
     @property
     def folder(self) -> Path:
-        """A local folder for its files. Whoever runs the task removes it."""
+        """A local folder for its files. The caller that runs the task removes it."""
         ...
 
     def run(self, store: SegmentStore) -> Any: ...
@@ -64,14 +64,14 @@ class OtherProcess:
     def __init__(self, url: str, wal_dir: str = "") -> None:
         self._url, self._wal_dir = url, wal_dir
         self._folder = _working_folder()
-        """Relative paths begin here, also after the program has changed to another folder."""
+        """Relative paths start here, even if the program has changed to another folder since."""
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
     def run(self, task: Task) -> Any:
-        """The result of the task. Raises the same errors, `ProcessDied`, and `Closed` after
-        `stop`."""
+        """Run the task and return its result. Raises the same errors as the task, `ProcessDied`,
+        and `Closed` after `stop`."""
         with self._mutex:
             if self._stopped:
                 raise self._closed()
@@ -124,7 +124,7 @@ class OtherProcess:
 
 
 def _working_folder() -> str:
-    """ "" if it was removed."""
+    """The current folder; "" if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -132,8 +132,8 @@ def _working_folder() -> str:
 
 
 def is_reachable(url: str, wal_dir: str = "") -> bool:
-    """Whether another process can open this storage. Not in a program that was frozen into one
-    file: a second process of it would run the whole program."""
+    """Whether another process can open this storage. Not if this program was frozen into one file:
+    a second process of it would run the whole program."""
     return (
         not url.startswith("memory://")
         and not wal_dir.startswith("memory://")
@@ -143,12 +143,12 @@ def is_reachable(url: str, wal_dir: str = "") -> bool:
 
 
 def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
-    """The answer of the process; None: it ended without one."""
+    """Send the request and return the answer; None: the process ended without one."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(request)
-        # Not closed: the end of the pipe tells the other process that this one has ended.
+        # The pipe stays open: its end shows the other process that this one has ended.
         process.stdin.flush()
         return _received(pickle.load(process.stdout))  # noqa: S301  # our own child wrote it
     except (BrokenPipeError, EOFError, pickle.UnpicklingError):
@@ -181,7 +181,7 @@ def main() -> None:
         answers.flush()
     except OSError:  # the parent has died
         ending.join()
-    os._exit(0)  # at once: the other thread waits in a read
+    os._exit(0)  # without waiting for the other thread, which is in a read
 
 
 def _end_with(parent: BinaryIO, folder: Path) -> None:
@@ -194,7 +194,7 @@ def _end_with(parent: BinaryIO, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """An exception in a form that can be pickled. It is restored without `__init__`, whose
+    """An exception in a form that can be pickled. It is restored without calling `__init__`, whose
     parameters may differ from `args`."""
 
     kind: type[Exception]

@@ -5,8 +5,8 @@
     size only   the oldest covered files are removed until the rest fits
     both        first the files that are too old, then the oldest until the rest fits
 
-What no snapshot covers is never removed, whatever its age or size. `imap_wal.write.maintenance`
-decides when this is checked.
+A file that no snapshot covers is never removed, whatever its age or size.
+`imap_wal.write.maintenance` decides when this is checked.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def part_to_remove(
     gone = paths_to_remove(
         (files[path] for path in covered if path in files), log.clock.now_ms(), ttl_s, size_limit_mb
     )
-    # A segment is kept if an earlier one is kept.
+    # Segments are removed only in order: after a segment that is kept, all are kept.
     count = next(
         (index for index, segment in enumerate(removal.segments) if segment.path not in gone),
         len(removal.segments),
@@ -110,8 +110,8 @@ def _first_that_stays(
     settings: Settings,
     writing: int,
 ) -> int:
-    """Number of the first segment that is certainly kept. It avoids reading that segment and the
-    later ones: what a segment contains is found only by reading it, and this is called
+    """The number of the first segment that is certainly kept. So that segment and the later ones
+    are not read: only reading shows what a segment contains, and this function is called
     repeatedly."""
     last = max(covered.values())
     sealed = {

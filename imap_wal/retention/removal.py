@@ -55,7 +55,7 @@ def plan_removal(
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
     their map's position in `covered`. `writing`: number of the first segment that is not sealed.
-    Without `linked`, no files reached through a symbolic link: they would be removed from the
+    `linked`: False omits files reached through a symbolic link: they would be removed from the
     manifest, but not deleted."""
     archives, kept = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
@@ -98,7 +98,7 @@ def plan_removal(
         try:
             summary = summarize(source, scan)
         except NotFound:
-            break  # its writer has just archived it
+            break  # the log's writer has archived it meanwhile
         if not all(is_removable(name, last) for name, last in summary.maps.items()):
             break
         segments.append(scan)

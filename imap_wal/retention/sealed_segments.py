@@ -1,4 +1,5 @@
-"""What of sealed segments must outlive them, and how they are deleted."""
+"""The facts of sealed segments that must be kept after the segments are deleted; and the
+deletion."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ from imap_wal.segment.listing import sorted_out
 from storage_backends import SegmentStore
 
 MEMBERS_MAX = 1000
-"""Metadata records that a manifest keeps, besides schemas; the oldest are dropped first."""
+"""The number of metadata records, besides schemas, that a manifest keeps. The oldest are dropped
+first."""
 
 
 @dataclass(slots=True)
 class Summary:
-    """What must be kept of sealed segments when they are deleted. `maps`: map → position of its
+    """The facts to keep of sealed segments when they are deleted. `maps`: map → position of its
     last entry. `requests`: session → its last request. `end`: the last position."""
 
     maps: dict[str, Position] = field(default_factory=dict)
@@ -31,7 +33,7 @@ class Summary:
     clears: bool = False
 
     def add(self, changes: EntryBatch) -> None:
-        """Add a batch that was read with positions."""
+        """Add a batch with positions."""
         self.end = max(self.end, changes.last)
         self.clears |= changes.clears
         for item in changes.metadata:
@@ -45,7 +47,7 @@ class Summary:
 
 
 def summarize(store: SegmentStore, scan: FileScan) -> Summary:
-    """Read one segment for its summary."""
+    """Read one segment and return its summary."""
     summary = Summary()
     for changes in read_scan(store, scan, positions=True):
         summary.add(changes)
@@ -55,7 +57,7 @@ def summarize(store: SegmentStore, scan: FileScan) -> Summary:
 def carried(
     manifest: NodeManifest, archived: tuple[int, int], summaries: Iterable[Summary]
 ) -> NodeManifest:
-    """The manifest without the segments up to `archived`, with what must be kept of them."""
+    """The manifest without the segments up to `archived`, with the facts to keep of them."""
     requests = dict(manifest.requests)
     metadata = list(manifest.metadata)
     end, clears = manifest.checkpoint, manifest.clears

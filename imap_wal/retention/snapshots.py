@@ -1,4 +1,4 @@
-"""Checks that the snapshot files of a manifest are complete, and deletes those that are not needed.
+"""Checks that the snapshot files of a manifest are complete, and deletes files that are not needed.
 
 A snapshot replaces the log below its marks. So before anything that it covers is removed, its files
 are read and compared with the manifest (`demand_whole`).
@@ -36,8 +36,8 @@ ORPHAN_MS = 24 * 3_600_000
 storage's clock. If that is wrong, the rewrite loses its work, but no data is lost."""
 
 _whole: WeakKeyDictionary[ClusterLog, dict[str, frozenset[str]]] = WeakKeyDictionary()
-"""Map → files of its snapshot that were read through this ClusterLog and found to be complete. They
-never change, so only their existence and size are checked again."""
+"""Map → files of its snapshot that were read through this ClusterLog and found complete. They never
+change, so from then on only their existence and size are checked."""
 
 
 def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]) -> None:
@@ -68,8 +68,8 @@ def demand_whole(log: ClusterLog, manifest: ClusterManifest, maps: Iterable[str]
 
 
 def _missing(log: ClusterLog, snapshot: Snapshot, known: frozenset[str]) -> str:
-    """The first missing file; "" if there is none. `known`: files whose content was checked
-    before."""
+    """The first missing file; "" if there is none. `known`: files whose content was already
+    checked."""
     for path, size, checksum in files_of(snapshot):
         try:
             check_contents(log.store, path, 0 if path in known else checksum, size)
@@ -79,7 +79,7 @@ def _missing(log: ClusterLog, snapshot: Snapshot, known: frozenset[str]) -> str:
 
 
 def files_of(snapshot: Snapshot) -> Iterable[tuple[str, int, int]]:
-    """Path, size and checksum of each file; 0: the manifest does not say."""
+    """Path, size and checksum of each file; 0: the manifest does not have it."""
     for path, size, checksum in zip_longest(
         snapshot.files, snapshot.sizes, snapshot.checksums, fillvalue=0
     ):
@@ -90,7 +90,7 @@ def remove_former(
     log: ClusterLog, *, dry_run: bool = False, check: bool = True
 ) -> tuple[StoredFile, ...]:
     """Delete the snapshot files that are not needed. Returns the deleted files. Any number of
-    processes may do this at the same time. A dry run without `check` does not read the remaining
+    processes may do this at the same time. A dry run without `check` does not read the other
     snapshots. Raises `CorruptLog` if one of these is damaged."""
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
@@ -100,8 +100,8 @@ def remove_former(
         raised = 1 + max(dead)
 
         def change(now: ClusterManifest) -> ClusterManifest:
-            # The floor must not be above the generation of the next rewrite, so the generation is
-            # raised too: a file may have any number in its name.
+            # The floor must not be above the generation of the next rewrite, so this raises the
+            # generation too: any number may be in a file name.
             floor, generation = max(now.orphan_floor, raised), max(now.generation, raised - 1)
             return replace(now, orphan_floor=floor, generation=generation)
 
@@ -136,7 +136,8 @@ def _is_removable(file: StoredFile, manifest: ClusterManifest) -> bool:
 def _dead(
     log: ClusterLog, manifest: ClusterManifest, files: Collection[StoredFile], dry_run: bool
 ) -> set[int]:
-    """Generations above the floor that no manifest names and without a new file for `ORPHAN_MS`."""
+    """Generations above the floor that no manifest names, and without a new file for
+    `ORPHAN_MS`."""
     named = {path for snapshot in manifest.snapshots.values() for path in snapshot.files}
     newest: dict[int, int] = {}
     for file in files:

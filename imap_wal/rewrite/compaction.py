@@ -5,9 +5,9 @@
                                                         prune: removes what it covers
     continues to append ◀─────────────────────────────  a report
 
-`Compactor` compacts by itself when the log has grown by `auto_rewrite_percentage` of the snapshots
-since the last compaction, and at least by `auto_rewrite_min_bytes`, as Redis rewrites its
-append-only file.
+`Compactor` starts a compaction automatically when the log has grown by
+`auto_rewrite_percentage` of the snapshots since the last compaction, and by at least
+`auto_rewrite_min_bytes`, as Redis rewrites its append-only file.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from storage_backends import SegmentStore, StorageError
 _log = logging.getLogger("imap_wal")
 
 LOOK_S = 1.0
-"""How often the size of the log is compared with the settings."""
+"""The interval in which the size of the log is compared with the settings."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """The pause after a failed compaction; it doubles each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a compaction did. `records_read`: from the logs and the former snapshots.
-    `written_bytes`: the size of the new snapshot files. `snapshot_bytes`: that of all snapshots
-    now. `removed_bytes`: what was removed from storage."""
+    """The result of a compaction. `records_read`: from the logs and the former snapshots.
+    `written_bytes`: the size of the new snapshot files. `snapshot_bytes`: the size of all current
+    snapshots. `removed_bytes`: the size of the removed files."""
 
     records_read: int
     written_bytes: int
@@ -66,7 +66,7 @@ class CompactionTask:
 
     def run(self, store: SegmentStore, clock: Clock | None = None) -> Compaction:
         """Raises the errors of `rewrite` and `prune`. `clock`: for tests."""
-        # Here, because they load pyarrow.
+        # Imported here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
@@ -86,8 +86,8 @@ class CompactionTask:
 
 
 class Compactor:
-    """Compacts the log of `writer`, on request and by itself. Thread-safe. `logs`: all logs of the
-    cluster. `process`: does the work; None: a thread of this process does it."""
+    """Compacts the log of `writer`, on request and automatically. Thread-safe. `logs`: all logs of
+    the cluster. `process`: does the work; None: a thread of this process does it."""
 
     def __init__(
         self, writer: LogWriter, logs: ClusterLog, process: OtherProcess | None = None
@@ -102,10 +102,10 @@ class Compactor:
         """The number of written bytes at which the next compaction begins; -inf: not known yet."""
         self.worker: Worker | None = None
         self.error = ""
-        """Why the last automatic compaction failed. It is tried again."""
+        """Why the last automatic compaction failed; it is tried again. "": it did not."""
 
     def start(self) -> None:
-        """Compact by itself from now on, if the settings say so."""
+        """Start automatic compaction, if the settings ask for it."""
         if self._percentage:
             pause = 0.0
 
@@ -132,7 +132,7 @@ class Compactor:
 
         Raises:
             LostRace: another process rewrote a map meanwhile.
-            LogError: the log is damaged; nothing was removed that it covers.
+            LogError: the log is damaged; no file that a damaged snapshot covers was removed.
             StorageUnavailable: the storage failed.
             ProcessDied: the other process was killed.
             Closed: the log was closed meanwhile.
@@ -145,7 +145,7 @@ class Compactor:
         return done
 
     def stop(self) -> None:
-        """End a compaction under way, and the thread."""
+        """End a running compaction, and the thread."""
         self._stop.set()
         if self.worker is not None:
             self.worker.stopping.set()
@@ -159,13 +159,13 @@ class Compactor:
         return self._writer.maintenance.written(self._writer.log)
 
     def _allowed(self, snapshot_bytes: int) -> int:
-        """How much may be appended after a compaction, before the next one."""
+        """How many bytes may be appended after a compaction before the next one begins."""
         return max(self._min_bytes, snapshot_bytes * self._percentage // 100)
 
     def _run(self) -> Compaction:
         log = self._writer.log
         try:
-            # Removed here, because the other process may be killed.
+            # This process removes the folder, because the other process may be killed.
             with tempfile.TemporaryDirectory(
                 prefix="imap-wal-compact-", dir=log.settings.scratch, ignore_cleanup_errors=True
             ) as folder:
@@ -189,7 +189,7 @@ class Compactor:
             ) from error
 
     def _look(self, worker: Worker) -> str:
-        """Compact if it is time. Returns why it failed."""
+        """Compact if the log has grown enough. Returns the error text if that failed."""
         if self._writer.committer.failure is not None:
             return ""
         try:
@@ -209,8 +209,8 @@ class Compactor:
 
 
 def sizes(log: ClusterLog) -> tuple[int, int]:
-    """Bytes of archives and segments that no snapshot covers, and of all snapshots. A segment
-    counts as a whole."""
+    """The bytes of archives and segments that are not covered, and the bytes of all snapshots. A
+    segment counts as a whole."""
     state = log.state()
     uncovered = 0
     for node in state.nodes.values():

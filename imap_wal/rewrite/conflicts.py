@@ -1,5 +1,5 @@
 """Conflicts: two nodes have a change of one key with the same pair (incarnation, partition
-version), and there is nothing newer (`imap_wal.read.newest.rivals`). The cause is a split
+version), and no change of it is newer (`imap_wal.read.newest.rivals`). The cause is a split
 network, or a copied node directory.
 
     find      partitions with a pair that two nodes claim ─▶ the keys in conflict in them
@@ -43,8 +43,8 @@ SHOWN_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which claim wins: that of `node`, if it has one; otherwise, unless `alone`, the one with the
-    latest timestamp. The result depends only on the claims."""
+    """The rule that decides which claim wins: the claim of `node`, if it has one; otherwise, unless
+    `alone`, the one with the latest timestamp. The result depends only on the claims."""
 
     node: str = ""
     alone: bool = False
@@ -73,12 +73,12 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """(map, key) → the pair in conflict, and the node whose claim counts."""
+    """(map, key) → the pair in conflict, and the node whose claim wins."""
 
     winners: Mapping[tuple[str, bytes], tuple[Pair, str]] = field(default_factory=dict)
 
     def counting(self, node: str, rows: list[Row]) -> list[Row]:
-        """The rows of a node without losing claims."""
+        """The rows of a node without its losing claims."""
         if not self.winners:
             return rows
         winner = self.winners.get
@@ -135,8 +135,8 @@ def found(
     check: Callable[[], None] = lambda: None,
     resolution: Resolution | None = None,
 ) -> list[str]:
-    """The conflicts as text, with files and positions: the first `SHOWN_MAX`, and the number of
-    further ones. Omits those that `resolution` decides."""
+    """The conflicts as text, with files and positions: the first `SHOWN_MAX`, then the number of
+    the others. Omits conflicts that `resolution` decides."""
     conflicts: list[Conflict] = []
     more = 0
     for conflict in find(log, maps=maps, check=check):
@@ -156,7 +156,7 @@ def found(
     places: dict[tuple[str, str, bytes], str] = {}
     maps = {each.map for each in conflicts}
     for scan in cluster_scans(log.state(), maps=maps):
-        with suppress(NotFound):  # archived meanwhile: the text has no position
+        with suppress(NotFound):  # it was archived meanwhile: the text has no position
             for changes in read_scan(log.store, scan, maps, positions=True):
                 check()
                 for index, row in enumerate(changes.rows):

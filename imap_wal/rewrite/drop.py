@@ -31,7 +31,7 @@ def drop_map(
 ) -> DropReport:
     """Drop all current entries of a map. Later changes count, unless their member had lost the
     partition before. `prune` frees the space. Raises `MissingNode` if a log is missing, unless
-    `policy` is `partial`."""
+    `policy` is `PARTIAL`."""
     for attempt in range(ATTEMPTS):
         before = log.manifest()
         ends = log.ends()

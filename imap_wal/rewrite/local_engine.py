@@ -1,8 +1,8 @@
 """The local rewrite engine: one pass over the logs into a NewestIndex with bounded memory, then
 sorted part files.
 
-The logs are read before the snapshots: so the snapshot of an unchanged map need not be read, and
-of a changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`).
+The logs are read before the snapshots. So the snapshot of an unchanged map is not read, and of a
+changed map only the files whose key ranges have new entries (`imap_wal.rewrite.ranges`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ NO_CONFLICTS: Mapping[bytes, Conflict] = {}
 PART_ROWS, PART_BYTES = 65_536, 16 * 1024 * 1024
 PART_ROWS_MAX, PART_BYTES_MAX = 1_000_000, 256 * 1024 * 1024
 PARTS_OF_A_SIZE = 64
-"""A part file ends at this many rows, or bytes in memory. Both double after each `PARTS_OF_A_SIZE`
-parts of a map: a small change of a small map writes little, and a large map has not too many
-files."""
+"""A part file ends at this number of rows, or of bytes in memory. Both limits double after each
+`PARTS_OF_A_SIZE` parts of a map. So a small change of a small map writes little, and a large map
+does not have too many files."""
 
 
 class LocalEngine:
-    """See the module. Memory: `settings.restore_memory_bytes` for the index, and about 100 MB more;
-    the rest is written to `settings.scratch`."""
+    """Executes a plan in this process. Memory: `settings.restore_memory_bytes` for the index, and
+    about 100 MB more; other data is written to `settings.scratch`."""
 
     name = "local"
 
@@ -181,7 +181,7 @@ class PartWriter:
         self._parts: list[Part] = []
         self._kept = deque(kept)
         self._lower: bytes | None = b""
-        """Of the file that is written now, or next."""
+        """Of the current file, or the next one."""
         self._last = b""
         """The last key that was written."""
 
@@ -262,7 +262,7 @@ class PartWriter:
         )
         self._rows += len(rows)
         self._bytes += batch.nbytes
-        clears = is_clear(rows[0])  # they come first
+        clears = is_clear(rows[0])  # clears come first
         self._clears |= clears
         self._expiry_ms = [
             latest_expiry(

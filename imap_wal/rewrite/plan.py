@@ -9,7 +9,7 @@ from `imap_wal.read.scan_list.cluster_scans`.
               `LostRace` if another rewrite, a drop, a new lifetime or a new node was first
 
 When may a tombstone be dropped? It must hide every older change of its key that this snapshot does
-not cover. It is dropped if there can be no such change:
+not cover. So it is dropped if no such change can exist:
   - The logs of all registered nodes were read up to their ends (`until`), and the ends were read
     after the tombstone was appended (it is at or below `settled`, which is read first).
   - An older change that is appended later has a lower (incarnation, partition version), or is
@@ -82,8 +82,7 @@ class TombstonePolicy:
 
 @dataclass(frozen=True, slots=True)
 class RewritePlan:
-    """All that an engine needs; it can be sent to another process. `generation`: 0 for a dry
-    run."""
+    """All input of an engine; it can be sent to another process. `generation`: 0 for a dry run."""
 
     url: str
     namespace: str
@@ -98,8 +97,8 @@ class RewritePlan:
     dry_run: bool
     as_of_ms: int | None = None
     versions: PartitionVersions | None = None
-    """The partition versions that were known before `settled` was read; the pairs that are read up
-    to `settled` are added. None: this rewrite must not add any."""
+    """The partition versions that were known before `settled` was read. The rewrite adds the pairs
+    that it reads up to `settled`. None: it must not add any."""
     decisions: Decisions = UNDECIDED
     """For keys in conflict: which node's claim counts."""
 
@@ -126,14 +125,14 @@ class Part:
     number: int = 0
     last_expiry_ms: int = 0
     conflicts: int = 0
-    """Undecided keys that several nodes claim: the losing claims are kept too, and count as
+    """Undecided keys that several nodes claim. The losing claims are kept too, and count as
     tombstones."""
     clears: bool = False
     """It contains clears; they count as tombstones."""
     lower: Key | None = None
     """No key of it is lower, and each key of the parts before it is; None: unknown."""
     first_expiry_ms: int = 0
-    """When its first row expires; 0: no row does."""
+    """When the first of its rows expires, in Unix time; 0: none expires."""
     is_kept: bool = False
     """It is a file of the former snapshot."""
 
@@ -241,7 +240,7 @@ def prepare(
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> RewritePlan:
     """Read the ends of the logs twice, and decide what a rewrite covers. `as_of_ms` (Unix time in
-    milliseconds): only entries written until then; newer ones remain in the log unchanged.
+    milliseconds): only entries written until then; newer ones remain in the log.
 
     Raises `MissingNode`, `LogError`, `LostRace`, and `InvalidSetting` for a time before an earlier
     rewrite, because the state of the map at that time is no longer known."""
@@ -255,7 +254,8 @@ def prepare(
         until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
         settled = until
         now_ms = as_of_ms
-        # These ends are not from one moment, and the known partition versions are newer than they.
+        # These ends are not of one moment, and the known partition versions are newer than the
+        # ends.
         complete = False
     members = is_of_members(state.manifest)
     generation = 0

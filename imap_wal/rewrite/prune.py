@@ -93,8 +93,8 @@ def prune(
 
 
 def _drop_lifetimes(log: ClusterLog) -> None:
-    """Remove lifetimes of Hazelcast clusters from the cluster's manifest that no entry depends on
-    any more: on each node, everything up to the next lifetime's cutoff was removed."""
+    """Remove lifetimes of Hazelcast clusters from the cluster's manifest if no entry depends on
+    them any more: on each node, everything up to the next lifetime's cutoff was removed."""
     state = log.state()
     lifetimes = state.manifest.lifetimes
     if state.missing or len(lifetimes) < 2:

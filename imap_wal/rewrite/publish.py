@@ -49,7 +49,8 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
 
 
 def _confirm_kept(log: ClusterLog, part: Part) -> None:
-    """It was read when it was new. `NotFound`, `CorruptLog`."""
+    """Check a kept file by its size: its content was read when it was new. Raises `NotFound` and
+    `CorruptLog`."""
     size = log.store.size(part.path)
     if size != part.bytes:
         raise CorruptLog(
@@ -94,7 +95,7 @@ def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifes
             for name, each in made.items()
         }
         if all(manifest.snapshots.get(name) == snapshot for name, snapshot in snapshots.items()):
-            return manifest  # already published: only the answer was lost
+            return manifest  # it was published, only the response was lost
         demand_floor(manifest, job)
         if any(
             each not in before.lifetimes for each in manifest.lifetimes
@@ -142,8 +143,8 @@ def discard(log: ClusterLog, job: RewritePlan) -> None:
 
 
 def marks(job: RewritePlan, name: str) -> dict[str, LowWaterMark]:
-    """What the new snapshot of a map covers. For a node that was not read: what the former snapshot
-    covers."""
+    """The low-water marks of a map's new snapshot. A node that was not read keeps the mark of the
+    former snapshot."""
     former = job.state.manifest.snapshots.get(name)
     found = dict(former.marks) if former is not None else {}
     for node, position in job.until.items():
@@ -181,7 +182,7 @@ def _snapshot(log: ClusterLog, job: RewritePlan, item: Merged) -> Snapshot:
 
 
 def latest_expiry(expiries: Iterable[int]) -> int:
-    """The latest expiry; 0: one of them never expires, or there is none."""
+    """The latest expiry; 0: one of them never expires, or the list is empty."""
     found = list(expiries)
     return max(found) if found and all(found) else 0
 

@@ -1,4 +1,4 @@
-"""Which files of a map's former snapshot a rewrite keeps as they are.
+"""Decides which files of a map's former snapshot a rewrite keeps unchanged.
 
 The files of a snapshot have the keys of disjoint ranges, in order. The manifest has the lower
 border of each range, so the ranges that have no new entry are known without reading a file. Such a
@@ -18,10 +18,10 @@ from imap_wal.rewrite.plan import Part, RewritePlan
 from storage_backends import SegmentStore
 
 BORDER_BYTES_MAX = 256
-"""Longer borders are not written into the manifest: its next rewrite reads the whole map."""
+"""Longer borders are not written into the manifest: the map's next rewrite reads all its files."""
 SMALL_PART = 8
-"""A file below this part of the mean size is rewritten with the range beside it, so that many small
-rewrites do not leave many small files."""
+"""A file smaller than this fraction of the mean size is rewritten together with an adjacent range,
+so that many small rewrites do not leave many small files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def kept_parts(
     store: SegmentStore,
 ) -> tuple[KeptPart, ...]:
     """Those of `parts` (`parts_of`) that are kept. `pages`: the keys that have new entries.
-    `NotFound`, and the errors of `written_otherwise`."""
+    Raises `NotFound`, and the errors of `written_otherwise`."""
     if not parts:
         return ()
     lowers = [part.lower or b"" for part in parts]

@@ -34,7 +34,7 @@ class MapRewrite:
     set_aside: str = ""
     """The file with the losing claims."""
     records_kept: int = 0
-    """Records in files of the former snapshot that were kept, and not read."""
+    """Records in files of the former snapshot that were kept without reading them."""
     bytes_written: int = 0
     """The size of the new files."""
 

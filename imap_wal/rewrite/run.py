@@ -122,7 +122,7 @@ def _of_map(job: RewritePlan, item: Merged, aside: _Aside) -> MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class _Aside:
-    """Map → number of decided keys, and map → file of the losing claims."""
+    """Map → number of decided keys, and map → file with the losing claims."""
 
     keys: Mapping[str, int]
     paths: Mapping[str, str]

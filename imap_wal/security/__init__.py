@@ -1,1 +1,1 @@
-"""Secrets and encryption: files that have secrets, credentials of storages, keys, ciphers."""
+"""Secrets and encryption: files with secrets, credentials of storages, keys, ciphers."""

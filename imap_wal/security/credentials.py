@@ -53,6 +53,6 @@ class Credentials:
         return cls({name.rstrip("/"): options for name, options in places.items()})
 
     def given_to(self, url: Location) -> Location:
-        """The location with its options added, and with those for its segments, even if only the
-        root says where they are. Options that the location already has take precedence."""
+        """The location with its options added, and with the options for its segments, even if only
+        the root names their place. Options that the location already has take precedence."""
         return url.knowing(self._places)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 NONCE_BYTES, TAG_BYTES = 12, 16
 SEAL_BYTES = NONCE_BYTES + TAG_BYTES
-"""How many bytes encryption adds to a frame."""
+"""The number of bytes that encryption adds to a frame."""
 _CONTEXT = struct.Struct("<QIIQ")
 _CRC_BYTES = 4
 _UNCHECKED = bytes(KEY_CHECK_BYTES)
@@ -126,7 +126,7 @@ class SegmentCipher:
     def seal(
         self, offset: int, kind: int, count: int, synced: int, payload: list[bytes]
     ) -> list[bytes]:
-        """Nonce, ciphertext and tag, which replace the payload in the frame at `offset`."""
+        """Nonce, ciphertext and tag. They replace the payload in the frame at `offset`."""
         stream = b"".join(payload)
         length = SYNCED_BYTES + len(stream) + SEAL_BYTES
         nonce = self._token()[:NONCE_BYTES]

@@ -85,8 +85,8 @@ def _key(encoded: str, where: str) -> bytes:
 
 
 class Keys:
-    """A key ring and its source. A file is read again after it changed, and any source if an id is
-    unknown: a key can be added while the log is open. Thread-safe."""
+    """A key ring and its source. A file is read again after it changed, and any source if a key id
+    is unknown. So a key can be added while the log is open. Thread-safe."""
 
     def __init__(self, source: str = "", key_ring: KeyRing | None = None) -> None:
         """Reads the source, unless `key_ring` is given. Raises `InvalidSetting`."""
@@ -103,8 +103,8 @@ class Keys:
 
     @property
     def key_ring(self) -> KeyRing:
-        """The current key ring. If its file can no longer be read, the previous one; that is logged
-        as a warning."""
+        """The current key ring. If its file can no longer be read, the previous one, with a warning
+        in the log."""
         return self._source.look()
 
     def find(self, file: str, key_id: str) -> bytes:

@@ -27,9 +27,9 @@ from pathlib import Path
 from imap_wal.errors import InvalidSetting
 
 BYTES_MAX = 1 << 20
-"""No more of a file is read."""
+"""At most this number of bytes of a file is read."""
 LINKS_MAX = 40
-"""Symbolic links in one path; the limit of Linux."""
+"""The most symbolic links in one path; the limit of Linux."""
 
 _DESCRIPTORS = re.compile(r"/proc/\d+/fd")
 
@@ -97,7 +97,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _check_owner(here: str, found: os.stat_result, about: str) -> None:
-    # Numbers, not names: looking up a name may need a server, and this may run in the agent's loop.
+    # Numbers, not names: looking up a name may need a server, and the agent's loop may be waiting.
     own = os.geteuid()
     if found.st_uid not in (0, own):
         allowed = "root" if own == 0 else f"root or user {own}, who runs this process"

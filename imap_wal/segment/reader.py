@@ -1,4 +1,4 @@
-"""Reads one segment, and says why it stopped.
+"""Reads one segment, and reports why it stopped.
 
 The reader has at most one window of the file (or one frame, if that is larger) in memory. It may
 read a segment that is being written: it stops at the last whole frame.
@@ -61,8 +61,8 @@ class SegmentReader:
 
     def frames(self, start: int | None = None, stop: int | None = None) -> Iterator[Frame]:
         """Whole frames from offset `start` (a frame's; default: the first) to below `stop`. Ends
-        without an error at the first place that is no frame; `tail` then says why. Never skips a
-        frame: `UnsupportedVersion` for one of an unknown type, `Forged` for a forged one,
+        without an error at the first place that is not a frame; `tail` then has the reason. Never
+        skips a frame: `UnsupportedVersion` for one of an unknown type, `Forged` for a forged one,
         `EncryptionError` if the keys do not fit."""
         if not self.header.key_id and keys_of(self._store).key_ring.allows_plain:
             return self.whole_frames(start, stop)

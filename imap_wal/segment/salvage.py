@@ -1,4 +1,4 @@
-"""Reads what is readable of a damaged segment: its whole frames, and the gaps between them.
+"""Reads the readable part of a damaged segment: its whole frames, and the gaps between them.
 
 A frame is valid only with the segment's id and at its own offset, so frames after a gap are found
 by trying every place that may be one. If the header is damaged, the seed of the frames' CRCs is

@@ -10,7 +10,7 @@ checksum of its last frame does the next segment's header have?
 | clean       | whole frames, then nothing or zeros                                                |
 | torn-tail   | no frame here; no frame says that this place was synced; nothing follows, and the  |
 |             | checkpoint is below                                                                |
-| unborn      | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
+| header-torn | the front of a header and zeros; nothing follows, and the manifest knows none yet  |
 | corrupt     | any other place that is no frame; any other header that is not whole; at a         |
 |             | recovery, a frame whose checksum is right and whose content is not entries         |
 | short       | the file ends between two frames (or inside its header), and the log continues     |
@@ -30,7 +30,7 @@ What each caller does. "Log error" is `CorruptLog` or `ShortLog`; the number is 
 | … with      | refuses  | cuts, puts    | cuts, puts    | reads to there,    | torn-tail, 0   | salvage keeps     |
 | whole       |          | aside         | aside         | warns              |                | them, p.-i.-t.    |
 | frames after|          |               |               |                    |                | does not          |
-| unborn      | refuses  | deletes       | deletes       | reads nothing      | torn-tail, 0   | left out          |
+| header-torn | refuses  | deletes       | deletes       | reads nothing      | torn-tail, 0   | left out          |
 | corrupt     | refuses  | refuses       | gives up from | log error          | corrupt, 3     | what is whole     |
 |             |          |               | there         |                    |                |                   |
 | short       | refuses  | refuses       | as corrupt    | log error          | corrupt, 3     | what is whole     |
@@ -59,7 +59,7 @@ from imap_wal.format import NOTHING_BEFORE, START, Frame, Position
 from imap_wal.segment.reader import SegmentReader, is_header_torn
 from storage_backends import NotFound, SegmentStore
 
-CLEAN, TORN, UNBORN, CORRUPT = "clean", "torn-tail", "unborn", "corrupt"
+CLEAN, TORN, HEADER_TORN, CORRUPT = "clean", "torn-tail", "header-torn", "corrupt"
 SHORT, FOREIGN, UNSUPPORTED, FORGED = "short", "foreign", "unsupported", "forged"
 
 
@@ -102,7 +102,7 @@ class Verdict:
     @property
     def is_tail(self) -> bool:
         """Whether nothing that was synced is lost: the next open cuts it."""
-        return self.status in (TORN, UNBORN)
+        return self.status in (TORN, HEADER_TORN)
 
     @property
     def is_damage(self) -> bool:
@@ -166,7 +166,7 @@ def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader
         if not _followed(place) and place.known < place.number:
             if is_header_torn(store, place.path):
                 what = "the file ends inside its header: a crash before its first commit"
-                return Verdict(UNBORN, place, 0, size, what)
+                return Verdict(HEADER_TORN, place, 0, size, what)
             if attempts > 1:
                 return begin(store, place, attempts - 1)
         status = SHORT if isinstance(error, ShortLog) else CORRUPT

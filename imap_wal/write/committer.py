@@ -350,7 +350,7 @@ class Committer:
                 return
             self._failure = NotAppended(
                 f"a write to the log of node {self.log.identity.node!r} was interrupted, and "
-                "it is not known what was written; nothing more is acknowledged until the "
+                "the outcome of the write is unknown; nothing more is acknowledged until the "
                 "log is opened again"
             )
         if not commit.safe and self._failure is not None:

@@ -51,7 +51,7 @@ PLUGINS_KEPT = 64
 """For how many plug-in starts sessions are kept, to recognise requests that are sent again.
 Sessions that have logged nothing are forgotten first: there is nothing to recognise."""
 OTHER_NODE = "a store that was opened later"
-"""The name of an open in the lock of another node whose writer it shuts out."""
+"""The name of an open in the lock of another node whose writer it fences."""
 
 
 class RewindPoint(NamedTuple):
@@ -148,9 +148,9 @@ class NodeLog:
             raise self._fenced()
 
     def _fenced(self) -> Fenced:
-        """The error for this writer, which was shut out. It says if its log was forgotten.
-        Otherwise it names the holder of this node's lock. If that lock is free, it names the
-        holders of other nodes' locks: an open under another node name takes this log over and
+        """The error for this writer, which was fenced. The text names the reason if its log was
+        forgotten. Otherwise it names the holder of this node's lock. If that lock is free, it names
+        the holders of other nodes' locks: an open under another node name takes this log over and
         closes it."""
         who, by_other_node = "", False
         with suppress(StorageError, ImapWalError):
@@ -243,7 +243,7 @@ class NodeLog:
     def unsealed(self) -> int:
         """Number of the first segment that is not sealed: the current one, or the next one. Safe
         from any thread."""
-        # In this order, a segment that begins in between is never taken for sealed.
+        # In this order, a segment that begins in between never counts as sealed.
         following, current = self._next_segment, self._segment
         return current.header.number if current is not None else following
 

@@ -1,6 +1,6 @@
 """Opens a node's log for writing.
 
-open    lock ─▶ newest manifest ─▶ shut out the old writer, unless it has closed ─▶ scan after
+open    lock ─▶ newest manifest ─▶ fence the old writer, unless it has closed ─▶ scan after
         its checkpoint ─▶ publish epoch + 1 ─▶ cut a torn tail
 
 No segment is changed before the epoch is published. `imap_wal.write.recovery` scans and cuts.
@@ -45,8 +45,8 @@ OPEN_ATTEMPTS = 20
 
 
 def check_new_log(context: LogContext) -> None:
-    """Raise what `open_node_log` would raise for a node without a manifest. For a caller that
-    publishes the first manifest itself."""
+    """Raise the errors that `open_node_log` would raise for a node without a manifest. For a caller
+    that publishes the first manifest itself."""
     _Opening(context).check_before()
 
 
@@ -155,7 +155,7 @@ class _Moved(Exception):
 
 
 class _Opening:
-    """One open, with the lock held. All of it uses one manifest: it shuts out the old writer,
+    """One open, with the lock held. All of it uses one manifest: it fences the old writer,
     examines the log, and publishes the new epoch as the successor of exactly that manifest, before
     it changes a segment. If another manifest was published meanwhile (by the old writer's archive
     run, or by a prune), the open starts again."""
@@ -247,7 +247,7 @@ class _Opening:
                 continue
         raise LostRace(
             f"the manifest of node {self._identity.node!r} changed {OPEN_ATTEMPTS} times "
-            "while it was opened; stop what archives or prunes it, and open again"
+            "while it was opened; stop the process that archives or prunes it, and open again"
         )
 
     def _open(self, number: int, before: NodeManifest) -> tuple[NodeManifest, RecoveredState]:
@@ -311,7 +311,7 @@ class _Opening:
         return number, cluster
 
     def _wal_of(self, before: NodeManifest, cluster: ClusterManifest) -> WalFolder:
-        """The segments, after the old writer was shut out if it may still write."""
+        """The segments, after the old writer was fenced if it may still write."""
         older = older_epoch(before, self._opened)
         # Or another process has opened it since `before` was read: then this open starts again.
         if older:

@@ -3,14 +3,14 @@
     manifest says clean  ─▶ only the last frame: does it exist, is it whole?
     otherwise            ─▶ scan from the checkpoint, segment by segment: gaps, missing ends, torn
                             and damaged frames
-    absolute             ─▶ scan all segments, whatever the manifest says
+    absolute             ─▶ scan all segments, also after a clean stop
 
 What each mode does with which damage: the table of `imap_wal.segment.verdict`, and for users
 docs/durability.md. A missing segment is handled as a `short` one.
 
 `salvage` is offline: `imap-wal repair` writes a copy. No valid frame is deleted. What is cut off or
 given up is copied to `lost/`, byte for byte, if it has whole frames. It cannot return by itself:
-its segments keep their numbers, empty, so no later position is mistaken for one of theirs.
+its segments keep their numbers, empty, so no later position is confused with one of theirs.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import (
     CLEAN,
     CORRUPT,
+    HEADER_TORN,
     SHORT,
-    UNBORN,
     UNSUPPORTED,
     Place,
     Verdict,
@@ -349,7 +349,7 @@ class _Recovery:
         if verdict.is_tail:
             advice = (
                 "recovery_mode='absolute' takes a whole log only; open with 'torn-tail' to cut "
-                "off what was never acknowledged"
+                "off entries that were never acknowledged"
             )
             return CorruptLog(
                 verdict.place.path,
@@ -380,7 +380,7 @@ class _Recovery:
     def _copy_newest(self, size: int) -> None:
         """Rewrite the newest segment; a sync is not enough. Its data may be only in the page cache:
         the writer died before its sync, or its sync failed and the kernel marked the pages clean.
-        From now on they count as acknowledged. Also, a writer that was shut out may still append:
+        From now on they count as acknowledged. Also, a writer that was fenced may still append:
         the copy makes it append to a file that no reader opens."""
         if self._files and self._store.capabilities.durable_append:
             path = self._files[-1].path
@@ -416,7 +416,7 @@ class _Recovery:
                 kept,
             )
             self._tell(lost)
-        if verdict.status == UNBORN:
+        if verdict.status == HEADER_TORN:
             self._store.delete(file.path)  # it never had a frame, and no manifest names it
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
@@ -450,7 +450,7 @@ class _Recovery:
         return self._result(RecoveryReport(False, self._frames, self._records, path, size, lost))
 
     def _shuts_out(self, file: _File) -> bool:
-        """Whether this is an empty object that shuts out a replaced writer (`layout.fences`): its
+        """Whether this is an empty object that fences a replaced writer (`layout.fences`): its
         name must stay in use, and it has no entries to lose."""
         if self._store.capabilities.durable_append:
             return False

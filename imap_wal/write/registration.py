@@ -56,7 +56,7 @@ class Registration:
     def check_whose(self, cluster: ClusterManifest, before: NodeManifest) -> None:
         """Refuse another log than the registered one, at any recovery policy: a policy can allow to
         continue without a missing log, not with another one. A log without archives, whose only
-        segments are empty ones that shut a writer out, comes from an open that ended before it
+        segments are empty ones that fence a writer, comes from an open that ended before it
         registered the log."""
         known, folder = cluster.nodes.get(self._context.identity.node), self._folder
         if not before.directory or known == before.directory:

@@ -23,7 +23,7 @@ from rewrite_cli.console import output as out
 @click.option(
     "--takeover",
     is_flag=True,
-    help="Shut out another agent that has this node's log: it acknowledges nothing more.",
+    help="Fence another agent that has this node's log: it acknowledges nothing more.",
 )
 @click.option("--check", is_flag=True, help="Read the configuration, print it, and stop.")
 @click.option(

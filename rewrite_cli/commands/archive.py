@@ -11,19 +11,19 @@ from imap_wal.layout import Identity
 from imap_wal.retention.offline import archive_offline
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
 
 
 @click.command()
-@scope_options(maps=False)
+@selection_options(maps=False)
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, dry_run: bool, output: str) -> None:
+def command(selection: Selection, dry_run: bool, output: str) -> None:
     """Turn sealed segments into Parquet files, one per map, compressed. For nodes that no service
     is writing (exit code 4 otherwise).
 
-    A running agent or embedded store archives by itself: see archive_interval_s and
+    A running agent or embedded store archives automatically: see archive_interval_s and
     max_total_wal_size in its settings.
 
     \b
@@ -32,11 +32,11 @@ def command(scope: Scope, dry_run: bool, output: str) -> None:
       imap-wal archive /var/lib/maps --node n1
     """
     rows: list[dict[str, Any]] = []
-    with out.progress() as progress, scope.open() as (store, clusters):
+    with out.progress() as progress, selection.open() as (store, clusters):
         task = progress.add_task("archiving")
         for view in clusters:
             for node in view.nodes:
-                if scope.wants_node(node.name):
+                if selection.wants_node(node.name):
                     progress.update(task, description=f"{view} {node.name}")
                     rows.append(_plan(view, node) if dry_run else _archive(store, view, node))
     if output == out.JSON:
@@ -52,7 +52,7 @@ def command(scope: Scope, dry_run: bool, output: str) -> None:
 
 def _demand_manifest(node: NodeView) -> None:
     if not node.manifest.directory:
-        raise Failed(f"{node.folder} has no manifest, so it is unknown whose log it is")
+        raise Failed(f"{node.folder} has no manifest, so it is unknown to which log it belongs")
 
 
 def _plan(view: ClusterView, node: NodeView) -> dict[str, Any]:

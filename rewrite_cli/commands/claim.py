@@ -12,13 +12,13 @@ from imap_wal.agent.membership.operator_claim import ClaimReport, set_tokens, ta
 from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 
 _TOKEN = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@scope_options(nodes=False, maps=False)
+@selection_options(nodes=False, maps=False)
 @click.option(
     "--force", is_flag=True, help="Claim. Without it, only show which cluster has the log."
 )
@@ -40,7 +40,7 @@ _TOKEN = click.Path(dir_okay=False, path_type=Path)
 @out.yes_option
 @out.output_option
 def command(
-    scope: Scope,
+    selection: Selection,
     force: bool,
     add: Path | None,
     only: Path | None,
@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Show which Hazelcast cluster has the log; with --force take the log from it.
 
-    Use it when a new cluster waits for a former one that you want to give up, or for missing nodes
+    Use it when a new cluster waits for a former one that is not to return, or for missing nodes
     (start_policy). From then on no change by a member of the former cluster is acknowledged; its
     clients do not learn the outcome of changes in flight. Its members refuse changes, and answer
     reads from memory, until they are restarted. Acknowledged changes stay in the log. The next
@@ -65,8 +65,8 @@ def command(
     if (add is not None) + (only is not None) + forget > 1:
         raise click.UsageError("--add-token, --only-token and --forget-tokens exclude each other")
     if add is not None or only is not None or forget:
-        _set_tokens(scope, add or only, keep=add is not None, yes=yes)
-    reports = _take(scope, dry_run=True)
+        _set_tokens(selection, add or only, keep=add is not None, yes=yes)
+    reports = _take(selection, dry_run=True)
     if force:
         which = ", ".join(
             sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
@@ -76,14 +76,14 @@ def command(
             "which are not acknowledged, may be lost."
         )
         out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes)
-        reports = _take(scope, dry_run=False)
+        reports = _take(selection, dry_run=False)
         for each in reports:
             audit(
                 "log claimed",
                 log=f"{each.namespace}/{each.cluster}",
                 former=each.former,
                 incarnation=each.claimed,
-                url=scope.url,
+                url=selection.url,
             )
     if output == out.JSON:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
@@ -116,9 +116,9 @@ def command(
     )
 
 
-def _set_tokens(scope: Scope, file: Path | None, *, keep: bool, yes: bool) -> None:
+def _set_tokens(selection: Selection, file: Path | None, *, keep: bool, yes: bool) -> None:
     hashes = [token_hash(read_token(file))] if file is not None else []
-    with scope.open() as (store, clusters):
+    with selection.open() as (store, clusters):
         logs = [ClusterLog(store, view.namespace, view.cluster) for view in clusters]
     if not keep:
         out.agree(
@@ -131,7 +131,7 @@ def _set_tokens(scope: Scope, file: Path | None, *, keep: bool, yes: bool) -> No
         audit(
             "token added" if keep else "tokens replaced" if file else "tokens forgotten",
             log=f"{log.namespace}/{log.cluster}",
-            url=scope.url,
+            url=selection.url,
         )
 
 
@@ -144,8 +144,8 @@ def _others(report: ClaimReport) -> str:
     )
 
 
-def _take(scope: Scope, *, dry_run: bool) -> list[ClaimReport]:
-    with scope.open() as (store, clusters):
+def _take(selection: Selection, *, dry_run: bool) -> list[ClaimReport]:
+    with selection.open() as (store, clusters):
         return [
             take_log(ClusterLog(store, view.namespace, view.cluster), dry_run=dry_run)
             for view in clusters

@@ -10,16 +10,16 @@ from imap_wal.rewrite.drop import drop_map
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
 
 
 @click.command()
-@scope_options(nodes=False)
+@selection_options(nodes=False)
 @out.yes_option
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
+def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None:
     """Forget maps: their present entries in the log become void, and a restart finds the maps
     empty. Needs --map.
 
@@ -31,14 +31,19 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
       imap-wal drop /var/lib/maps --map orders --dry-run
       imap-wal drop /var/lib/maps --cluster eu --map orders --yes
     """
-    if not scope.maps:
+    if not selection.maps:
         raise click.UsageError("name what to forget: --map")
-    with scope.open() as (store, clusters):
+    with selection.open() as (store, clusters):
         found = [
-            (view, name) for view in clusters for name in scope.maps if _entries(store, view, name)
+            (view, name)
+            for view in clusters
+            for name in selection.maps
+            if _entries(store, view, name)
         ]
         if not found:
-            raise Failed(f"{scope.url}: no entries of map {', '.join(map(repr, scope.maps))}")
+            raise Failed(
+                f"{selection.url}: no entries of map {', '.join(map(repr, selection.maps))}"
+            )
         for view, name in found:
             if view.unreadable_nodes:
                 raise Failed(
@@ -51,7 +56,10 @@ def command(scope: Scope, yes: bool, dry_run: bool, output: str) -> None:
             for view, name in found:
                 drop_map(ClusterLog(store, view.namespace, view.cluster), name)
                 audit(
-                    "map dropped", log=f"{view.namespace}/{view.cluster}", map=name, url=scope.url
+                    "map dropped",
+                    log=f"{view.namespace}/{view.cluster}",
+                    map=name,
+                    url=selection.url,
                 )
     if output == out.JSON:
         out.print_json(

@@ -32,7 +32,7 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from storage_backends import NotFound, SegmentStore
 
@@ -81,7 +81,7 @@ class KeyType(click.ParamType[str | bytes]):
             return bytes.fromhex(str(value)[4:])
         except ValueError:
             self.fail(
-                f"{value!r} is no key in bytes: after hex: it takes pairs of hexadecimal "
+                f"{value!r} is not a key in bytes: after hex: it takes pairs of hexadecimal "
                 "digits, as in hex:a3343231",
                 param,
                 ctx,
@@ -89,7 +89,7 @@ class KeyType(click.ParamType[str | bytes]):
 
 
 @click.command()
-@scope_options()
+@selection_options()
 @click.option(
     "--key",
     "keys",
@@ -116,7 +116,7 @@ class KeyType(click.ParamType[str | bytes]):
 @click.option("--tail", type=click.IntRange(min=1), help="Only the last N.")
 @out.output_option
 def command(
-    scope: Scope,
+    selection: Selection,
     keys: tuple[str | bytes, ...],
     since: int | None,
     until: int | None,
@@ -140,12 +140,12 @@ def command(
       imap-wal dump /var/lib/maps --since 15m -o json | jq .value
       imap-wal dump /var/lib/maps --tail 20
     """
-    with scope.open() as (store, clusters):
+    with selection.open() as (store, clusters):
         positions = start is not None or stop is not None
         streams = [
             stream
             for view in clusters
-            for stream in _streams(store, view, scope, stop, snapshots=not positions)
+            for stream in _streams(store, view, selection, stop, snapshots=not positions)
         ]
         lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
 
@@ -218,14 +218,19 @@ def _spilled(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _streams(
-    store: SegmentStore, view: ClusterView, scope: Scope, stop: Position | None, *, snapshots: bool
+    store: SegmentStore,
+    view: ClusterView,
+    selection: Selection,
+    stop: Position | None,
+    *,
+    snapshots: bool,
 ) -> Iterator[Iterator[Line]]:
     log = ClusterLog(store, view.namespace, view.cluster)
     decoder = Decoder(
         (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
     )
-    maps = scope.maps or None
-    nodes = [node.name for node in view.nodes if scope.wants_node(node.name)]
+    maps = selection.maps or None
+    nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
     def lines(**which: Any) -> Iterator[Line]:
         for changes in log.changes(
@@ -240,7 +245,7 @@ def _streams(
         shown: dict[str, Position] = {}
         for attempt in range(ATTEMPTS):
             try:
-                # Positions serve to leave out whole files here; the caller filters the rest.
+                # Positions exclude whole files here; the caller filters the entries.
                 for line in lines(
                     nodes=[node], snapshots=False, until=None if stop is None else {node: stop}
                 ):

@@ -59,7 +59,7 @@ def parquet(ctx: click.Context, output: str) -> None:
     source = given.get("encryption_keys") or ""
     if not source:
         raise click.UsageError(
-            "say where the keys come from: --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
+            "name the source of the keys: --encryption-keys or IMAP_WAL_ENCRYPTION_KEYS"
         )
     keys = Keys(source)
     found = {name: base64.b64encode(key).decode() for name, key in archive_keys(keys).items()}

@@ -15,7 +15,7 @@ import click
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
 from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import whole_file
 from rewrite_cli.entries.live import LiveCluster, merge, partial_option
@@ -37,7 +37,7 @@ COLUMNS = (
 
 
 @click.command()
-@scope_options(nodes=False)
+@selection_options(nodes=False)
 @click.option(
     "--format",
     "form",
@@ -55,7 +55,7 @@ COLUMNS = (
 )
 @partial_option
 def command(
-    scope: Scope, form: str | None, target: Path | None, as_of: int | None, partial: bool
+    selection: Selection, form: str | None, target: Path | None, as_of: int | None, partial: bool
 ) -> None:
     """Write the live entries, with decoded keys and values.
 
@@ -73,12 +73,12 @@ def command(
         raise click.UsageError("parquet needs a file: --to orders.parquet")
     with out.progress() as progress, ExitStack() as stack:
         task = progress.add_task("reading")
-        store, clusters = stack.enter_context(scope.open())
+        store, clusters = stack.enter_context(selection.open())
         merged = [
             merge(
                 store,
                 view,
-                scope,
+                selection,
                 stack,
                 lambda words: progress.update(task, description=words),
                 partial=partial,
@@ -86,7 +86,7 @@ def command(
             )
             for view in clusters
         ]
-        scope.note_empty(name for each in merged for name in each.maps)
+        selection.note_empty(name for each in merged for name in each.maps)
         count = write(form, target, records(merged))
     if target is not None:
         out.note(f"{count:,} entries in {target}")

@@ -12,22 +12,22 @@ from imap_wal.read.cluster import ClusterLog
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 
 
 @click.command()
-@scope_options(maps=False)
+@selection_options(maps=False)
 @click.option(
     "--lose", is_flag=True, help="Forget it even if entries are lost that only its log has."
 )
 @out.yes_option
 @out.dry_run_option
 @out.output_option
-def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
+def command(selection: Selection, lose: bool, yes: bool, dry_run: bool, output: str) -> None:
     """Forget a node that will not return: restores no longer wait for its log, and its files are
     deleted. Needs --node.
 
-    A process that still writes its log is shut out first. Entries that no snapshot covers would be
+    A process that still writes its log is fenced first. Entries that no snapshot covers would be
     lost: rewrite first, or pass --lose. Otherwise the exit code is then 2, with --dry-run too.
 
     \b
@@ -35,9 +35,9 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
       imap-wal forget-node /var/lib/maps --node n3 --dry-run
       imap-wal forget-node /var/lib/maps --cluster eu --node n3 --yes
     """
-    if not scope.nodes:
+    if not selection.nodes:
         raise click.UsageError("name what to forget: --node")
-    reports = _forget(scope, lose=lose, dry_run=True)
+    reports = _forget(selection, lose=lose, dry_run=True)
     refused = "; ".join(report.refused for report in reports if report.refused)
     if not dry_run and not refused:
         files = sum(len(report.deleted) for report in reports)
@@ -49,16 +49,16 @@ def command(scope: Scope, lose: bool, yes: bool, dry_run: bool, output: str) -> 
             }
             lost = f" Entries that are lost: {', '.join(sorted(losses))}." if losses else ""
             out.agree(
-                f"Forget node {', '.join(scope.nodes)} and delete its {files} files?{lost}", yes
+                f"Forget node {', '.join(selection.nodes)} and delete its {files} files?{lost}", yes
             )
-            reports = _forget(scope, lose=lose, dry_run=False)
+            reports = _forget(selection, lose=lose, dry_run=False)
             for each in reports:
                 audit(
                     "node forgotten",
                     node=each.node,
                     files=len(each.deleted),
                     lost=str(each.lost),
-                    url=scope.url,
+                    url=selection.url,
                 )
     if dry_run or not refused:
         _print(reports, dry_run, output)
@@ -85,9 +85,9 @@ def _print(reports: list[ForgetReport], dry_run: bool, output: str) -> None:
     out.print_table(titles, rows)
 
 
-def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
+def _forget(selection: Selection, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
     # Without `nodes`, because a node without a folder can be forgotten too.
-    with replace(scope, nodes=()).open() as (store, clusters):
+    with replace(selection, nodes=()).open() as (store, clusters):
         known = {
             view.folder: {
                 *view.manifest.nodes,
@@ -95,17 +95,17 @@ def _forget(scope: Scope, *, lose: bool, dry_run: bool) -> list[ForgetReport]:
             }
             for view in clusters
         }
-        absent = set(scope.nodes).difference(*known.values())
+        absent = set(selection.nodes).difference(*known.values())
         if absent:
             there = ", ".join(sorted(set().union(*known.values()))) or "none"
             raise Failed(
-                f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}"
+                f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}; there is {there}"
             )
         return [
             forget_node(
                 ClusterLog(store, view.namespace, view.cluster), node, lose=lose, dry_run=dry_run
             )
             for view in clusters
-            for node in scope.nodes
+            for node in selection.nodes
             if node in known[view.folder]
         ]

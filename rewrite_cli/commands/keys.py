@@ -52,7 +52,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
         for file in (folder / f"{name}.key", folder / f"{name}.pub"):
             if file.exists():
                 raise InvalidSetting(
-                    f"{file} exists already and is kept. Choose another name, or remove it first"
+                    f"{file} exists, and is kept. Choose another name, or remove it first"
                 )
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def new(names: tuple[str, ...], folder: Path, output: str) -> None:
 @click.argument("file", type=_FILE)
 @out.output_option
 def show(file: Path, output: str) -> None:
-    """Print the public key in FILE (.key or .pub). Never prints a secret one.
+    """Print the public key in FILE (.key or .pub). A secret key is never printed.
 
     \b
     Example:
@@ -139,7 +139,7 @@ def allow(clients: Path, public: tuple[Path, ...], rights: tuple[str, ...]) -> N
 @click.argument("clients", type=_FILE)
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 def revoke(clients: Path, names: tuple[str, ...]) -> None:
-    """Stop admitting NAME: remove it from the file CLIENTS. Its connections can do nothing more
+    """Stop admitting NAME: remove it from the file CLIENTS. Its connections lose all rights
     within a second.
 
     \b

@@ -7,15 +7,15 @@ import click
 from imap_wal import layout
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from rewrite_cli.console import output as out
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
 
 
 @click.command()
-@scope_options(maps=False)
+@selection_options(maps=False)
 @click.option("--files", is_flag=True, help="Every file instead of a line per node.")
 @out.output_option
-def command(scope: Scope, files: bool, output: str) -> None:
+def command(selection: Selection, files: bool, output: str) -> None:
     """List clusters, nodes and snapshots under URL, from listings and manifests alone.
 
     \b
@@ -23,15 +23,15 @@ def command(scope: Scope, files: bool, output: str) -> None:
       imap-wal ls /var/lib/maps
       imap-wal ls s3://bucket/maps --cluster eu --files
     """
-    with scope.open() as (store, clusters):
+    with selection.open() as (store, clusters):
         rows: list[dict[str, object]] = [
             row
             for view in clusters
             for row in (
-                _files(store, view, scope)
+                _files(store, view, selection)
                 if files
                 else [
-                    *(_node(view, node) for node in view.nodes if scope.wants_node(node.name)),
+                    *(_node(view, node) for node in view.nodes if selection.wants_node(node.name)),
                     *_missing(view),
                 ]
             )
@@ -129,7 +129,7 @@ def _snapshots(view: ClusterView) -> list[dict[str, object]]:
     ]
 
 
-def _files(store: SegmentStore, view: ClusterView, scope: Scope) -> list[dict[str, object]]:
+def _files(store: SegmentStore, view: ClusterView, selection: Selection) -> list[dict[str, object]]:
     manifests = [
         file
         for folder in (f"{view.folder}/manifest", view.claims_folder)
@@ -139,7 +139,7 @@ def _files(store: SegmentStore, view: ClusterView, scope: Scope) -> list[dict[st
         {"kind": "manifest", "bytes": file.size, "file": file.path} for file in manifests
     ]
     for node in view.nodes:
-        if scope.wants_node(node.name):
+        if selection.wants_node(node.name):
             rows += [
                 {"kind": _kind(file.path, node.folder), "bytes": file.size, "file": file.path}
                 for file in node.files

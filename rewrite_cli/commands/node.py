@@ -193,7 +193,7 @@ def start(
     except KeyboardInterrupt:
         out.note("stopping")
     finally:
-        # A second Ctrl-C must not leave members running.
+        # Otherwise a second Ctrl-C would leave members running.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             running.stop()

@@ -12,12 +12,12 @@ from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 
 
 @click.command()
-@scope_options(maps=False, nodes=False)
+@selection_options(maps=False, nodes=False)
 @click.option(
     "--wal-ttl-seconds",
     type=click.IntRange(min=0),
@@ -42,7 +42,7 @@ from rewrite_cli.console.times import Duration
 @out.dry_run_option
 @out.output_option
 def command(
-    scope: Scope,
+    selection: Selection,
     wal_ttl_seconds: int,
     wal_size_limit_mb: int,
     max_clock_skew: float,
@@ -53,7 +53,7 @@ def command(
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
     service runs.
 
-    After that, only a copy shows the state of a map before its snapshot.
+    After that, only a copy of the log has the state of a map before its snapshot.
 
     \b
     Examples:
@@ -61,7 +61,11 @@ def command(
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
     plan = prune_all(
-        scope, dry_run=True, check=dry_run, ttl_s=wal_ttl_seconds, size_limit_mb=wal_size_limit_mb
+        selection,
+        dry_run=True,
+        check=dry_run,
+        ttl_s=wal_ttl_seconds,
+        size_limit_mb=wal_size_limit_mb,
     )
     files = sum(
         len(report.segments) + len(report.archives) + len(report.snapshot_files) for report in plan
@@ -72,7 +76,7 @@ def command(
     else:
         out.agree(f"Remove {files} files, {out.size(size)}, that snapshots cover?", yes)
         reports = prune_all(
-            scope,
+            selection,
             ttl_s=wal_ttl_seconds,
             size_limit_mb=wal_size_limit_mb,
             skew_ms_max=round(max_clock_skew * 1000),
@@ -84,7 +88,7 @@ def command(
                 log=f"{report.namespace}/{report.cluster}",
                 files=count,
                 bytes=report.bytes,
-                url=scope.url,
+                url=selection.url,
             )
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
@@ -111,7 +115,7 @@ def command(
 
 
 def prune_all(
-    scope: Scope,
+    selection: Selection,
     *,
     dry_run: bool = False,
     check: bool = True,
@@ -119,8 +123,8 @@ def prune_all(
     size_limit_mb: int = 0,
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> list[PruneReport]:
-    """Prune every cluster in the scope."""
-    with scope.open() as (store, clusters):
+    """Prune every cluster in the selection."""
+    with selection.open() as (store, clusters):
         return [
             prune(
                 ClusterLog(store, view.namespace, view.cluster),

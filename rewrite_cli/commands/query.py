@@ -10,19 +10,19 @@ import click
 
 from imap_wal.settings import Settings
 from rewrite_cli.console import output as out
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
 from rewrite_cli.entries.database import Database, Query, Result
 from rewrite_cli.entries.live import partial_option
-from rewrite_cli.entries.tables import COLUMNS, Selection, load, prepare
+from rewrite_cli.entries.tables import COLUMNS, ReadOptions, load, prepare
 
 CSV, PARQUET = "csv", "parquet"
 _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
 
 
 @click.command()
-@scope_options(nodes=False)
+@selection_options(nodes=False)
 @click.argument("sql", required=False)
 @click.option(
     "-o",
@@ -40,7 +40,7 @@ _ENDINGS = {"json": out.JSON, "jsonl": out.JSON, CSV: CSV, PARQUET: PARQUET}
 @click.option("--as-of", type=Moment(), help="The log as of this time: 2026-11-21T10:00, or 2h.")
 @partial_option
 def command(
-    scope: Scope,
+    selection: Selection,
     sql: str | None,
     output: str | None,
     target: Path | None,
@@ -79,7 +79,7 @@ def command(
                 names = load(
                     database,
                     query,
-                    Selection(scope, partial, as_of),
+                    ReadOptions(selection, partial, as_of),
                     lambda words: progress.update(task, description=words),
                 )
             if query is None:
@@ -100,7 +100,7 @@ def _form(output: str | None, target: Path | None) -> str:
     form = output if output not in (None, out.TABLE) else _ENDINGS.get(target.suffix[1:])
     if form is None:
         raise click.UsageError(
-            f"--to {target}: its ending says no format; end it with .json, .csv or .parquet, or "
+            f"--to {target}: its ending names no format; end it with .json, .csv or .parquet, or "
             "add -o"
         )
     return form

@@ -17,21 +17,21 @@ from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import COPIED, LEFT_OUT, POINT_IN_TIME, SALVAGE, Extent, Item, summary
-from imap_wal.repair.survey import tolerant_survey
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
-from rewrite_cli.console.selection import Scope, Url, refuse_nested, scope_options
+from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How many keys of one map were decided for a node, and the file in the copy with the losing
-    changes; "" after a dry run."""
+    """The number of keys of one map that were decided for a node, and the file in the copy with the
+    losing changes; "" after a dry run."""
 
     cluster: str
     map: str
@@ -40,7 +40,7 @@ class Decided:
 
 
 @click.command()
-@scope_options(maps=False)
+@selection_options(maps=False)
 @click.option(
     "--to",
     "target_url",
@@ -78,7 +78,7 @@ class Decided:
 @out.dry_run_option
 @out.output_option
 def command(
-    scope: Scope,
+    selection: Selection,
     target_url: str | None,
     mode: str,
     prefer: str | None,
@@ -87,7 +87,7 @@ def command(
     dry_run: bool,
     output: str,
 ) -> int:
-    """Write a repaired copy of a damaged log, and say what is kept and what is given up. The log
+    """Write a repaired copy of a damaged log, and report what is kept and what is given up. The log
     itself is only read.
 
     Whole files are copied byte for byte; of a damaged one, the readable part is written to a new
@@ -114,7 +114,7 @@ def command(
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
     dropped = frozenset(map(_position, drops))
     items, in_conflict, decided = outcome = _repair(
-        scope, target_url, mode, prefer, dropped, dry_run
+        selection, target_url, mode, prefer, dropped, dry_run
     )
     totals = {
         "mode": mode,
@@ -141,7 +141,7 @@ class _Outcome(NamedTuple):
 
 
 def _repair(
-    scope: Scope,
+    selection: Selection,
     target_url: str | None,
     mode: str,
     prefer: str | None,
@@ -149,20 +149,20 @@ def _repair(
     dry_run: bool,
 ) -> _Outcome:
     target = _open(target_url) if target_url is not None else None
-    store = _open(scope.url)
+    store = _open(selection.url)
     items: list[Item] = []
     in_conflict: list[str] = []
     decided: list[Decided] = []
     try:
         if target is not None:
             _must_be_empty(target, str(target_url))
-            refuse_nested(scope.url, str(target_url))
-        views, lost = tolerant_survey(store, scope.namespaces, scope.clusters)
-        _check_scope(store, views, scope)
+            refuse_nested(selection.url, str(target_url))
+        views, lost = tolerant_inventory(store, selection.namespaces, selection.clusters)
+        _check_selection(store, views, selection)
         _check_preferred(views, prefer)
-        _check_drops(views, scope, dropped)
+        _check_drops(views, selection, dropped)
         for view in views:
-            _must_be_idle(store, view, scope, dry_run)
+            _must_be_idle(store, view, selection, dry_run)
         with out.progress() as progress:
             task = progress.add_task("reading")
 
@@ -170,7 +170,7 @@ def _repair(
                 progress.update(task, description=words)
 
             repairs = [
-                ClusterRepair(store, view, mode, scope.wants_node, tell, lost, drops=dropped)
+                ClusterRepair(store, view, mode, selection.wants_node, tell, lost, drops=dropped)
                 for view in views
             ]
             for repair in repairs:
@@ -241,7 +241,7 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
     files = target.list("")
     if any(file.path.endswith("/manifest/0000000000.json") for file in files):
         raise Failed(
-            f"{url} holds the rest of a repair that did not finish; remove it, or name "
+            f"{url} has files of a repair that did not finish; remove them, or name  "
             "another empty place"
         )
     if files or target.folders(""):
@@ -251,12 +251,12 @@ def _must_be_empty(target: SegmentStore, url: str) -> None:
         )
 
 
-def _check_scope(store: SegmentStore, views: list[ClusterView], scope: Scope) -> None:
+def _check_selection(store: SegmentStore, views: list[ClusterView], selection: Selection) -> None:
     if not views:
-        raise Failed(scope.nothing(store))
-    absent = set(scope.nodes) - {node.name for view in views for node in view.nodes}
+        raise Failed(selection.nothing(store))
+    absent = set(selection.nodes) - {node.name for view in views for node in view.nodes}
     if absent:
-        raise Failed(f"{scope.url}: no node {', '.join(sorted(map(repr, absent)))}")
+        raise Failed(f"{selection.url}: no node {', '.join(sorted(map(repr, absent)))}")
 
 
 def _position(text: str) -> Position:
@@ -266,9 +266,13 @@ def _position(text: str) -> Position:
         raise click.UsageError(f"--drop-entry: {error}") from error
 
 
-def _check_drops(views: list[ClusterView], scope: Scope, drops: Collection[Position]) -> None:
+def _check_drops(
+    views: list[ClusterView], selection: Selection, drops: Collection[Position]
+) -> None:
     """Check that a position selects one node's log."""
-    nodes = [(view, node) for view in views for node in view.nodes if scope.wants_node(node.name)]
+    nodes = [
+        (view, node) for view in views for node in view.nodes if selection.wants_node(node.name)
+    ]
     if drops and len(nodes) != 1:
         raise click.UsageError(
             f"--drop-entry: a position is in the log of one node, but {len(nodes)} nodes are "
@@ -279,7 +283,7 @@ def _check_drops(views: list[ClusterView], scope: Scope, drops: Collection[Posit
         segments = {(segment.epoch, segment.number) for segment in node.wal.segments}
         if drop[:2] not in segments:
             raise Failed(
-                f"{view}, node {node.name!r}: no segment holds {drop}; an archived entry has "
+                f"{view}, node {node.name!r}: no segment has {drop}; an archived entry has "
                 "possible numbers, and cannot be dropped"
             )
 
@@ -296,12 +300,14 @@ def _check_preferred(views: list[ClusterView], prefer: str | None) -> None:
         )
 
 
-def _must_be_idle(store: SegmentStore, view: ClusterView, scope: Scope, dry_run: bool) -> None:
+def _must_be_idle(
+    store: SegmentStore, view: ClusterView, selection: Selection, dry_run: bool
+) -> None:
     """Refuse a log that is being written: its copy would be incomplete."""
     if not store.capabilities.locks:
         return
     for node in view.nodes:
-        if (node.manifest.clean and node.manifest_number) or not scope.wants_node(node.name):
+        if (node.manifest.clean and node.manifest_number) or not selection.wants_node(node.name):
             continue
         try:
             store.lock(layout.lock_path(node.folder), "imap-wal repair").release()

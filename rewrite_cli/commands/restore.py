@@ -23,7 +23,13 @@ from rewrite_cli.commands.export import FORMATS, records, write
 from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Scope, Url, open_empty, refuse_nested, scope_options
+from rewrite_cli.console.selection import (
+    Selection,
+    Url,
+    open_empty,
+    refuse_nested,
+    selection_options,
+)
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries.live import LiveCluster, merge, partial_option
 from storage_backends import SegmentStore, StorageError
@@ -33,7 +39,7 @@ FRAME_BYTES = 4 * 1024 * 1024
 
 
 @click.command()
-@scope_options(nodes=False)
+@selection_options(nodes=False)
 @click.option(
     "--to",
     "target",
@@ -45,13 +51,13 @@ FRAME_BYTES = 4 * 1024 * 1024
 @partial_option
 @out.output_option
 def command(
-    scope: Scope, target: str | None, as_of: int | None, partial: bool, output: str
+    selection: Selection, target: str | None, as_of: int | None, partial: bool, output: str
 ) -> None:
     """Merge all nodes' logs as a restart would, and report what it would load; with --to, write it
     as a clean copy.
 
-    The log itself is only read. A service restores by itself when it starts. Use this to know the
-    result in advance, to move a log to another storage, or to go back in time.
+    The log itself is only read. A service restores automatically when it starts. Use this to learn
+    the result in advance, to move a log to another storage, or to go back in time.
 
     \b
     Examples:
@@ -62,7 +68,7 @@ def command(
     suffix = Path(target).suffix[1:] if target and "://" not in target else ""
     if target is not None and suffix not in FORMATS:
         open_empty(target)
-        refuse_nested(scope.url, target)
+        refuse_nested(selection.url, target)
     rows: list[dict[str, Any]] = []
     with out.progress() as progress, ExitStack() as stack:
         task = progress.add_task("reading")
@@ -70,12 +76,12 @@ def command(
         def tell(words: str) -> None:
             progress.update(task, description=words)
 
-        store, clusters = stack.enter_context(scope.open())
+        store, clusters = stack.enter_context(selection.open())
         merged = [
-            merge(store, view, scope, stack, tell, partial=partial, as_of_ms=as_of)
+            merge(store, view, selection, stack, tell, partial=partial, as_of_ms=as_of)
             for view in clusters
         ]
-        scope.note_empty(name for each in merged for name in each.maps)
+        selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))
             out.note(f"{written:,} entries in {target}")

@@ -19,7 +19,7 @@ from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment
 from rewrite_cli.entries.live import Tell, partial_option
 
@@ -27,7 +27,7 @@ ENGINES = ("local", "spark")
 
 
 @click.command()
-@scope_options(nodes=False)
+@selection_options(nodes=False)
 @click.option(
     "--engine",
     type=click.Choice(ENGINES),
@@ -65,7 +65,7 @@ ENGINES = ("local", "spark")
 @click.pass_context
 def command(
     ctx: click.Context,
-    scope: Scope,
+    selection: Selection,
     engine: str,
     spark_conf: tuple[str, ...],
     as_of: int | None,
@@ -98,7 +98,7 @@ def command(
     with out.progress() as progress:
         task = progress.add_task("reading")
         reports = rewrite_all(
-            scope,
+            selection,
             engine,
             as_of,
             partial,
@@ -160,7 +160,7 @@ def command(
 
 
 def rewrite_all(
-    scope: Scope,
+    selection: Selection,
     engine: str = "local",
     as_of_ms: int | None = None,
     partial: bool = False,
@@ -171,14 +171,14 @@ def rewrite_all(
     resolve: Resolution | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> list[RewriteReport]:
-    """Rewrite every cluster in the scope, one after the other. `properties`: of Spark."""
+    """Rewrite every cluster in the selection, one after the other. `properties`: of Spark."""
     policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
-    with scope.open() as (store, clusters):
+    with selection.open() as (store, clusters):
         return [
             rewrite(
                 ClusterLog(store, view.namespace, view.cluster),
                 make_engine(engine, str(view), tell, properties or {}),
-                maps=scope.maps or None,
+                maps=selection.maps or None,
                 as_of_ms=as_of_ms,
                 policy=policy,
                 dry_run=dry_run,

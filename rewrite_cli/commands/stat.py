@@ -18,7 +18,7 @@ from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
 
@@ -29,7 +29,7 @@ MEMBER_S_PER_ENTRY = 4.2e-6
 
 @dataclass(slots=True)
 class Count:
-    """Records of one map that one node wrote, and how many of them still count. Bytes are of keys
+    """Records of one map that one node wrote, and the number of live ones. Bytes are of keys
     and values."""
 
     namespace: str
@@ -139,9 +139,9 @@ def _size(row: Row) -> int:
 
 
 @click.command()
-@scope_options()
+@selection_options()
 @out.output_option
-def command(scope: Scope, output: str) -> int:
+def command(selection: Selection, output: str) -> int:
     """Live and dead records and bytes per map and node, and how long a restart would take to load.
     Reads the whole log. Exit code 3 if a node's log is missing (a restart would fail), or two nodes
     claim the same change of a key.
@@ -156,16 +156,16 @@ def command(scope: Scope, output: str) -> int:
     storage: list[dict[str, Any]] = []
     with out.progress() as progress:
         task = progress.add_task("reading")
-        with scope.open() as (store, clusters):
+        with selection.open() as (store, clusters):
             for view in clusters:
                 of_cluster, forecast = count_cluster(
                     store,
                     view,
                     Settings(),
-                    scope.maps,
+                    selection.maps,
                     lambda text: progress.update(task, description=text),
                 )
-                counts += [count for count in of_cluster if scope.wants_node(count.node)]
+                counts += [count for count in of_cluster if selection.wants_node(count.node)]
                 forecasts.append(forecast)
                 storage.append(
                     {
@@ -176,7 +176,7 @@ def command(scope: Scope, output: str) -> int:
                         "snapshot_bytes": view.snapshot_bytes,
                     }
                 )
-    scope.note_empty(count.map for count in counts)
+    selection.note_empty(count.map for count in counts)
     if output == out.JSON:
         maps = [
             {**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes}

@@ -27,7 +27,7 @@ from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
-from rewrite_cli.console.selection import Scope, scope_options
+from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 from storage_backends import NotFound, SegmentStore
 
@@ -35,7 +35,7 @@ CONFLICT = "conflict"
 
 
 @click.command()
-@scope_options(maps=False)
+@selection_options(maps=False)
 @click.option(
     "--max-duration",
     type=Duration(),
@@ -45,8 +45,8 @@ CONFLICT = "conflict"
     "--all", "show_all", is_flag=True, help="Also list the files that are clean (JSON always does)."
 )
 @out.output_option
-def command(scope: Scope, max_duration: float | None, show_all: bool, output: str) -> int:
-    """Read every byte of the log and say what is damaged, and what is lost.
+def command(selection: Selection, max_duration: float | None, show_all: bool, output: str) -> int:
+    """Read every byte of the log, and report damage and losses.
 
     After that, it looks for keys that two nodes claim with the same order, as both halves of a
     split network can leave them: every reader chooses one claim by a fixed rule, and keeps the
@@ -56,7 +56,7 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
     moment) is reported and is no damage: exit code 0. Damage: exit code 3.
 
     It reads the newest segments of every node first, then older ones, archives, and snapshots. A
-    run that --max-duration ended says so; its exit code is for the checked files.
+    run that --max-duration ended reports that; its exit code is about the checked files.
 
     \b
     Examples:
@@ -64,7 +64,7 @@ def command(scope: Scope, max_duration: float | None, show_all: bool, output: st
       imap-wal verify /var/lib/maps --max-duration 30s
       imap-wal verify s3://bucket/maps --node n1 -o json
     """
-    outcome = _read(scope, Deadline(SystemClock(), max_duration))
+    outcome = _read(selection, Deadline(SystemClock(), max_duration))
     if output == out.JSON:
         out.print_json(
             {
@@ -110,7 +110,7 @@ class _Outcome:
         }
 
 
-def _read(scope: Scope, deadline: Deadline) -> _Outcome:
+def _read(selection: Selection, deadline: Deadline) -> _Outcome:
     findings: list[Finding] = []
     units: list[Unit] = []
     unchecked: list[Unit] = []
@@ -118,19 +118,19 @@ def _read(scope: Scope, deadline: Deadline) -> _Outcome:
     with out.progress() as progress:
         task = progress.add_task("reading")
         try:
-            with scope.open() as (store, clusters):
+            with selection.open() as (store, clusters):
                 for view in clusters:
-                    planned, to_read = plan(store, view, scope.wants_node)
+                    planned, to_read = plan(store, view, selection.wants_node)
                     findings += planned
                     units += to_read
-                    foreign += foreign_files(view, scope.wants_node)
+                    foreign += foreign_files(view, selection.wants_node)
                 read, unchecked = check(
                     units, lambda text: progress.update(task, description=text), deadline
                 )
                 findings += read
                 if (
                     not unchecked
-                    and not scope.nodes
+                    and not selection.nodes
                     and not any(_bad(each) or each.unopened for each in findings)
                 ):
                     for view in clusters:

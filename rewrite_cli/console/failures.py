@@ -18,7 +18,7 @@ CLEAN, FAILED, USAGE, FINDINGS, LOCKED = 0, 1, 2, 3, 4
 
 
 class Failed(click.ClickException):
-    """The command failed; the text says why and what to do."""
+    """The command failed. The text describes why, and what to do."""
 
     exit_code = FAILED
 
@@ -39,7 +39,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """One line for people."""
+    """The error as one line for the user."""
     match error:
         case click.ClickException():
             return error.format_message()
@@ -48,7 +48,7 @@ def message(error: BaseException) -> str:
         case ImapWalError():
             return "; ".join(filter(None, (error.told, advice(error))))
         case NoSpace():
-            return f"{error}; the storage is full: make room, then run the command again"
+            return f"{error}; the storage is full: free space, then run the command again"
         case NotFound():
             return (
                 f"{error}; another process may have removed it since it was listed: run the "
@@ -82,7 +82,7 @@ def report(error: BaseException, debug: bool = False) -> int:
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
-        # Late: it takes time to load.
+        # Imported here, because it takes time to load.
         from rewrite_cli.console import output as out
 
         out.echo(click.style("error:", fg="red", bold=True) + f" {text}", err=True)

@@ -1,6 +1,6 @@
 """Ctrl-C during imports, which take most of the first half second of a command.
 
-An exception in the middle of an import can be printed with a traceback, or mistaken for another
+An exception in the middle of an import can be printed with a traceback, or be treated as another
 error by a module. Nothing is open yet, so the process ends at once.
 """
 

@@ -252,7 +252,7 @@ class _Describing(logging.Handler):
 
 
 def agree(question: str, yes: bool) -> None:
-    """Continue after `--yes` or a confirmation on the terminal. Otherwise exit without a change."""
+    """Return after `--yes` or a confirmation on the terminal. Otherwise exit without a change."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -270,6 +270,6 @@ def yes_option(command: F) -> F:
 
 def dry_run_option(command: F) -> F:
     """`--dry-run`, as `dry_run`."""
-    return click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")(
+    return click.option("--dry-run", is_flag=True, help="Show what would be done; change nothing.")(
         command
     )

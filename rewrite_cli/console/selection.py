@@ -15,7 +15,7 @@ import click
 
 from imap_wal.checks import check_source, location
 from imap_wal.errors import InvalidSetting
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -62,7 +62,7 @@ class Endpoint(click.ParamType[str]):
             whole = False
         if not whole:
             self.fail(
-                f"{value!r} is no endpoint: it takes ipc:///path or tcp://host:port", param, ctx
+                f"{value!r} is not an endpoint: it takes ipc:///path or tcp://host:port", param, ctx
             )
         return str(value)
 
@@ -74,7 +74,7 @@ _WAL_DIR = (
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class Selection:
     """The selected logs; empty tuples mean all."""
 
     url: str
@@ -91,7 +91,7 @@ class Scope:
 
     @contextmanager
     def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
-        """The store and its clusters within the scope; `Failed` if there is none."""
+        """The store and its clusters within the selection; `Failed` if there is none."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
@@ -99,7 +99,7 @@ class Scope:
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
         try:
-            found = survey(store, self.namespaces, self.clusters)
+            found = take_inventory(store, self.namespaces, self.clusters)
             if not found:
                 raise Failed(self.nothing(store))
             for kind, wanted, present in (
@@ -116,7 +116,7 @@ class Scope:
             store.close()
 
     def note_empty(self, present: Iterable[str]) -> None:
-        """Name the maps of the scope that have no entries: the name may be mistyped. This is no
+        """Name the maps of the selection that have no entries: the name may be mistyped. This is no
         error, because all entries of a map may have expired."""
         there = set(present)
         absent = [name for name in self.maps if name not in there]
@@ -124,8 +124,8 @@ class Scope:
             out.note(f"{self.url}: no entries of map {', '.join(map(repr, absent))}")
 
     def nothing(self, store: SegmentStore) -> str:
-        """Why the scope is empty, for people."""
-        present = survey(store)
+        """The text about an empty selection, for the user."""
+        present = take_inventory(store)
         if present:
             names = ", ".join(f"{view.namespace}/{view.cluster}" for view in present)
             return f"{self.url}: nothing of that namespace or cluster; there is {names}"
@@ -133,14 +133,14 @@ class Scope:
         if "nodes" in top or "manifest" in top:
             return (
                 f"{self.url} is the folder of one cluster; the URL is two levels up, the root "
-                f"that holds {{namespace}}/{{cluster}}"
+                f"that has {{namespace}}/{{cluster}}"
             )
         if any("nodes" in store.folders(name) for name in top):
             return (
                 f"{self.url} is the folder of one namespace; the URL is one level up, the root "
-                f"that holds {{namespace}}/{{cluster}}"
+                f"that has {{namespace}}/{{cluster}}"
             )
-        root = "the root that imap_wal.open was given, or `url` of the agents' configuration"
+        root = "the root that was passed to imap_wal.open, or `url` of the agents' configuration"
         return f"no log of imap-wal under {self.url}; pass {root}"
 
 
@@ -159,10 +159,10 @@ def url_argument(command: Callable[..., Any], *, required: bool = True) -> Calla
     return click.argument("url", type=Url(), envvar="IMAP_WAL_URL", required=required)(with_option)
 
 
-def scope_options(
+def selection_options(
     *, maps: bool = True, nodes: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """URL, --namespace, --cluster, --node, --map: passed to the command as `scope`."""
+    """URL, --namespace, --cluster, --node, --map: passed to the command as `selection`."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -174,7 +174,7 @@ def scope_options(
             map: tuple[str, ...] = (),
             **rest: Any,
         ) -> Any:
-            return command(scope=Scope(url, namespace, cluster, node, map), **rest)
+            return command(selection=Selection(url, namespace, cluster, node, map), **rest)
 
         names = [("cluster", "cluster"), ("namespace", "namespace")]
         if nodes:
@@ -219,9 +219,9 @@ def open_empty(url: str) -> None:
     data."""
     try:
         store = open_store(url)
-        present = survey(store)
+        present = take_inventory(store)
         store.close()
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
     if present:
-        raise Failed(f"{url} holds {', '.join(map(str, present))} already; name an empty place")
+        raise Failed(f"{url} already has {', '.join(map(str, present))}; name an empty place")

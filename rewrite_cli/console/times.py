@@ -37,7 +37,7 @@ class Moment(click.ParamType[int]):
             return _to_ms(datetime.fromisoformat(text))
         except ValueError:
             self.fail(
-                f"{value!r} is no time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and "
+                f"{value!r} is not a time: it takes 2026-11-21T10:00, 15m or 2h (ago), or @ and "
                 "Unix milliseconds",
                 param,
                 ctx,
@@ -57,7 +57,7 @@ class Duration(click.ParamType[float]):
         seconds = float(found[1]) * _UNITS_MS[found[2]] / 1000 if found else 0
         if not 0 < seconds <= SECONDS_MAX:
             self.fail(
-                f"{value!r} is no duration: it takes 30s, 500ms, 5m or 2h, more than 0 and "
+                f"{value!r} is not a duration: it takes 30s, 500ms, 5m or 2h, more than 0 and "
                 "less than 68 years",
                 param,
                 ctx,

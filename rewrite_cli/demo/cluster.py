@@ -17,7 +17,7 @@ from pathlib import Path
 from imap_wal.clock import Clock
 from imap_wal.layout import Identity
 from rewrite_cli.console.failures import Failed
-from rewrite_cli.console.selection import Scope
+from rewrite_cli.console.selection import Selection
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.embedded import Look, Report, Tell, finish, measure_bytes, rewrite_and_prune
 from rewrite_cli.demo.playback import Playback
@@ -169,7 +169,7 @@ def archive_and_rewrite(url: str, report: Report, playback: Playback) -> None:
     from imap_wal.retention.offline import archive_offline
 
     start = playback.now()
-    with Scope(url).open() as (store, clusters):
+    with Selection(url).open() as (store, clusters):
         for view in clusters:
             for node in view.nodes:
                 archive_offline(

@@ -14,11 +14,11 @@ from typing import Any
 
 import imap_wal
 from imap_wal.clock import Clock
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.security.encryption import open_store
 from imap_wal.segment.reader import SegmentReader
-from rewrite_cli.console.selection import Scope
+from rewrite_cli.console.selection import Selection
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.playback import Comparison, Playback, Timeline
 from rewrite_cli.demo.writer import CLUSTER, NAMESPACE, NODE
@@ -29,7 +29,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One open of the log: how long it took, and its result."""
+    """One open of the log: its duration and its result."""
 
     after: str
     seconds: float
@@ -84,7 +84,7 @@ def measure_bytes(url: str, moment: str) -> Bytes:
     """Bytes on storage. Of a segment, only written bytes count, not reserved space."""
     store = open_store(url)
     try:
-        files = [file for view in survey(store) for file in store.list(view.folder)]
+        files = [file for view in take_inventory(store) for file in store.list(view.folder)]
         log = sum(_written(store, file.path) for file in files if file.path.endswith(".wal"))
     finally:
         store.close()
@@ -169,7 +169,7 @@ def rewrite_and_prune(url: str) -> None:
     from imap_wal.rewrite.prune import prune
     from imap_wal.rewrite.run import rewrite
 
-    with Scope(url).open() as (store, clusters):
+    with Selection(url).open() as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
             rewrite(log, LocalEngine())

@@ -37,7 +37,7 @@ class Timeline:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Memory compared with the reference. `lost`: keys that differ from their last acknowledged
-    change. `unacknowledged`: keys with a change whose answer the kill prevented, which is
+    change. `unacknowledged`: keys with a change whose response the kill prevented, which is
     allowed."""
 
     entries: int
@@ -145,7 +145,7 @@ class Playback:
                     else:
                         lost += 1
                         examples.append(
-                            f"{name}[{key!r}] is {present.get(key)}, acknowledged was "
+                            f"{name}[{key!r}] is {present.get(key)}, but acknowledged was "
                             f"{wanted.get(key)}"
                         )
         return Comparison(
@@ -178,4 +178,4 @@ def _reason(complaint: str) -> str:
         for line in complaint.splitlines()
         if line and not line[0].isspace() and not line.startswith("Traceback")
     ]
-    return lines[0] if lines else "without a word"
+    return lines[0] if lines else "it printed nothing"

@@ -26,7 +26,7 @@ ACK = struct.Struct("<BI")
 
 NAMESPACE, CLUSTER, NODE = "demo", "flights", "n1"
 WINDOW = 64
-"""Steps of one producer without an answer from the cluster. Embedded: one."""
+"""The number of unanswered steps of one producer. Embedded: one."""
 
 
 def acknowledge(producer: int, number: int) -> None:
@@ -53,7 +53,7 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
 
 
 def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
-    """Sends steps before earlier ones are answered, unless they use a key that is in flight."""
+    """Sends steps before earlier ones have returned, unless they use a key that is in flight."""
     with needs("hazelcast"):
         from hazelcast.core import HazelcastJsonValue
 

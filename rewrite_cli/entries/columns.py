@@ -1,4 +1,4 @@
-"""Entries as columns for SQL: keys and values as a person reads them, beside their bytes."""
+"""Entries as columns for SQL: keys and values in readable form, beside their bytes."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ _READABLE = (
 _PLACE = (
     Column("deleted", "BOOLEAN", "a tombstone or a clear", lambda change: change.row[DELETED]),
     Column("clear", "BOOLEAN", "deletes a whole partition", lambda change: is_clear(change.row)),
-    Column("node", "VARCHAR", "whose log it is in", lambda change: change.node),
-    Column("position", "VARCHAR", "where; NULL: only in a snapshot", _position),
+    Column("node", "VARCHAR", "the node whose log has it", lambda change: change.node),
+    Column("position", "VARCHAR", "place in the log; NULL: only in a snapshot", _position),
 )
 _STORED = (
     Column("key", "BLOB", "the bytes in the log", lambda change: change.row[KEY]),
@@ -162,7 +162,7 @@ def json_of(value: Any) -> str:
 
 
 def finite(value: Any) -> Any:
-    """The value with text for NaN and infinities, which JSON cannot have."""
+    """The value with text for NaN and infinities, which JSON does not have."""
     match value:
         case float() if not math.isfinite(value):
             return str(value)
@@ -175,12 +175,12 @@ def finite(value: Any) -> Any:
 
 
 def _storable(text: str) -> str:
-    """Without lone surrogates, which UTF-8 cannot have."""
+    """The text without lone surrogates, which UTF-8 cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _microseconds(milliseconds: int | None) -> int | None:
-    """None for a time that is no date; an entry may have any number."""
+    """None for a time that is not a date: an entry may have any number."""
     if milliseconds is None or not _YEAR_1_MS <= milliseconds <= _YEAR_9999_MS:
         return None
     return milliseconds * 1000

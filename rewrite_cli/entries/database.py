@@ -1,5 +1,5 @@
 """A DuckDB database in memory. SQL reads the tables that were put into it, and nothing else: no
-files, no network, no variables of this process. It may use much time, so it is no place for SQL of
+files, no network, no variables of this process. A query may take any time, so do not run SQL of
 strangers.
 
 DuckDB takes names of tables without regard to case.
@@ -26,13 +26,13 @@ from storage_backends.extras import needs
 T = TypeVar("T")
 
 SCHEMAS = ("latest", "raw")
-"""The first one is where names without a schema are looked up."""
+"""Names without a schema are looked up in the first one."""
 _STAGED, _BATCH = "imap-wal staged", "imap-wal batch"
 _NAMED_IN_TEXT = ("query", "query_table", "json_execute_serialized_sql")
 """Functions that take names of tables as text."""
 _SOURCES = ("BASE_TABLE", "TABLE_FUNCTION", "SHOW_REF")
 _OWN_FAULTS = ("OutOfMemoryException", "IOException", "InternalException", "FatalException")
-"""Errors of DuckDB that are no mistake in the query."""
+"""Errors of DuckDB that are not caused by the query."""
 _ENDING = re.compile(r"(?:;|--[^\n]*|\s)\s*\Z")
 """A semicolon or a comment at the end. DuckDB puts a query into another one, where it must have
 neither."""
@@ -64,7 +64,7 @@ class Database:
     """Not thread-safe. Close it at the end.
 
     Args:
-        scratch: An empty folder for what does not fit into memory.
+        scratch: An empty folder for data that does not fit into memory.
         memory_bytes: The memory of tables and queries.
 
     Raises:
@@ -117,14 +117,14 @@ class Database:
         try:
             return answer.result()
         except KeyboardInterrupt:
-            # Again and again: an interrupt before the query has begun has no effect.
+            # Repeated, because an interrupt before the query has begun has no effect.
             while not answer.done():
                 self._connection.interrupt()
                 wait([answer], 0.1)
             raise
 
     def parse(self, text: str) -> Query:
-        """What a text asks for.
+        """Parse and check a query.
 
         Args:
             text: SQL.
@@ -133,19 +133,18 @@ class Database:
             Its one statement.
 
         Raises:
-            click.UsageError: It is no SQL, more than one statement, or one that does more than
-                read.
+            click.UsageError: It is not SQL, has more than one statement, or does more than read.
         """
         if "\0" in text:
             raise click.UsageError("the query has a NUL character; leave it out")
-        with self._told():
+        with self._translated():
             kinds, statement = self._statements(text)
         if kinds != ["SELECT"]:
             raise click.UsageError(
                 "it takes one statement that reads: SELECT, FROM, DESCRIBE, or PIVOT with IN; "
                 f"found: {' and '.join(kinds) or 'none'}"
             )
-        with self._told():
+        with self._translated():
             while (shorter := _ENDING.sub("", statement)) != statement:
                 try:
                     found, _ = self._statements(shorter)
@@ -211,9 +210,9 @@ class Database:
             batch: Arrow columns, in the order of the table.
 
         Raises:
-            Failed: There is no room for them.
+            Failed: There is no space for them.
         """
-        with self._told():
+        with self._translated():
             self._connection.register(_BATCH, batch)
             try:
                 self._wait(
@@ -232,7 +231,7 @@ class Database:
         self.drop(_STAGED, table)
 
     def stage(self, table: str, columns: Sequence[Column], batch: Any) -> None:
-        """Keep rows of a table apart, for `absorb`."""
+        """Stage rows of a table, for `absorb`."""
         self.create(_STAGED, table, columns)
         self.insert(_STAGED, table, batch)
 
@@ -251,7 +250,7 @@ class Database:
                             for name in same)  # fmt: skip
         target = f"{quoted(schema)}.{quoted(table)}"
         self.create(_STAGED, table, columns)
-        with self._told():
+        with self._translated():
             self._wait(
                 self._connection.execute,
                 f"INSERT INTO {target} SELECT new.* FROM {quoted(_STAGED)}.{quoted(table)} AS new "  # noqa: S608
@@ -263,12 +262,12 @@ class Database:
         """Whether the query fits the tables, as far as that is known without their rows.
 
         Raises:
-            click.UsageError: It does not. A table that is missing is no error here.
+            click.UsageError: It does not. A missing table is not an error here.
         """
         unknown: tuple[type[Exception], ...] = (self._duckdb.CatalogException,)
         if query.tables is None:
             unknown += (self._duckdb.BinderException,)
-        with self._told():
+        with self._translated():
             try:
                 self._wait(self._connection.sql, query.text)
             except unknown:
@@ -278,24 +277,24 @@ class Database:
         """The rows of a query.
 
         Args:
-            query: What to read.
-            missing: What to say if a table does not exist.
+            query: The query.
+            missing: The advice if a table does not exist.
 
         Returns:
             Its rows, read while they are taken: errors may come later.
 
         Raises:
             click.UsageError: DuckDB refuses the query.
-            Failed: There is no room for it.
+            Failed: There is no space for it.
         """
-        with self._told(missing):
+        with self._translated(missing):
             bound = self._wait(self._connection.sql, query.text)
             return Result(
                 _distinct(bound.columns), list(map(str, bound.types)), self._rows(query, missing)
             )
 
     def _rows(self, query: Query, missing: str) -> Iterator[list[tuple[Any, ...]]]:
-        with self._told(missing):
+        with self._translated(missing):
             found = self._wait(self._connection.execute, query.text)
             while rows := self._wait(found.fetchmany, _ROWS):
                 yield rows
@@ -306,7 +305,7 @@ class Database:
         with needs("archive"):
             import pyarrow as pa
 
-        with self._told(missing):
+        with self._translated(missing):
             bound = self._wait(self._connection.sql, query.text)
             names = _distinct(bound.columns)
             read = getattr(bound, "to_arrow_reader", None) or bound.fetch_arrow_reader
@@ -316,12 +315,12 @@ class Database:
                 yield pa.Table.from_batches([batch]).rename_columns(names)
 
     def written(self, name: str) -> str:
-        """A name as it is written in SQL: quoted if it must be."""
+        """A name in SQL, quoted if necessary."""
         simple = name.isascii() and name.isidentifier() and name == name.lower()
         return name if simple and name not in self._reserved else quoted(name)
 
     @contextmanager
-    def _told(self, missing: str = "") -> Iterator[None]:
+    def _translated(self, missing: str = "") -> Iterator[None]:
         """Errors of DuckDB as errors of a command."""
         try:
             yield

@@ -21,7 +21,7 @@ from imap_wal.read.view import MaterializedView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note
-from rewrite_cli.console.selection import Scope
+from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import iso
 from storage_backends import SegmentStore
 
@@ -30,13 +30,13 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """The merged entries of one cluster, within a scope."""
+    """The merged entries of one cluster, within a selection."""
 
     view: ClusterView
     maps: list[str]
-    """Those with live entries; all of them in a state at an earlier time."""
+    """The maps with live entries; for the state at an earlier time, all maps."""
     names: list[str]
-    """All maps of the scope, also those without live entries."""
+    """All maps of the selection, also those without live entries."""
     rows: Callable[[str], Iterator[list[Row]]]
     decoder: Decoder
     metadata: list[tuple[Any, ...]]
@@ -65,7 +65,7 @@ def load_parquet() -> None:
 def merge(
     store: SegmentStore,
     view: ClusterView,
-    scope: Scope,
+    selection: Selection,
     stack: ExitStack,
     tell: Tell,
     *,
@@ -79,16 +79,16 @@ def merge(
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)
     return (
-        _as_of(log, view, scope, stack, tell, settings, as_of_ms)
+        _as_of(log, view, selection, stack, tell, settings, as_of_ms)
         if as_of_ms is not None
-        else _now(log, view, scope, stack, tell, settings)
+        else _now(log, view, selection, stack, tell, settings)
     )
 
 
 def _now(
     log: ClusterLog,
     view: ClusterView,
-    scope: Scope,
+    selection: Selection,
     stack: ExitStack,
     tell: Tell,
     settings: Settings,
@@ -100,11 +100,11 @@ def _now(
     newest.catch_up()
     metadata = newest.metadata()
     statistics = newest.statistics
-    maps = [name for name in newest.maps() if scope.wants_map(name)]
+    maps = [name for name in newest.maps() if selection.wants_map(name)]
     return LiveCluster(
         view,
         maps,
-        _names(newest.names(), view, scope),
+        _names(newest.names(), view, selection),
         newest.rows,
         Decoder(metadata, note),
         metadata,
@@ -117,7 +117,7 @@ def _now(
 def _as_of(
     log: ClusterLog,
     view: ClusterView,
-    scope: Scope,
+    selection: Selection,
     stack: ExitStack,
     tell: Tell,
     settings: Settings,
@@ -126,7 +126,7 @@ def _as_of(
     forgotten = {
         name: snapshot.until_ms
         for name, snapshot in view.manifest.snapshots.items()
-        if snapshot.until_ms > as_of_ms and scope.wants_map(name)
+        if snapshot.until_ms > as_of_ms and selection.wants_map(name)
     }
     if forgotten:
         name, until = max(forgotten.items(), key=lambda item: item[1])
@@ -142,7 +142,7 @@ def _as_of(
     metadata: dict[tuple[Any, ...], None] = {}
     seen: set[str] = set()
     records = 0
-    for changes in log.changes(maps=scope.maps or None, policy=settings.recovery_policy):
+    for changes in log.changes(maps=selection.maps or None, policy=settings.recovery_policy):
         index.add(
             changes.node,
             [row for row in changes.rows if row[TIMESTAMP_MS] <= as_of_ms],
@@ -162,11 +162,11 @@ def _as_of(
             if kept:
                 yield kept
 
-    maps = [name for name in index.maps() if scope.wants_map(name)]
+    maps = [name for name in index.maps() if selection.wants_map(name)]
     return LiveCluster(
         view,
         maps,
-        _names(seen, view, scope),
+        _names(seen, view, selection),
         rows,
         Decoder(metadata, note),
         list(metadata),
@@ -175,6 +175,6 @@ def _as_of(
     )
 
 
-def _names(merged: Iterable[str], view: ClusterView, scope: Scope) -> list[str]:
+def _names(merged: Iterable[str], view: ClusterView, selection: Selection) -> list[str]:
     """The merged maps, and those of which a snapshot has dropped all entries."""
-    return sorted(name for name in {*merged, *view.manifest.snapshots} if scope.wants_map(name))
+    return sorted(name for name in {*merged, *view.manifest.snapshots} if selection.wants_map(name))

@@ -20,9 +20,9 @@ from rewrite_cli.entries.database import Result
 from storage_backends.extras import needs
 
 TABLE_ROWS = 1000
-"""A table is laid out in memory, and nobody reads more."""
+"""A table is laid out in memory, and a longer one is of no use to a reader."""
 _NARROW = 6
-"""So many columns are a table in any terminal; their cells may take several lines."""
+"""Up to this number of columns, any terminal shows a table. Cells may take several lines."""
 _JSON = "JSON"
 
 
@@ -81,7 +81,7 @@ def write_json(result: Result, target: Path | None) -> int:
 
 
 def write_csv(result: Result, target: Path | None) -> int:
-    """A line of names, then one for each row; returns how many rows. NULL is nothing. On a
+    """A line of names, then one for each row; returns how many rows. NULL is empty. On a
     terminal, escapes replace control characters."""
     shown = target is None and sys.stdout.isatty()
     count = 0
@@ -122,7 +122,7 @@ def write_parquet(batches: Iterator[Any], target: Path) -> int:
                     writer.write_table(batch)
         except pa.ArrowNotImplementedError as error:
             raise click.UsageError(
-                f"Parquet cannot have one of these columns: {out.shown(str(error))}; cast it, as "
+                f"Parquet cannot store one of these columns: {out.shown(str(error))}; cast it, as "
                 "in x::VARCHAR"
             ) from error
     return count

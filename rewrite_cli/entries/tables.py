@@ -15,7 +15,7 @@ from imap_wal.inspect.decode import Decoder
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
-from rewrite_cli.console.selection import Scope
+from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.columns import LATEST, RAW, Change, Column, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
 from rewrite_cli.entries.live import LiveCluster, Tell, merge
@@ -26,14 +26,14 @@ _BATCH_ROWS = 10_000
 _BATCH_BYTES = 16 * 1024 * 1024
 _ONE_CHANGE = ("namespace", "cluster", "node", "key", "partition", "incarnation",
                "partition_version", "session", "request")  # fmt: skip
-"""Columns that tell one change from all others."""
+"""Columns that together identify a change."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class ReadOptions:
     """Which logs are read, and how: the options of the command."""
 
-    scope: Scope
+    selection: Selection
     partial: bool = False
     as_of_ms: int | None = None
 
@@ -73,38 +73,38 @@ def prepare(database: Database, query: Query) -> None:
         database.drop(schema, table)
 
 
-def load(database: Database, query: Query | None, selection: Selection, tell: Tell) -> list[str]:
-    """Read the log, and put into the database what the query needs.
+def load(database: Database, query: Query | None, options: ReadOptions, tell: Tell) -> list[str]:
+    """Read the log, and create the tables that the query needs.
 
     Args:
-        database: What it is put into.
-        query: What will be asked; None: nothing.
-        selection: Which logs.
+        database: Where the tables are created.
+        query: The query that follows; None: there is none.
+        options: Which logs are read, and how.
         tell: Gets a text about the progress.
 
     Returns:
-        The names of all maps of the scope.
+        The names of all maps of the selection.
 
     Raises:
-        click.UsageError: The query does not say which of two maps it means.
+        click.UsageError: The query is ambiguous about which of two maps it means.
         ImapWalError, StorageError: The log cannot be read, or is damaged.
     """
-    scope = selection.scope
+    selection = options.selection
     with ExitStack() as stack:
-        store, views = stack.enter_context(scope.open())
+        store, views = stack.enter_context(selection.open())
         merged = [
             merge(
                 store,
                 view,
-                scope,
+                selection,
                 stack,
                 tell,
-                partial=selection.partial,
-                as_of_ms=selection.as_of_ms,
+                partial=options.partial,
+                as_of_ms=options.as_of_ms,
             )
             for view in views
         ]
-        scope.note_empty(name for each in merged for name in each.names)
+        selection.note_empty(name for each in merged for name in each.names)
         names = sorted({name for each in merged for name in each.names})
         wanted = {} if query is None else _wanted(query, names)
         for name in wanted.get("latest", ()):
@@ -113,7 +113,7 @@ def load(database: Database, query: Query | None, selection: Selection, tell: Te
             _load_latest(database, name, merged)
         if wanted.get("raw"):
             for each in merged:
-                _load_raw(database, wanted["raw"], store, each, selection, tell)
+                _load_raw(database, wanted["raw"], store, each, options, tell)
     return names
 
 
@@ -132,11 +132,11 @@ def _load_raw(
     names: Iterable[str],
     store: SegmentStore,
     merged: LiveCluster,
-    selection: Selection,
+    options: ReadOptions,
     tell: Tell,
 ) -> None:
     """Every change of one cluster, once: with its position if a file of a node still has it."""
-    policy = RecoveryPolicy.PARTIAL if selection.partial else RecoveryPolicy.FULL
+    policy = RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL
     view = merged.view
     log = ClusterLog(store, view.namespace, view.cluster)
     decoder = Decoder(
@@ -148,7 +148,7 @@ def _load_raw(
         database.create("raw", name, RAW)
     for attempt in range(ATTEMPTS):
         try:
-            _read_raw(database, mine, log, decoder, policy, selection.as_of_ms, tell)
+            _read_raw(database, mine, log, decoder, policy, options.as_of_ms, tell)
             return
         # Files were removed while they were read: begin again.
         except NotFound:
@@ -186,7 +186,7 @@ def _read_raw(
 
 
 def _wanted(query: Query, names: Sequence[str]) -> Mapping[str, list[str]]:
-    """The maps that a query reads, for each schema. What is no map is left out: it may be a name
+    """The maps that a query reads, for each schema. Other names are left out: they may be names
     that the query itself defines."""
     if query.tables is None:
         whole = _apart(names)
@@ -214,5 +214,5 @@ def _apart(names: Sequence[str]) -> list[str]:
         if "\0" in name:
             del found[fold(name)]
         if "\0" in name or other != name:
-            note(f"map {name!r} is left out: SQL cannot name it, or not beside map {other!r}")
+            note(f"map {name!r} is left out: SQL cannot name it, or not with map {other!r}")
     return sorted(found.values())

@@ -60,7 +60,7 @@ _FILTER = """\
 def to_paste(
     names: Sequence[str], agent: str, cluster_name: str, properties: Mapping[str, str]
 ) -> str:
-    """A whole hazelcast.yaml for people, with comments. `properties`: additional ones of the map
+    """A whole hazelcast.yaml with comments. `properties`: additional ones of the map
     store."""
     more = "" if "cluster-token-file" in properties else _CLAIMS
     return f"""\

@@ -51,7 +51,7 @@ def hazelcast_jar(given: Path | None = None) -> Path:
     if given is not None:
         if not given.is_file():
             raise Failed(
-                f"{given} is no file; --hazelcast-jar takes the path of "
+                f"{given} is not a file; --hazelcast-jar takes the path of "
                 f"hazelcast-{HAZELCAST_VERSION}.jar"
             )
         return given
@@ -100,4 +100,4 @@ def java_version() -> int:
         name, _, value = line.partition("=")
         if name.strip() == "java.specification.version":
             return int(value.strip().partition(".")[0])
-    raise Failed(f"{java()} does not say its version: {run.stderr.strip()[:200]}")
+    raise Failed(f"{java()} does not print its version: {run.stderr.strip()[:200]}")

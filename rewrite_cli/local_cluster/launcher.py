@@ -116,7 +116,7 @@ class Cluster:
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         self.plan, self._clock = plan, clock
-        # Short: a socket's path has at most 107 bytes.
+        # The prefix is short, because a socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="imap-wal-"))
         self.endpoints = [
             f"ipc://{self.folder}/agent-{number}.sock" for number in range(1, plan.members + 1)

@@ -16,8 +16,8 @@ from imap_wal.embedded.store import Store
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
-from imap_wal.repair.survey import tolerant_survey
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -52,8 +52,8 @@ class Dying:
 
 
 def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
-    """On objects, the second one created an empty segment that shuts the first one out. It was
-    taken for a segment of another log, which is refused."""
+    """On objects, the second one created an empty segment that fences the first one. It looked like
+    a segment of another log, which is refused."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n2", shared=True) as other, embedded(store, "n1", shared=True) as lost:
         other.map("m")["kept"] = lost.map("m")["lost"] = 1
@@ -76,7 +76,7 @@ def test_a_third_open_succeeds_after_two_that_died(tmp_path: Path) -> None:
 
 def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
     """The contents of map "m" in a repaired copy."""
-    views, lost = tolerant_survey(store, (), ())
+    views, lost = tolerant_inventory(store, (), ())
     copy = LocalObjects(str(target))
     for view in views:
         repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
@@ -88,7 +88,7 @@ def repaired(store: SegmentStore, target: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("gone", ["all manifests", "the newest manifests"])
 def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str) -> None:
-    """An object of an earlier epoch stays to shut its writer out. The repair took it as a sign that
+    """An object of an earlier epoch is kept to fence its writer. The repair took it as a sign that
     segments still had the entries of the archives, and left the archives out."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n1") as first:
@@ -112,7 +112,7 @@ def test_a_repair_reads_archives_after_an_older_object(tmp_path: Path, gone: str
 
 
 def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> None:
-    """The empty object that shuts out the writer of a forgotten log stays. The repair was refused:
+    """The empty object that fences the writer of a forgotten log is kept. The repair was refused:
     the segments were of two logs."""
     store = LocalObjects(str(tmp_path / "log"))
     with embedded(store, "n2", shared=True) as other:
@@ -128,7 +128,7 @@ def test_a_repair_without_manifests_omits_a_forgotten_log(tmp_path: Path) -> Non
 
 
 def test_a_node_put_back_before_a_snapshot_is_refused(tmp_path: Path) -> None:
-    """On objects, the open itself created the missing object, to shut the old writer out, and only
+    """On objects, the open itself created the missing object, to fence the old writer, and only
     then looked whether the log reaches as far as the snapshot."""
     store = LocalObjects(str(tmp_path))
     with embedded(store, "n1") as first:
@@ -175,7 +175,7 @@ def test_a_slow_forget_node_leaves_a_new_log_alone(memory: MemoryStore) -> None:
 
 
 def test_an_open_does_not_recreate_a_forgotten_node(memory: MemoryStore) -> None:
-    """The node was forgotten meanwhile. The open was about to shut its writer out, and began a new
+    """The node was forgotten meanwhile. The open was about to fence its writer, and began a new
     log under its name."""
     with embedded(memory, "n2", shared=True) as other:
         other.map("m")["a"] = 1
@@ -189,7 +189,7 @@ def test_an_open_does_not_recreate_a_forgotten_node(memory: MemoryStore) -> None
 
 
 def test_a_log_of_records_cannot_be_opened_for_maps(memory: MemoryStore, tmp_path: Path) -> None:
-    """Its writer was shut out, and entries of maps were written after its records."""
+    """Its writer was fenced, and entries of maps were written after its records."""
     with imap_wal.log.create("memory://", storage=memory, preallocate=False) as log:
         log.append("m", (b"key", b"a record"))
         before = [file.path for file in memory.list("")]

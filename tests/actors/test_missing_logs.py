@@ -31,8 +31,8 @@ def values(store: Any) -> dict[str, Any]:
 
 
 def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
-    """C6: for readers, cuts and opens. A folder of that name on this machine's disk was taken for
-    an empty log, and the next cut made everything in the real one void."""
+    """C6: for readers, cuts and opens. A folder of that name on this machine's disk looked like an
+    empty log, and the next cut made everything in the real one void."""
     root = LocalStore(str(tmp_path / "root"))
     here, elsewhere = (
         SplitStore(root, LocalStore(str(tmp_path / "here"))),
@@ -45,7 +45,7 @@ def test_a_wal_dir_of_another_machine_is_missing(tmp_path: Path) -> None:
     with pytest.raises(MissingNode, match="wal_dir"):
         embedded(elsewhere)
     assert pin_cuts(log_of(elsewhere))["n1"] > pin_cuts(log_of(here))["n1"], (
-        "what it holds counts if it returns"
+        "its entries count if it returns"
     )
     with embedded(here) as store:
         assert len(store.map("m")) == 1000

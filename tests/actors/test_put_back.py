@@ -40,7 +40,7 @@ def test_a_nodes_manifest_put_back_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_nodes_folder_put_back_below_a_snapshot_is_refused(tmp_path: Path) -> None:
-    """A low-water mark of the snapshot has its next epoch, so what it acknowledged was taken for
+    """A low-water mark of the snapshot has its next epoch, so what it acknowledged counted as
     covered."""
     root = tmp_path / "log"
     written(root)

@@ -75,7 +75,7 @@ def named(value: Any) -> Any:
 
 
 def identified(about: Any) -> Any:
-    """What a hello or a view says, with UUIDs in place of names."""
+    """The fields of a hello or a view, with UUIDs in place of names."""
     if not isinstance(about, dict):
         return about
     ids = ("cluster_id", "member_uuid", "plugin_uuid", "members", "lost")
@@ -168,7 +168,7 @@ def entry(
 
 
 class Plugin:
-    """A member's side: one connection, requests numbered as the protocol says."""
+    """A member's side: one connection, requests numbered as in the protocol."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 """A storage that is unavailable for a while: the agent answers with the reason, continues to try,
-and recovers by itself."""
+and recovers without help."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_requests_do_not_wait_for_a_hanging_reopen(tmp_path: Path, away: AwaySto
         away.waits, away.away = hang, True
         assert member.put(b="2")[0] == "error"
         try:
-            assert waiting.wait(20), "the log is being let go of, or opened"
+            assert waiting.wait(20), "the log is being closed, or opened"
             assert not member.stat()["healthy"]
             refused(member.put(c="3"), "not-ready")
             header, _ = member.client.ask("hello", member.about())
@@ -114,7 +114,7 @@ def test_a_stop_while_the_storage_is_unavailable_releases_everything(
     """The error says so, and the log can be opened when the storage works again."""
     settings = config(tmp_path, url=away.url)
     with (
-        pytest.raises(StorageUnavailable, match="what was acknowledged is in it"),
+        pytest.raises(StorageUnavailable, match="all acknowledged changes are in it"),
         serving(settings),
         plugin(settings) as member,
     ):

@@ -347,7 +347,7 @@ def test_text_that_is_no_utf8_is_refused_with_its_place(settings: AgentConfig, f
         payload = msgpack.packb(entry("a", "1", member.order(1))) + b"\x9a" + b"".join(parts)
         header, _ = member.client.ask("append", member.session, 1, 2, payload=payload)
         assert header[:1] + header[2:3] == ["error", "bad-request"]
-        assert "value 2 of 2 has text that is no UTF-8, at byte 1 of it" in header[3]
+        assert "value 2 of 2 has text that is not UTF-8, at byte 1 of it" in header[3]
         member.hello()
         assert member.put(a="1")[0] == "ack"
         assert member.values() == {"a": "1"}

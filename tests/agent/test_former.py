@@ -1,4 +1,4 @@
-"""What a welcome says about the sessions before a view: which of their requests count."""
+"""The answer to a hello after a view: which requests of the earlier sessions count."""
 
 from __future__ import annotations
 

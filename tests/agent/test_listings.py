@@ -90,7 +90,7 @@ def test_the_cursor_of_another_agent_run_is_refused(settings: AgentConfig) -> No
 
 
 def test_a_listing_ends_when_its_index_is_rebuilt(agent: Agent, member: Plugin) -> None:
-    """The next page is refused with `listing-gone`, not taken for the last one."""
+    """The next page is refused with `listing-gone`, it does not count as the last one."""
     first, _ = page(member, None)
     agent._reads._view._begin_anew()
     refused(page(member, first[1]))
@@ -98,7 +98,7 @@ def test_a_listing_ends_when_its_index_is_rebuilt(agent: Agent, member: Plugin) 
 
 
 def test_a_listing_ends_when_its_map_is_dropped(agent: Agent, member: Plugin) -> None:
-    """The next page is refused with `listing-gone`, not taken for the last one."""
+    """The next page is refused with `listing-gone`, it does not count as the last one."""
     first, _ = page(member, None)
     log = agent._all_logs
     marks = {"n1": _mark(agent)}

@@ -29,7 +29,7 @@ def leave(member: Plugin, store: SegmentStore) -> None:
     """Say bye as the last member that this agent hears, and wait until the sign is removed."""
     eventually(lambda: signs(store, FOLDER), "its sign")
     assert member.client.ask("bye")[0][0] == "bye"
-    eventually(lambda: not signs(store, FOLDER), "the sign goes with the last member")
+    eventually(lambda: not signs(store, FOLDER), "the sign is removed with the last member")
 
 
 def test_a_new_cluster_waits_while_the_former_lives(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_sign_lasts_while_members_are_heard(tmp_path: Path) -> None:
             ),
             "it is renewed",
         )
-        eventually(lambda: not signs(store, FOLDER), "nothing is heard: it goes")
+        eventually(lambda: not signs(store, FOLDER), "nothing is heard: it is removed")
         eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
 
 
@@ -137,7 +137,7 @@ def test_a_stop_and_the_next_open_remove_the_sign(tmp_path: Path) -> None:
     store.create(killed, b"")
     store.create(other, b"")
     with serving(settings):
-        assert signs(store, FOLDER) == [other], "one that a kill left; that of another node stays"
+        assert signs(store, FOLDER) == [other], "left by a kill: deleted; another node's: kept"
 
 
 def test_an_agent_without_members_watches_signs_in_advance(tmp_path: Path) -> None:

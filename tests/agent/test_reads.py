@@ -142,7 +142,7 @@ def test_schemas_are_read_after_a_restart_and_an_archive(settings: AgentConfig) 
 def test_many_schemas_are_sent_in_several_answers(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer says where the next one begins."""
+    """Each answer has the start of the next one."""
     monkeypatch.setattr("imap_wal.agent.reads.reads.ANSWER_BYTES", 100)
     types = [Schema(f"type {number}", (("a", 1),)) for number in range(7)]
     with serving(settings), plugin(settings) as member:
@@ -213,7 +213,7 @@ def test_much_that_was_appended_is_merged_without_a_request(
         view = agent._reads._view
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
         assert member.keys("nothing") == [], (
-            "what nobody reads is not merged in advance; from now on it is"
+            "logs that no client reads are not merged in advance; from now on they are"
         )
         before, reads = view.ends(), agent._reads.served
         member.put(a="1")

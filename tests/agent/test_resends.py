@@ -28,7 +28,7 @@ def test_what_is_sent_again_is_acknowledged_and_not_appended(settings: AgentConf
 
 
 def test_a_message_that_is_partly_logged_is_completed(settings: AgentConfig) -> None:
-    """A resend whose first requests are in the log appends only the later ones, once."""
+    """If the first requests of a resend are in the log, only the later ones are appended, once."""
     with serving(settings), plugin(settings) as member:
         member.send(1, {"a": "1", "b": "2"})
         assert member.send(1, {"a": "1", "b": "2", "c": "3", "d": "4"}) == ["ack", 1, 4]

@@ -148,7 +148,7 @@ def test_after_the_timeout_the_error_says_what_to_do(tmp_path: Path) -> None:
         for part in (
             "within start_timeout_s (0 s)",
             "node 'n2'",
-            "Start the agents",
+            "Start the missing agents",
             "imap-wal forget-node",
             "imap-wal claim --force",
             '"partial"',
@@ -189,7 +189,7 @@ def test_views_and_returning_clusters_wait_for_no_node(tmp_path: Path) -> None:
 
 
 def test_agents_with_and_without_members_write_different_signs(tmp_path: Path) -> None:
-    """One says that a cluster is alive, the other that a node is ready."""
+    """One shows that a cluster is alive, the other that a node is ready."""
     (one,) = settings_of(tmp_path, "n1")
     store = open_store(one.url)
 

@@ -100,7 +100,7 @@ def test_a_lost_view_answer_is_repeated(halves: Halves) -> None:
     assert view(halves.a, "a", "b") == ["view", 3, ["a"]]
     assert view(halves.a, "ab", "c") == ["view", 3, ["a"]], "a late request claims nothing"
     assert view(halves.b, "ab", "c")[:2] == ["error", "void-incarnation"], (
-        "and does not let a lost member in"
+        "and does not admit a lost member"
     )
 
 
@@ -263,7 +263,7 @@ def test_a_voided_cluster_returns_by_a_rolling_restart(halves: Halves) -> None:
         assert greet(restarted)[0] == "welcome"
         assert restarted.put(again="1")[0] == "ack"
         assert greet(halves.b, view=1)[:2] == ["error", "void-incarnation"], (
-            "what it holds is not in the log"
+            "its entries are not in the log"
         )
         with stranger(halves.settings["b"], "b2") as second:
             assert greet(second, view=restarted.incarnation)[0] == "welcome"

@@ -1,5 +1,5 @@
-"""Claims, which say which Hazelcast cluster may write, have a manifest of their own: it is listed,
-verified, and copied by a repair."""
+"""Claims, which decide which Hazelcast cluster may write, have a manifest of their own: it is
+listed, verified, and copied by a repair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.cluster import (
     ClaimManifest,
     ClusterManifest,
@@ -124,7 +124,7 @@ def test_verify_finds_a_cluster_manifest_older_than_the_claims(run: Run, url: st
 
 
 def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
-    """A snapshot of known and new files states no sizes and no rows of them."""
+    """The manifest of a snapshot with known and new files has no sizes and no rows of them."""
     store: Any = MemoryStore("adopted")
     manifests = cluster_manifests(store, "default/c", FakeClock(), SeededRandomness(1))
     old = "default/c/snapshot/m/00000001/part-00000.parquet"
@@ -133,7 +133,7 @@ def test_adopted_files_leave_sizes_and_rows_unknown() -> None:
     store.create(new, b"new!")
     known = Snapshot(1, (old,), {}, 1, 0, 3, 0, checksums=(7,), sizes=(3,), rows=(1,))
     manifests.update(lambda manifest: manifest.with_snapshot("m", known))
-    (view,) = survey(store)
+    (view,) = take_inventory(store)
     repair = SnapshotRepair(store, view, FakeClock(), lambda _: None, [])
     adopted = repair.adopted("m", [StoredFile(new, 4, 0)])
     assert adopted.files == (old, new)

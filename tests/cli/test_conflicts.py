@@ -42,7 +42,7 @@ def store(split: str) -> SegmentStore:
 def test_commands_name_map_key_and_positions_of_a_conflict(
     run: Run, split: str, command: str
 ) -> None:
-    """A reader chose for the operator, so no command may report that all is well."""
+    """A reader chose for the operator, so no command may report success."""
     options = ("--dry-run",) if command == "repair" else ()
     ended = run(command, split, *options, "-o", "json")
     assert ended.code == 3, ended.err

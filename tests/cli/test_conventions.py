@@ -50,7 +50,7 @@ def test_a_missing_url_is_wrong_usage(run: Run) -> None:
 
 
 def test_a_url_without_a_log_is_explained(run: Run, tmp_path: Path) -> None:
-    """The error says what the URL should be."""
+    """The error names the right URL."""
     ended = run("ls", tmp_path)
     assert ended.code == 1
     assert "no log of imap-wal" in ended.err
@@ -59,7 +59,7 @@ def test_a_url_without_a_log_is_explained(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("below", "up"), [("prod", "one level up"), ("prod/eu", "two levels up")])
 def test_a_url_too_deep_names_the_root(run: Run, root: Path, below: str, up: str) -> None:
-    """The error says how far up the root is."""
+    """The error names the number of levels up to the root."""
     ended = run("stat", root / below)
     assert ended.code == 1
     assert up in ended.err
@@ -128,7 +128,7 @@ def test_a_bug_is_reported_in_one_line(run: Run, url: str, monkeypatch: pytest.M
     def broken(*_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("rewrite_cli.console.selection.survey", broken)
+    monkeypatch.setattr("rewrite_cli.console.selection.take_inventory", broken)
     ended = run("ls", url)
     assert ended.code == 1
     assert "this is a bug" in ended.err
@@ -179,7 +179,7 @@ def test_library_errors_carry_command_line_advice(
 
 def test_a_missing_log_names_imap_wal_open(run: Run, tmp_path: Path) -> None:
     """The error for a root without a log names this call."""
-    assert "imap_wal.open was given" in run("ls", tmp_path).err
+    assert "passed to imap_wal.open" in run("ls", tmp_path).err
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_duration_that_cannot_be_waited_for_is_wrong_usage(
     run: Run, url: str, words: tuple[str, ...], value: str
 ) -> None:
     ended = run(*words, value, *(() if words[0] == "node" else (url,)))
-    assert ended.code == 2 and "is no duration" in ended.err
+    assert ended.code == 2 and "is not a duration" in ended.err
 
 
 @pytest.mark.parametrize("command", ["restore", "repair"])
@@ -236,7 +236,7 @@ def test_no_copy_overlaps_its_source(
     ],
 )
 def test_an_empty_url_is_wrong_usage(run: Run, words: tuple[str, ...], value: str) -> None:
-    """The text says what to pass."""
+    """The text names the value to pass."""
     ended = run(*(word.format(value) for word in words))
     assert ended.code == 2
     assert (

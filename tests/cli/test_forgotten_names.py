@@ -1,4 +1,4 @@
-"""After forget-node: the former writer is shut out, and a new log may use the name."""
+"""After forget-node: the former writer is fenced, and a new log may use the name."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_another_log_under_a_lost_nodes_name_keeps_its_files(memory: MemoryStore
 def test_a_cluster_manifest_older_than_forgetting_is_refused(
     memory: MemoryStore,
 ) -> None:
-    """It registers a log that was forgotten; without entries, that log could be taken for an empty
+    """It registers a log that was forgotten; without entries, that log could look like an empty
     one."""
     write(memory, "n1", a=1)
     write(memory, "n2", b=2)
@@ -252,7 +252,7 @@ def test_a_record_log_can_reuse_a_forgotten_name(memory: MemoryStore) -> None:
 
 
 def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> None:
-    """No command takes the folder for a node."""
+    """No command treats the folder as a node."""
     store = objects(tmp_path)
     url = store.url
     with embedded(store, "n1", shared=True) as left, embedded(store, "n2", shared=True) as gone:
@@ -274,7 +274,7 @@ def test_commands_ignore_a_forgotten_nodes_folder(run: Run, tmp_path: Path) -> N
         assert ended.code == 0, (words, ended.out, ended.err)
         assert "stat" in words or "n2" not in ended.out, (
             words
-        )  # it says which node wrote the entries of the snapshot
+        )  # it names the node that wrote the entries of the snapshot
     copy = f"objects+file://{tmp_path}/copy"
     assert run("repair", url, "--to", copy, "--mode", "salvage").code == 0
     for place in (store, LocalObjects(str(tmp_path / "copy"))):

@@ -60,7 +60,7 @@ def test_secret_files_are_for_their_owner_only_and_never_overwritten(made: Path,
     assert mode(made / "agent-1.pub") == 0o644
     before = (made / "agent-1.key").read_text()
     again = run("keys", "new", "other", "agent-1", "--folder", str(made))
-    assert (again.code, "exists already and is kept" in again.err) == (2, True)
+    assert (again.code, "exists, and is kept" in again.err) == (2, True)
     assert (made / "agent-1.key").read_text() == before
     assert not (made / "other.key").exists()
     pair = keys.read_secret(made / "agent-1.key")

@@ -335,7 +335,7 @@ def without_manifest(root: Path, node: str) -> Path:
 def test_repair_makes_no_manifest_from_unidentified_files(
     run: Run, tmp_path: Path, unclear: str, dry_run: bool
 ) -> None:
-    """The files do not say whose they are."""
+    """The files do not show to which log they belong."""
     root, raw = tmp_path / "log", unclear == "raw entries"
     for place, node in ((root, "n1"), (tmp_path / "other", "n2"), (root, "n2")):
         if not raw or node == "n1":
@@ -346,8 +346,8 @@ def test_repair_makes_no_manifest_from_unidentified_files(
     other = tmp_path / "other" / CLUSTER / "nodes/n2/wal"
     said = {
         "a copied folder": "this folder was copied or renamed",
-        "segments of two logs": "holds segments of several logs",
-        "another log": "registered is",
+        "segments of two logs": "has segments of several logs",
+        "another log": "is registered",
         "no segments folder": "its disk is not mounted here",
         "raw entries": "raw maps",
     }[unclear]

@@ -1,4 +1,4 @@
-"""`imap-wal query`: what SQL finds in a log, against what dump, export and the maps say."""
+"""`imap-wal query`: the rows that SQL finds in a log, compared with dump, export and the maps."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_names_that_differ_in_case_are_never_mixed_up(run: Run, tmp_path: Path) 
         assert "'Orders', 'orders'" in ended.err
     tables = run("query", tmp_path, "show tables", "-o", "json")
     assert [row["name"] for row in tables.lines] == ["Orders", "other"]
-    assert "'orders'" in tables.err, "it says which one is left out"
+    assert "'orders'" in tables.err, "it names the one that is left out"
 
 
 def test_a_name_of_the_query_hides_a_map(run: Run, url: str) -> None:
@@ -477,7 +477,7 @@ def test_without_duckdb_the_error_names_the_extra(
     assert "imap-wal[duckdb]" in ended.err
 
 
-def test_clusters_with_the_same_map_are_told_apart(run: Run, tmp_path: Path) -> None:
+def test_clusters_with_the_same_map_are_distinguished(run: Run, tmp_path: Path) -> None:
     for cluster in ("eu", "us"):
         with imap_wal.open(tmp_path.as_uri(), cluster=cluster, node="n1") as store:
             store.map("m")["k"] = cluster

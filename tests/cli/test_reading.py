@@ -147,7 +147,7 @@ def test_dump_shows_raw_entries_that_a_snapshot_covers(
     assert run("prune", tmp_path, "--yes").code == 0
     left = [line for line in after if not line["position"]] if archived else after
     assert run("dump", tmp_path, "-o", "json").lines == left, (
-        "the newest segment stays, for it may be being written"
+        "the newest segment is kept: it may be in use"
     )
     assert run("drop", tmp_path, "--map", "m", "--yes").code == 0
     assert run("dump", tmp_path, "-o", "json").lines == ([] if archived else before)
@@ -177,7 +177,7 @@ def test_a_dump_survives_pruning_while_it_reads(
     monkeypatch.setattr(cluster, "read_scan", read_and_prune)
     lines = run("dump", tmp_path, "-o", "json", "--from", str(START)).lines
     assert [line["value"] for line in lines] == [0, 1, 6], (
-        "what was read before it was pruned, and what stays"
+        "the files that were read before they were pruned, and the files that remain"
     )
 
 

@@ -18,12 +18,12 @@ from imap_wal import format
 from imap_wal.clock import SystemClock
 from imap_wal.errors import LogError
 from imap_wal.inspect.finding import Deadline, Finding
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
-from imap_wal.repair.survey import tolerant_survey
 from imap_wal.segment.reader import SegmentReader
 from storage_backends.memory import MemoryStore, forget
 from tests.support import contents, copy_files, node_log, overwrite, row, segments
@@ -121,14 +121,14 @@ def damage(chance: Random, store: MemoryStore) -> str:
 
 
 def verified(store: MemoryStore) -> list[Finding]:
-    (view,) = survey(store)
+    (view,) = take_inventory(store)
     planned, units = plan(store, view, lambda _: True)
     return planned + check(units, lambda _: None, Deadline(SystemClock(), None))[0]
 
 
 def repaired(store: MemoryStore, mode: str) -> tuple[dict[str, str], MemoryStore]:
     """Path → status; and the copy."""
-    (view,), lost = tolerant_survey(store, (), ())
+    (view,), lost = tolerant_inventory(store, (), ())
     repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
     repair.plan()
     copy = MemoryStore(f"verdicts-{next(numbers)}")

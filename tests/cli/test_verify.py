@@ -13,7 +13,7 @@ import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import MissingNode
 from imap_wal.inspect.finding import Deadline
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, foreign_files, plan
 from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store
@@ -157,7 +157,7 @@ def test_the_lease_of_a_writer_is_not_foreign(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", storage=store, preallocate=False) as opened:
         opened.map("m")["k"] = 1
         assert any("writer.lock/" in file.path for file in store.list("default/embedded/nodes"))
-        (view,) = survey(LocalObjects(str(tmp_path)))
+        (view,) = take_inventory(LocalObjects(str(tmp_path)))
         assert foreign_files(view, lambda _: True) == []
 
 
@@ -323,7 +323,7 @@ def test_an_empty_segment_between_others_is_no_damage(run: Run, tmp_path: Path) 
 
 def test_an_archive_merged_during_verify_is_no_damage(run: Run, url: str) -> None:
     store = open_store(url)
-    (view,) = survey(store)
+    (view,) = take_inventory(store)
     findings, units = plan(store, view, lambda _: True)
     archive = next(unit for unit in units if unit.kind == "archive")
     manifests = node_manifests(store, "prod/eu/nodes/n1", SystemClock(), SystemRandomness())
@@ -404,7 +404,7 @@ def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: 
     (found,) = bad(run, str(many_segments))
     assert (
         found["file"] == "default/other/nodes/n1"
-        and "whose place is default/embedded/nodes/n1" in found["what"]
+        and "which belongs in default/embedded/nodes/n1" in found["what"]
     )
 
 

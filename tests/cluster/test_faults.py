@@ -127,7 +127,7 @@ BAD = {
         ['"agent"', "http://localhost:7701"],
     ),
     "empty-endpoint": (lambda agent: logged_map(""), ['"agent"', "missing"]),
-    "behind": (
+    "write-behind": (
         lambda agent: logged_map(agent, store={"write-delay-seconds": 5}),
         ["write-delay-seconds is 5", "needs 0"],
     ),
@@ -185,7 +185,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
 
 
 def error_of(operation: Callable[[], object]) -> str:
-    """The text of the error. Its class says the same to programs."""
+    """The text of the error. Programs can use its class."""
     with pytest.raises(HazelcastError) as raised:
         operation()
     text = str(raised.value)
@@ -313,7 +313,7 @@ def test_memory_equals_the_log_after_kills_of_the_agent(bench: Bench) -> None:
                 lambda target=acknowledged: load.acknowledged > target,
             )
             end()
-            until("callers are told", lambda before=failed: load.refused + load.unknown > before)
+            until("callers get errors", lambda before=failed: load.refused + load.unknown > before)
             plain.start()
         acknowledged = load.acknowledged + 100
         until("changes are acknowledged again", lambda: load.acknowledged > acknowledged)
@@ -367,7 +367,7 @@ def test_value_of_64_mb(bench: Bench) -> None:
 
 
 def test_a_value_beyond_the_agents_limit_is_refused(bench: Bench) -> None:
-    """The map stays unchanged."""
+    """The map is unchanged."""
     entries = bench.map("narrow-map")
     entries.put("a", "small")
     text = error_of(lambda: entries.put("a", "x" * 200_000))

@@ -271,8 +271,8 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     )
     orders.put("longer", 1, ttl=60)
     orders.set_ttl("longer", 7200)
-    orders.put("for ever", 1, ttl=3600)
-    orders.set_ttl("for ever", 0)
+    orders.put("without end", 1, ttl=3600)
+    orders.set_ttl("without end", 0)
     orders.put("processed", 1, ttl=3600)
     orders.execute_on_key("processed", Add(1))
     orders.put("over before the kill", 1, ttl=1)
@@ -280,7 +280,7 @@ def time_to_live(scene: Scene) -> dict[str, int]:
     orders.set_ttl("shortened", 1)
     scene.map("short-lived-by-configuration").put("a", 1)
     until(
-        "what expires at once is gone",
+        "entries that expire at once are gone",
         lambda: orders.get("over before the kill") is None and orders.get("shortened") is None,
         20,
     )

@@ -64,7 +64,7 @@ def test_a_promise_is_described_and_its_tests_exist(
 ) -> None:
     links = re.findall(r"\]\(([\w.-]+)(?:#([\w-]+))?\)", described)
     assert links or promise.startswith("… "), (
-        "it says where it is described, or belongs to the line above"
+        "it names its description, or belongs to the line above"
     )
     for page, anchor in links:
         assert not anchor or anchor in headings(PAGE.parent / page), (

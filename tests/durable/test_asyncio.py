@@ -278,7 +278,7 @@ def test_changes_can_be_passed_to_the_functions_of_asyncio(memory: MemoryStore) 
 
 
 def test_docstrings_explain_tasks_for_changes() -> None:
-    """The docstrings say how to make a task of a change."""
+    """The docstrings explain how to make a task of a change."""
     assert "create_task" in (imap_wal.embedded.asyncio_store.AsyncMap.set.__doc__ or "")
     assert "ensure_future" in (imap_wal.embedded.asyncio_store.AsyncMap.__doc__ or "")
 

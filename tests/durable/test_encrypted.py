@@ -311,8 +311,8 @@ def test_archive_of_another_log_does_not_open(tmp_path: Path) -> None:
     from imap_wal.parquet.file import batches
 
     assert sum(len(batch) for batch in batches(disk, path, log=directory)) == 1
-    assert salvage.survey_file(disk, path, log=directory).records == 1
+    assert salvage.count_readable(disk, path, log=directory).records == 1
     with pytest.raises(Forged, match="it was moved here"):
         list(batches(disk, path, log="00000000-0000-4000-8000-000000000009"))
-    moved = salvage.survey_file(disk, path, log="00000000-0000-4000-8000-000000000009")
+    moved = salvage.count_readable(disk, path, log="00000000-0000-4000-8000-000000000009")
     assert moved.records == 0 and "it was moved here" in moved.what

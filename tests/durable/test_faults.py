@@ -233,7 +233,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_full_disk_fails_puts_and_loses_nothing_acknowledged(
     small_disk: Path, preallocate: bool
 ) -> None:
-    """On a full disk the put fails and memory is unchanged. When the disk has room again, all
+    """On a full disk the put fails and memory is unchanged. When the disk has space again, all
     acknowledged changes are there."""
     url = f"file://{small_disk}/log"
     acked: dict[int, str] = {}

@@ -1,4 +1,4 @@
-"""The errors of a writer that another process shut out: which process did it, and which outcomes
+"""The errors of a writer that another process fenced: which process did it, and which outcomes
 are certain."""
 
 from __future__ import annotations

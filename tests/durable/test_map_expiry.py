@@ -1,4 +1,4 @@
-"""Entries of an embedded map expire, and stay expired."""
+"""Entries of an embedded map expire, and remain expired."""
 
 from __future__ import annotations
 

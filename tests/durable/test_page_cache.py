@@ -80,7 +80,7 @@ class Disk(FaultyStore):
 
 
 class History:
-    """`returned`: what the last open returned. `changes`: what was tried since, in order; the
+    """`returned`: the result of the last open. `changes`: what was tried since, in order; the
     first `kept` of them must be there after the deaths so far."""
 
     def __init__(self, name: str, chance: Random, only_always: bool) -> None:

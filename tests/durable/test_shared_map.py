@@ -83,7 +83,7 @@ class Meddling(imap_wal.MsgpackSerializer):
 
 def test_value_after_a_key_listing_is_not_old(memory: MemoryStore) -> None:
     """A caller that lists the keys and then gets a value gets no old value. `dict(m)` is recognised
-    by calls from the same instruction; other code is not taken for it."""
+    by calls from the same instruction; other code is not confused with it."""
     with embedded(memory) as store:
         m = store.map("m")
         m["a"] = 1

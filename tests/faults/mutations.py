@@ -390,7 +390,7 @@ def survives(mutation: Mutation, folder: Path) -> str:
     path = folder / mutation.file
     text = path.read_text()
     if text.count(mutation.old) != 1:
-        return f"its text stands {text.count(mutation.old)} times in {mutation.file}"
+        return f"its text is {text.count(mutation.old)} times in {mutation.file}"
     path.write_text(text.replace(mutation.old, mutation.new))
     run = subprocess.run(
         [

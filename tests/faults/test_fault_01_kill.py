@@ -144,7 +144,7 @@ def kill_at_random(
             end = time.monotonic() + delay
             while (left := end - time.monotonic()) > 0 and select.select([ours], [], [], left)[0]:
                 part = os.read(ours.fileno(), 65536)
-                assert part, "the child ended by itself"
+                assert part, "the child ended early"
                 data += part
             assert child.pid is not None
             os.kill(child.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def kill_at_random(
         data += part
     child.join(30)
     ours.close()
-    assert child.exitcode == -signal.SIGKILL, f"the child ended by itself with {child.exitcode}"
+    assert child.exitcode == -signal.SIGKILL, f"the child ended early with {child.exitcode}"
     for thread, number in ACK.iter_unpack(data):
         assert number == done[thread]
         done[thread] = number + 1

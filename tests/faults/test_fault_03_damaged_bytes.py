@@ -267,7 +267,7 @@ def test_an_impossible_length_takes_no_memory(
     assert refused(damaged(memory, path, data), path, data, f"length {length}").offset == at
     tail = whole + struct.pack("<III", length, 1, 1 | 1 << 8)
     assert found(damaged(memory, path, tail)) == expected(4), (
-        "behind the last commit it is a torn tail"
+        "after the last commit it is a torn tail"
     )
     cases(2)
 

@@ -128,7 +128,7 @@ def shuffle(seed: int) -> None:
         key, owner = chance.choice("abcd"), chance.randrange(2)
         value = None if chance.random() < 0.3 else number
         # One owner for each key and partition version, as in Hazelcast; clocks may show any time,
-        # recent enough that every tombstone stays.
+        # recent enough that every tombstone is kept.
         rows.append(
             (
                 owner,

@@ -55,7 +55,7 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
     os.kill(child.pid, signal.SIGSTOP)
     eventually(
         lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T",
-        "the child stands still",
+        "the child is stopped",
     )
     with imap_wal.open(url, node="n", takeover=True, segment_bytes=4096) as store:
         m = store.map("m")

@@ -242,7 +242,7 @@ class Life:
 def look_and_go_on(
     storage: SegmentStore, reference: Reference, why: object, **options: Any
 ) -> None:
-    """After a fault: open, compare, and do all that is done to logs once more."""
+    """After a fault: open, compare, and repeat all operations on logs."""
     life = Life(storage, reference, **options)
     life.open(why)
     life.play(

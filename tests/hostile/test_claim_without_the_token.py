@@ -145,7 +145,7 @@ def test_an_operator_can_replace_or_remove_a_token(
     assert run("claim", settings.url, "--only-token", str(new), "--yes") == 0
     assert not claims_with(old)
     assert claims_with(new)
-    assert run("claim", settings.url, "--force", "--yes") == 0  # the token stays
+    assert run("claim", settings.url, "--force", "--yes") == 0  # the token remains
     assert not claims_with(None)
     assert run("claim", settings.url, "--forget-tokens", "--yes") == 0
     assert claims_with(None)

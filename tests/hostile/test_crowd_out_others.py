@@ -141,7 +141,7 @@ def test_waiting_requests_take_bounded_memory(tmp_path: Path) -> None:
             posted = greedy[0].client.post("load", "orders", 1, payload=large)
             for peer in greedy[1:]:
                 header, _ = peer.client.ask("load", "orders", 1, payload=large)
-                assert header[2] == "not-ready" and "take all the room" in header[3]
+                assert header[2] == "not-ready" and "use all the memory" in header[3]
             member.client.post("load", "orders", 1, payload=msgpack.packb(b"a"))
             assert agent._room.bytes < WAITING_BYTES_MAX
         assert greedy[0].client.answer(posted)[0][0] == "entries"

@@ -110,7 +110,7 @@ def test_archive_deletes_no_segment_through_a_link(
 def test_only_names_of_archives_are_deleted(
     tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A path in a manifest that is no archive of its node stays, and a warning names it."""
+    """A path in a manifest that is not an archive of its node is kept, and a warning names it."""
     store = open_store(str(tmp_path))
     store.create(path, b"mine")
     with caplog.at_level(logging.WARNING, "imap_wal"):

@@ -131,7 +131,8 @@ def test_a_copy_of_a_log_without_a_token_is_open(
 def test_a_lost_token_without_a_claim_is_missed(
     run: Run, settings: AgentConfig, token: Path, tmp_path: Path
 ) -> None:
-    """The token was set before the first claim; the cluster's manifest says that there is one."""
+    """The token was set before the first claim; the cluster's manifest records that there is
+    one."""
     with serving(settings):
         pass
     assert run("claim", settings.url, "--only-token", str(token), "--yes").code == 0

@@ -1,4 +1,4 @@
-"""Attack: requests of other types and shapes. Each is answered, and the log stays readable."""
+"""Attack: requests of other types and shapes. Each is answered, and the log remains readable."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_a_member_with_keys_and_token_keeps_its_map(world: World) -> None:
 
 
 def test_a_member_with_an_unknown_key_gets_no_log(world: World) -> None:
-    """Both sides say why."""
+    """Both sides give the reason."""
     world.agent.admit()
     world.cluster.start(1)
 
@@ -224,7 +224,7 @@ def test_an_agent_with_another_key_learns_nothing(world: World) -> None:
 
 
 def test_the_next_cluster_needs_the_token(world: World) -> None:
-    """Without it, its operations fail and say so."""
+    """Without it, its operations fail, and the error names the reason."""
     cluster = world.cluster
     cluster.start(1)
     cluster.client().get_map("orders").blocking().put("a", "1")

@@ -15,8 +15,8 @@ from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.manifest.node import node_manifests
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
-from imap_wal.repair.survey import tolerant_survey
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.security.encryption import KeyedStore
 from imap_wal.segment.reader import SegmentReader
@@ -126,7 +126,7 @@ def contents_of(store: KeyedStore, recovery: str) -> set[str]:
 
 
 def repaired(store: SegmentStore, mode: str) -> KeyedStore:
-    (view,), lost = tolerant_survey(store, (), ())
+    (view,), lost = tolerant_inventory(store, (), ())
     repair = ClusterRepair(store, view, mode, lambda _: True, lambda _: None, lost)
     repair.plan()
     forget("repaired")

@@ -95,7 +95,7 @@ def test_of_two_keys_with_one_id_one_wins(tmp_path: Path) -> None:
 
 
 def test_an_open_log_keeps_its_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A new key under a known id is not used, and a warning says so."""
+    """A new key under a known id is not used, and there is a warning."""
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     file = Path(source.removeprefix("file:"))
     with imap_wal.open(place, encryption_keys=source, segment_bytes=2048) as store:

@@ -1,4 +1,4 @@
-"""Attack: many random requests. None ends the agent, and the log stays readable."""
+"""Attack: many random requests. None ends the agent, and the log remains readable."""
 
 from __future__ import annotations
 

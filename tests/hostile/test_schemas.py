@@ -106,7 +106,7 @@ def test_bytes_of_another_class_are_refused(data: bytes, settings: AgentConfig) 
     with serving(settings), plugin(settings) as member:
         assert put(member, (ORDER.id, data))[2] == "schema-refused"
         assert put(member, (ORDER.id, ORDER.to_bytes()))[0] == "ack"
-        assert member.put(a="1") == ["ack", 1, 1], "the connection stays"
+        assert member.put(a="1") == ["ack", 1, 1], "the connection remains"
         assert read(member) == {ORDER.id: ORDER.to_bytes()}
 
 

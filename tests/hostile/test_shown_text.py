@@ -59,7 +59,7 @@ def test_a_log_with_escape_sequences_is_printed_without_them(
 def test_dump_finds_a_key_by_either_form(log: str) -> None:
     """As the key is, and as it is printed."""
     printed = json.loads(CliRunner().invoke(group, ["dump", log, "-o", "json"]).output)
-    assert printed["key"] == f"key{ESCAPES}", "JSON says the same"
+    assert printed["key"] == f"key{ESCAPES}", "JSON has the same text"
     for key in (f"key{ESCAPES}", out.shown(f"key{ESCAPES}")):
         assert "= value" in CliRunner().invoke(group, ["dump", log, "--key", key]).output
 

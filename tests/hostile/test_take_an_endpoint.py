@@ -64,7 +64,7 @@ def test_a_takeover_replaces_the_agent_of_its_node(tmp_path: Path) -> None:
             plugin(first) as member,
         ):
             assert member.put(a="1")[0] == "ack"
-            agent._router.close()  # the former one ends, and its successor's socket stays
+            agent._router.close()  # the former one ends, and its successor's socket is kept
             with plugin(first, greet=False) as late:
                 assert late.stat()["appends"] == 1
             with pytest.raises(InvalidSetting, match="is held by"):

@@ -8,8 +8,8 @@ from typing import Any
 import imap_wal
 from imap_wal import format
 from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
 from imap_wal.repair.report import SALVAGE
-from imap_wal.repair.survey import tolerant_survey
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
@@ -25,7 +25,7 @@ def repaired(store: SegmentStore, name: str, mode: str = SALVAGE) -> tuple[Memor
     plans = []
     target = MemoryStore(name)
     for dry_run in (True, False):
-        views, lost = tolerant_survey(store, (), ())
+        views, lost = tolerant_inventory(store, (), ())
         items: list[Any] = []
         for view in views:
             repair = ClusterRepair(store, view, mode, always, lambda _: None, lost)

@@ -29,7 +29,7 @@ def waiting(once: Any, gate: str, mode: str) -> Any:
     def write(*given: Any) -> Any:
         inner = once(*given)
 
-        # This function goes to the workers as it is: they do not have this module.
+        # Spark sends this function itself to the workers: they do not have this module.
         def in_worker(batches: Any) -> Iterator[Any]:
             answer = list(inner(batches))
             context = TaskContext.get()

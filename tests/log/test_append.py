@@ -230,7 +230,7 @@ def test_second_writer_is_refused_unless_it_takes_over(
         fill(old, "void")
     assert later > place
     assert texts_of(new.read()) == ["old", "new"]
-    assert texts_of(old.read()) == ["old", "new"], "who was shut out reads as everybody does"
+    assert texts_of(old.read()) == ["old", "new"], "a fenced writer reads like any other reader"
     old.close()
     new.close()
     assert texts_of(reading(memory).read()) == ["old", "new"]

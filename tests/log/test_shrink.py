@@ -75,7 +75,7 @@ def test_shrink_upto_a_position_keeps_everything_above_it(
             ]
         places += fill(opened, "more")
         assert opened.shrink(uncovered=True) == places[-2].after(), (
-            "the segment being written stays"
+            "the segment being written is kept"
         )
         opened.rotate()
         assert opened.shrink(uncovered=True) == places[-1].after()

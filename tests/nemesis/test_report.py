@@ -1,4 +1,4 @@
-"""The tables say what the records say."""
+"""The tables agree with the records."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_sealed_segment_cut_between_frames_is_short(memory: MemoryStore) -> None
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_sealed_segment_without_its_frames_is_short(memory: MemoryStore, which: int) -> None:
-    """It is not taken for an empty one."""
+    """It does not count as an empty one."""
     log = node(memory)
     for request in range(1, 4):
         append(log, put("a", str(request), (1, 1, 1, request)))

@@ -1,4 +1,4 @@
-"""A missing file of a manifest: every reader names it, and says which entries are missing."""
+"""A missing file of a manifest: every reader names it and the missing entries."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
     found = {row[1]: row[3] for rows in view(memory).rows("orders") for row in rows}
     assert found == {b"a": b"2", b"b": b"1"}
     assert [each.key for each in conflicts.find(cluster(memory))] == [b"a", b"b"], (
-        "two tombstones say the same"
+        "two tombstones mean the same"
     )
 
 

@@ -109,5 +109,5 @@ def test_an_archive_that_was_exchanged_is_not_served(memory: MemoryStore) -> Non
     archive(memory, log)
     paths = {each.map: each.path for each in cluster(memory).node("n1").manifest.archives}
     overwrite(memory, paths["orders"], memory.read(paths["other"]))
-    with pytest.raises(CorruptLog, match=r"archive/orders/.*checksum that the manifest has"):
+    with pytest.raises(CorruptLog, match=r"archive/orders/.*checksum in the manifest"):
         view(memory)

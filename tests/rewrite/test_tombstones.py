@@ -142,8 +142,9 @@ def test_tombstone_dropped_by_second_rewrite_still_voids_older(
 def test_map_without_snapshot_keeps_lower_version_changes(
     memory: MemoryStore,
 ) -> None:
-    """What a rewrite of one map learns of a partition says nothing of another map's log. That log
-    may have older changes of the same partition, which were acknowledged in their time."""
+    """The facts that a rewrite of one map learns about a partition do not apply to another map's
+    log. That log may have older changes of the same partition, which were acknowledged in their
+    time."""
     first, second = node(memory), node(memory, "n2")
     members(memory)
     append(first, put("x", "1", (1, 1, 1, 1), "other"))
@@ -209,7 +210,7 @@ def test_a_tombstone_of_a_former_lifetime_is_dropped(memory: MemoryStore) -> Non
 def test_tombstones_are_kept_while_a_node_is_missing(
     memory: MemoryStore,
 ) -> None:
-    """What a snapshot covers of that node stays covered."""
+    """Entries of that node that a snapshot covers remain covered."""
     first, second = node(memory), node(memory, "n2")
     append(second, put("b", "1", (1, 1, 1, 1)))
     run(memory)

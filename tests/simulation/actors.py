@@ -30,7 +30,7 @@ from imap_wal.errors import (
 )
 from imap_wal.inspect import verify as verifier
 from imap_wal.inspect.finding import CLEAN, TORN, Deadline
-from imap_wal.inspect.inventory import survey
+from imap_wal.inspect.inventory import take_inventory
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
@@ -121,7 +121,7 @@ def key_of(number: int) -> bytes:
 
 def verify(store: Any, clock: Clock) -> None:
     """`imap-wal verify` finds no damage where there is none; otherwise `Violation`."""
-    for view in survey(store):
+    for view in take_inventory(store):
         findings, units = verifier.plan(store, view, lambda node: True)
         read, _ = verifier.check(units, lambda text: None, Deadline(clock, None))
         for finding in (*findings, *read):

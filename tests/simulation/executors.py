@@ -1,8 +1,8 @@
 """Executors of Spark: processes that run a task of a rewrite.
 
-What Spark, the storage and the operating system give to a task is replaced by what belongs to the
-process in which the task runs. The replacements stay as long as simulations run: a task that is
-late, or that nobody waits for, finds them too.
+A task gets the parts of Spark, of the storage and of the operating system that belong to the
+process in which it runs. The replacements exist as long as simulations run: a task that is late, or
+whose result is not needed, uses them too.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def _a_drop_keeps_nothing(put: Put) -> None:
     put(drop, "_versions_of", lambda *_: NO_VERSIONS)
 
 
-def _nobody_looks_for_conflicts(put: Put) -> None:
+def _no_search_for_conflicts(put: Put) -> None:
     put(conflicts, "find", lambda *_, **__: iter(()))
 
 
@@ -383,7 +383,7 @@ MUTATIONS = (
         "H6", "a drop loses partition versions", _a_drop_keeps_nothing, (_DROPPED,), _DROPPED
     ),
     Mutation(
-        "H7", "verify looks for no conflict of order", _nobody_looks_for_conflicts,
+        "H7", "verify looks for no conflict of order", _no_search_for_conflicts,
         (_SPLIT,), _SPLIT,
     ),
 )  # fmt: skip

@@ -227,12 +227,12 @@ def _operate(plan: Plan, stage: Stage, older: dict[str, Medium], op: tuple[Any, 
 def _judge_repair(plan: Plan, stage: Stage, operator: Survivor, mode: str) -> None:
     """A repaired copy must open. If the log was not damaged, the copy has all of it."""
     from imap_wal.repair.cluster import ClusterRepair
-    from imap_wal.repair.survey import tolerant_survey
+    from imap_wal.repair.inventory import tolerant_inventory
 
     store, media = operator.storage(), {"root": Medium()}
     target = open_sim(operator.world, operator.process, media, stage.kind)
     try:
-        views, lost = tolerant_survey(store, (), ())
+        views, lost = tolerant_inventory(store, (), ())
         for view in views:
             repair = ClusterRepair(
                 store, view, mode, lambda _: True, lambda _: None, lost, operator.process.clock,

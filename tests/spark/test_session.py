@@ -1,4 +1,4 @@
-"""What the user gave to Spark holds. A process of its own for each: it can start one JVM."""
+"""The user's settings of Spark count. A process of its own for each: it can start one JVM."""
 
 from __future__ import annotations
 

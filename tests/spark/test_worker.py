@@ -1,4 +1,5 @@
-"""What a task does first in its worker, without Spark: it opens the log, or says why it cannot."""
+"""What a task does first in its worker, without Spark: it opens the log, or reports why it
+cannot."""
 
 from __future__ import annotations
 

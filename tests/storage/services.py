@@ -1,6 +1,6 @@
 """Real services for the tests of stores: found or installed, started on a free port, stopped again.
-Nothing is skipped: a missing service fails the test that needs it, and the error says what to
-install."""
+Nothing is skipped: a missing service fails the test that needs it, and the error names the program
+to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A URL finds its store, or an error that says what to do."""
+"""A URL leads to its store, or to an error with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrapper that fails on purpose does exactly what its plan says."""
+"""The wrapper that fails on purpose does exactly what is in its plan."""
 
 from __future__ import annotations
 

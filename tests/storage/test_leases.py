@@ -82,7 +82,7 @@ def test_resumed_holder_overwrites_nothing_of_its_successor(
 
 
 def test_outdated_lease_objects_are_removed(store: LocalObjects) -> None:
-    """No process can still take them for the newest."""
+    """No process can treat them as the newest any more."""
     for _ in range(KEPT_OBJECTS + 5):
         lock(store, "one after the other").release()
     names = [file.path for file in store.list("node")]

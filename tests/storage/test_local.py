@@ -41,7 +41,7 @@ def test_a_killed_create_shows_nothing(tmp_path: Path, at: str) -> None:
         assert len(temporaries(tmp_path)) == 1
         assert store.list("") == []
         store.create("manifest/0.json", b"x")
-        assert len(temporaries(tmp_path)) == 1, "the temporary file of a living process stays"
+        assert len(temporaries(tmp_path)) == 1, "the temporary file of a running process is kept"
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert not store.exists("manifest/1.json")

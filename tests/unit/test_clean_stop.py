@@ -59,7 +59,7 @@ def test_an_unclean_start_scans_from_the_last_checkpoint(memory: MemoryStore) ->
 
 
 def test_clean_log_without_its_last_frame_is_damaged(memory: MemoryStore) -> None:
-    """It is not taken for a clean one."""
+    """It does not count as a clean one."""
     log = node_log(memory)
     for number in range(3):
         log.write(format.ENTRIES, 1, [row(str(number), "v", number + 1)])

@@ -131,7 +131,7 @@ def test_bytes_that_are_no_frame_have_a_reason(data: bytes, reason: str, needed:
 
 
 def test_frame_counts_entries_and_records_last_sync() -> None:
-    """A frame counts its entries, and says what was synced before it."""
+    """A frame has the number of its entries, and the offset that was synced before it."""
     chunks, length, checksum = format.encode_frame(
         7, 500, format.METADATA, format.COUNT_MAX, 480, [b"abc", b"de"]
     )

@@ -86,7 +86,7 @@ def test_point_in_time_permanently_drops_entries_after_damage(
         assert lost.first < lost.last
         for path in lost.put_aside:
             assert left.read(path) == damaged[f"{FOLDER}/wal/{path.rpartition('/')[2]}"], (
-                "what was put aside is as it was"
+                "the bytes that were put aside are unchanged"
             )
     # New entries have positions after all former ones, and are kept; dropped entries do not return.
     log.write(format.ENTRIES, 1, [row("100", "v", 100)])

@@ -60,7 +60,7 @@ LINES: dict[str, list[tuple[Damage, list[int]]]] = {
 
 
 def table() -> Iterator[tuple[str, str, str]]:
-    """(line, mode, what the page says)."""
+    """(line, mode, the page's text)."""
     rows = [
         re.split(r"\s*\|\s*", line.strip("| "))
         for line in PAGE.read_text(encoding="utf-8").split("## What an open does")[1].splitlines()

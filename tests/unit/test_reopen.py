@@ -22,7 +22,7 @@ def kinds(store: SegmentStore) -> list[list[str]]:
 
 
 def test_clean_shutdown_is_recorded_in_log_and_manifest(memory: MemoryStore) -> None:
-    """The last frame says so, and the manifest too."""
+    """The last frame shows it, and the manifest too."""
     log = node_log(memory)
     log.requests[1] = 2
     write(log, 1, 2)
@@ -208,7 +208,7 @@ def test_foreign_file_with_a_segment_name_is_not_deleted(memory: MemoryStore) ->
 def test_new_disk_under_known_node_name_is_refused(
     memory: MemoryStore,
 ) -> None:
-    """It is not taken for an empty log."""
+    """It does not count as an empty log."""
     log = node_log(memory)
     write(log, 1)
     log.close()

@@ -222,10 +222,10 @@ def test_sealing_frees_preallocated_space(memory: MemoryStore) -> None:
     assert memory.size(PATH) == writer.size < 4096
 
 
-def test_cut_header_without_frames_is_unborn(
+def test_cut_header_without_frames_is_header_torn(
     memory: MemoryStore,
 ) -> None:
-    """A cut or empty header is unborn, but not if frames are after it."""
+    """A cut or empty header is torn, but not if frames are after it."""
     write(memory, 1)
     whole = memory.read(PATH)
     head = len(header().encode())
@@ -242,7 +242,7 @@ def test_cut_header_without_frames_is_unborn(
         assert not is_header_torn(memory, PATH), f"bit {bit} of the header"
 
 
-def test_a_foreign_file_is_not_unborn(memory: MemoryStore) -> None:
+def test_a_foreign_file_is_no_torn_header(memory: MemoryStore) -> None:
     overwrite(memory, PATH, b"notes")
     assert not is_header_torn(memory, PATH)
 

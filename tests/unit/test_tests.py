@@ -35,7 +35,7 @@ def test_no_test_file_imports_another_one() -> None:
 
 
 def test_no_test_name_has_more_than_ten_words() -> None:
-    """The name says the promise or the damage; the docstring says the rest."""
+    """The name has the promise or the damage; the docstring has the details."""
     found = [
         f"{path.relative_to(TESTS)}: {name}"
         for path in TESTS.rglob("*.py")

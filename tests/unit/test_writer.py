@@ -1,4 +1,4 @@
-"""The log of one node has one writer: others are refused, or shut out."""
+"""The log of one node has one writer: others are refused, or fenced."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def write_new(path: Path, text: str, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     except FileExistsError:
         raise InvalidSetting(
-            f"{path} exists already and is kept. Choose another name, or remove it first"
+            f"{path} exists, and is kept. Choose another name, or remove it first"
         ) from None
     except OSError as error:
         raise InvalidSetting(f"{path}: {error.strerror}") from error
@@ -193,8 +193,8 @@ def write_clients(path: Path, clients: Mapping[str, Peer]) -> None:
     this returns, so that a revoked key stays revoked. Raises `InvalidSetting` if the file cannot be
     written."""
     text = (
-        "# Whom the agent admits; `imap-wal keys allow` and `revoke` write it. Agents read it "
-        "again when it changes.\n"
+        "# The clients that the agent admits; `imap-wal keys allow` and `revoke` write them. "
+        "Agents read this file again when it changes.\n"
     )
     for public, peer in sorted(clients.items(), key=lambda client: client[1].name):
         rights = ", ".join(f'"{right}"' for right in Right if right in peer.rights)

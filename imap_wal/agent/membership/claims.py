@@ -157,7 +157,7 @@ class Claims:
             claimed = claims.claims.get(who.cluster_id)
             if claimed == claims.newest:  # the log is a copy, or a program has a higher incarnation
                 return claims.with_claim(who.cluster_id, incarnation, claims.members, claims.lost)
-            # Members of the older incarnation may have data that is not in the log.
+            # Members of the older incarnation may have changes that are not in the log.
             return claims.with_claim(
                 who.cluster_id, incarnation, () if claimed is None else (who.member,)
             )
@@ -280,7 +280,7 @@ class Claims:
             )
 
     def _returns(self, claims: ClaimManifest, claimed: int, who: Greeting, is_new: bool) -> bool:
-        """Whether the plug-in is new, so that it sent nothing that is void. False for a plug-in of
+        """Whether the plug-in is new, so that it has sent no void changes. False for a plug-in of
         the newest incarnation: its cluster was merged into the older one. Only these two may claim
         for an older cluster again; for all others, raises `VoidIncarnation`."""
         plugins = self._log.manifests.read()[1].plugins
@@ -306,7 +306,7 @@ def reserve(cluster: ClusterLog) -> int:
     incarnation = cluster.manifests.update(
         lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
     ).incarnation
-    with suppress(AlreadyExists):  # created by an earlier attempt whose answer was lost
+    with suppress(AlreadyExists):  # created by an earlier attempt whose response was lost
         cluster.store.create(layout.claim_path(cluster.folder, incarnation), b"")
     return incarnation
 

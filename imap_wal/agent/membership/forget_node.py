@@ -58,9 +58,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class ForgetReport:
-    """What was forgotten, or in a dry run would be. `missing`: why the node's log cannot be read.
-    `lost`: the entries that are lost. `deleted`: the deleted files. `before`: an earlier run has
-    forgotten the node. `refused`: why it is not forgotten without `lose`."""
+    """The result of forgetting a node, or in a dry run the expected one. `missing`: why the node's
+    log cannot be read. `lost`: the entries that are lost. `deleted`: the deleted files. `before`:
+    an earlier run has forgotten the node. `refused`: why it is not forgotten without `lose`."""
 
     node: str
     log_id: str

@@ -1,10 +1,10 @@
 """Which requests of a session count after its incarnation was followed by another one: those up to
 a cutoff.
 
-A member of the old view that is also in the new one gets this in the welcome: it acknowledges what
-counts, and sends the rest again. So an answer must never change. It depends on the cutoffs of the
-lifetimes that have begun. The caller checks afterwards that the newest of them still has its
-permit: then every later cutoff is above what was read here.
+A member of the old view that is also in the new one gets this in the answer to its hello. It
+acknowledges the requests that count, and sends the others again. So this answer must never change.
+It depends on the cutoffs of the lifetimes that have begun. The caller checks afterwards that the
+newest of them still has its permit: then every later cutoff is above what was read here.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class SignOfLife:
             self._watch.wake.set()  # the first sign is created at once
 
     def silent(self) -> None:
-        """The last member has said bye: delete the sign now. A member that is heard later causes a
-        new one."""
+        """The last member has said bye: delete the sign now. If a member is heard later, there is a
+        new sign."""
         self._heard, self._silent, self._greeted = 0, True, ""
         self._watch.wake.set()
 

@@ -214,8 +214,8 @@ class Start:
         return (
             f"this cluster did not get the log within start_timeout_s ({self._timeout_s:g} "
             f"s): {whom}; {rule}. "
-            "Start the agents that are missing: the wait then ends by itself. For a node "
-            "that is gone for good: imap-wal forget-node. "
+            "Start the missing agents: then the wait ends without further action. For a node "
+            "that will not return: imap-wal forget-node. "
             "To start now without them: imap-wal claim --force, after which a cluster that "
             "still runs there must be restarted. "
             'To start without them every time: start_policy = "wait-most" or "partial"'

@@ -142,7 +142,7 @@ class Reads:
         if message.sender in self._queued:
             return "another read of this connection waits for its answer"
         if not self._room.enter(message.memory):
-            return "requests of other connections take all the room"
+            return "requests of other connections use all the memory"
         self._queued.add(message.sender)
         self._arrived += 1
         self._queue.put(_Asked(self._arrived, message, partition_count, is_of_member))

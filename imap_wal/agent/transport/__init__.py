@@ -1,1 +1,1 @@
-"""The socket of an agent: what ZeroMQ does, connections, the endpoint; the only pyzmq."""
+"""The socket of an agent, its connections and its endpoint. Only this part uses pyzmq."""

@@ -65,7 +65,7 @@ class Client:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return NotAllowed(
                 f"the agent at {self.endpoint} does not admit this user or key; its log "
-                "lines say whom it refused and why"
+                "lines name the refused peers and the reasons"
             )
         return NotAllowed(
             f"{self.endpoint} did not accept the handshake: the agent has keys and this "

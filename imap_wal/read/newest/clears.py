@@ -7,9 +7,9 @@ partition, whatever the number of keys. An embedded map has one partition.
     floor    the newest clear of a partition
     hidden   a change of a key below the floor of the key's partition; it does not count
 
-Only order decides, so the result does not depend on what is read first. The partition of a key is
-computed from its bytes with the clear's own number of partitions: the writer of an older entry may
-have had another number. A clear may be dropped when a tombstone in its place may be
+Only order decides, so the result does not depend on the sequence of reading. The partition of a key
+is computed from its bytes with the clear's own number of partitions: the writer of an older entry
+may have had another number. A clear may be dropped when a tombstone in its place may be
 (docs/decisions/0017). See docs/decisions/0026-one-record-for-a-clear.md.
 """
 
@@ -43,7 +43,7 @@ class Floors:
             raise ImapWalError(
                 f"map {row[MAP]!r}: a clear of node {node!r}, order {row[ORDER]}, is for "
                 f"partition {row[PARTITION]} of {row[PARTITION_COUNT]}; there is no "
-                "such partition, so it is not known what it deletes. `imap-wal verify` names "
+                "such partition, so it is unknown what it deletes. `imap-wal verify` names "
                 "its file; replace that file by a copy"
             )
         newest = self._newest.get(row[PARTITION_COUNT])

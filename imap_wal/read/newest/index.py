@@ -407,7 +407,8 @@ class NewestIndex:
         self._stored.limit_runs(RUNS_MAX)
 
     def _moves(self) -> int:
-        """Grows with every change to what a pass over the index would find, or where."""
+        """Increases with every change to the entries that a pass over the index would find, or
+        their places."""
         return self._version + self._stored.version
 
     def _page(self, rows_max: int) -> Page:

@@ -11,13 +11,13 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * One connection to an agent, after hello and welcome. One thread may send the next request while
- * another waits for the oldest answer; {@link #ask} is for a connection on which each request has
- * its answer.
+ * another waits for the oldest answer. {@link #ask} is for a connection without unanswered
+ * requests.
  */
 final class AgentConnection implements Closeable {
     static final int PROTOCOL = 1;
     private static final byte[] NO_PAYLOAD = {};
-    /** An answer begins with the size of its header, in so many bytes. */
+    /** An answer begins with the size of its header, in this many bytes. */
     private static final int HEADER_SIZE_BYTES = 4;
 
     private final ZmtpConnection wire;
@@ -32,16 +32,16 @@ final class AgentConnection implements Closeable {
     }
 
     /**
-     * Who says hello. It is always the same for one endpoint, except for the UUIDs of member and
-     * cluster, which a merge changes.
+     * The identity in a hello. It is always the same for one endpoint, except for the UUIDs of
+     * member and cluster, which a merge changes.
      */
     record Identity(CurrentCluster cluster, UUID pluginUuid, String pluginVersion,
             int partitionCount, KnownView view, Pulse pulse) {
     }
 
-    /** An answer: its header, from where it was read last, its payload, and the bytes of that. */
+    /** An answer: its header from the read position on, its payload, and the payload's size. */
     record Answer(MsgpackReader header, MsgpackReader payload, int payloadBytes) {
-        /** The answer that is a message of these frames. */
+        /** The answer in a message of these frames. */
         static Answer of(List<byte[]> frames) throws ProtocolException {
             if (frames.size() != 1) {
                 throw new ProtocolException("the agent's answer has " + frames.size()
@@ -81,8 +81,8 @@ final class AgentConnection implements Closeable {
                 identity.pulse);
         try {
             identity.pulse.add(connection);
-            // An agent that is busy with its storage may take as long as for a change. One that
-            // hangs is noticed by the pulse.
+            // An agent that is busy with its storage may take as long as for a change. The pulse
+            // notices an agent that hangs.
             identity.pulse.start(identity);
             long helloDeadline = Math.max(deadline, System.nanoTime()
                     + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
@@ -100,7 +100,7 @@ final class AgentConnection implements Closeable {
         }
     }
 
-    /** What a hello says, after its kind and number. */
+    /** Writes the fields of a hello, after its kind and number. */
     static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member,
             String purpose, String token) {
         hello.map(token.isEmpty() ? 8 : 9);
@@ -118,17 +118,17 @@ final class AgentConnection implements Closeable {
     }
 
     /**
-     * Which cluster may write.
+     * The cluster that may write.
      *
      * @param incarnation its newest view
-     * @param alive       whether members of that view may be alive; older agents do not say
+     * @param alive       whether members of that view may be alive; older agents do not send it
      */
     record Claim(String clusterId, long incarnation, boolean alive) {
     }
 
     /**
-     * The newest claim that the agent knows; null: it does not say. Sent without a hello, as that
-     * may be refused.
+     * The newest claim that the agent knows; null: it does not send one. It is asked without a
+     * hello, because a hello may be refused.
      */
     static Claim claim(AgentSettings settings) throws IOException {
         long deadline = System.nanoTime()
@@ -151,8 +151,8 @@ final class AgentConnection implements Closeable {
     }
 
     /**
-     * Whether its welcome was for the present UUIDs of member and cluster, in the newest view that
-     * is known.
+     * Whether its welcome was for the present UUIDs of member and cluster, in the newest known
+     * view.
      */
     boolean current(Identity identity) {
         return session.clusterId().equals(identity.cluster.clusterId())
@@ -220,14 +220,14 @@ final class AgentConnection implements Closeable {
         }
     }
 
-    /** The number of the request begun last. */
+    /** The number of the request that was begun last. */
     long number() {
         return number;
     }
 
     /**
      * The second half of {@link #ask}: the answer to the request of that number, which must be the
-     * oldest without one. Another thread may send meanwhile.
+     * oldest unanswered one. Another thread may send meanwhile.
      */
     Answer answer(String wantedKind, long wantedNumber, long deadlineNanos) throws IOException {
         List<byte[]> frames;

@@ -17,11 +17,11 @@ import java.util.concurrent.locks.ReentrantLock;
  * Sends the changes of a member to its agent. All of its maps share it.
  *
  * <pre>
- * AppendQueue      callers whose changes are not under way
- * InFlightWindow   the appends that are under way, and which caller leads
- * AgentWriter      sends an append; what happens without an answer
+ * AppendQueue      callers whose changes are not in an append yet
+ * InFlightWindow   the appends without an outcome, and the caller that leads
+ * AgentWriter      sends an append, and handles a missing answer
  * WriteConnection  the connection: hello, schemas, pauses after a failure
- * Outcomes         what callers get
+ * Outcomes         the results for callers
  * </pre>
  */
 final class AgentLink {
@@ -78,7 +78,7 @@ final class AgentLink {
     }
 
     /**
-     * How many connections were greeted. A key in doubt waits for one more.
+     * The number of connections that were greeted. A key in doubt waits for another one.
      */
     long welcomes() {
         return connection.welcomes();

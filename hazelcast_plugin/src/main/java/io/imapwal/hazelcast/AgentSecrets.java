@@ -28,7 +28,7 @@ record AgentSecrets(String keyFile, byte[] agentKey, String tokenFile) {
         }
     }
 
-    /** @throws IOException naming the file and what is wrong; never with its content */
+    /** @throws IOException with the name of the file and the fault, never with its content */
     void check() throws IOException {
         own();
         token();

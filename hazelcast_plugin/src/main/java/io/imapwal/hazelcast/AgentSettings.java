@@ -7,8 +7,8 @@ import java.util.Set;
 import java.util.TreeSet;
 
 /**
- * What a map's {@code map-store} properties say. An unknown or malformed property is refused with
- * the property's and the map's name: a misspelt one must not mean its default without a warning.
+ * The {@code map-store} properties of a map. An unknown or malformed property is refused with the
+ * property's and the map's name: a misspelt one must not mean its default without a warning.
  *
  * @param agent            where the agent listens
  * @param timeoutMs        longest wait for the acknowledgement of one append, and for the answer to
@@ -21,7 +21,7 @@ import java.util.TreeSet;
  *                         eviction
  * @param restoreChunk     entries fetched with one request while restoring
  * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
- * @param secrets          who this member is
+ * @param secrets          the identity of this member
  */
 record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs,
         int restoreTimeoutMs, boolean readThrough, int restoreChunk, int settleTimeoutMs,
@@ -51,7 +51,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         if (!StandardCharsets.UTF_8.newEncoder().canEncode(map)) {
             throw new IllegalArgumentException("the name of map \"" + map
                     + "\" has half of a surrogate pair, which the log could not"
-                    + " tell from another one; choose another name");
+                    + " distinguish from another one; choose another name");
         }
         int bytes = map.getBytes(StandardCharsets.UTF_8).length;
         if (bytes > NAME_BYTES_MAX) {
@@ -68,7 +68,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         String agent = properties.getProperty(AGENT);
         if (agent == null || agent.isBlank()) {
             throw new IllegalArgumentException(where(AGENT, map)
-                    + " is missing: it says where the agent beside this member listens,"
+                    + " is missing: it is the address of the agent beside this member,"
                     + " ipc:///path/to/socket or tcp://host:port");
         }
         AgentEndpoint endpoint;

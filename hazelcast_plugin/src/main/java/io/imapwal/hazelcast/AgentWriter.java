@@ -19,20 +19,20 @@ import java.util.function.Supplier;
  * event                               what the writer does
  * broken before a byte of it was      connects again, sends it
  * sent
- * broken later                        connects again; what is in the log by last_request of the
- *                                     welcome is acknowledged, the rest is sent again with the same
- *                                     numbers
- * no new connection at once, or no    OutcomeUnknown for what was sent, NotAppended for the rest
+ * broken later                        connects again; changes that are in the log by last_request
+ *                                     of the welcome are acknowledged, the others are sent again
+ *                                     with the same numbers
+ * no new connection at once, or no    OutcomeUnknown for sent changes, NotAppended for the others
  * answer in time
- * refused                             NotAppended for it; connects again, as if broken, for what
- *                                     was sent after it
+ * refused                             NotAppended for it; connects again, as if broken, for the
+ *                                     append that was sent after it
  * void-incarnation: a newer view was  connects again; what counts of the older session by the
  * claimed                             welcome is acknowledged, the rest is sent again in the
  *                                     session of the new view
  * </pre>
  */
 final class AgentWriter implements InFlightWindow.Sender {
-    /** The connection that appends use. Only {@link #awaitAck} is called without the wire. */
+    /** The connection for appends. Only {@link #awaitAck} is called without the wire. */
     interface Channel {
         /** Returns when there is a connection, greeted in the newest known view. */
         SessionInfo greet() throws IOException;
@@ -206,10 +206,10 @@ final class AgentWriter implements InFlightWindow.Sender {
         }
         boolean sent = append.state() == InFlightAppend.State.SENT;
         fail(append, sent && !error.certain(), error);
-        // The agent refuses what follows a refused append, until the next hello. But if this node
-        // was superseded, the next welcome may be of another agent, whose appends must not be taken
-        // for ours.
-        IOException cause = new IOException("what was sent before it was refused: "
+        // The agent refuses all appends after a refused one, until the next hello. But if this node
+        // was superseded, the next welcome may be another agent's, whose appends must not be
+        // confused with ours.
+        IOException cause = new IOException("the append before it was refused: "
                 + Outcomes.reason(error));
         again(open.get(), cause, !error.code().equals("superseded"));
     }

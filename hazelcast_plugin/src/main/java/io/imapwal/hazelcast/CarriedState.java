@@ -18,7 +18,7 @@ import java.util.Set;
 import java.util.UUID;
 
 /**
- * Is sent with a partition to its next owner, with the maps of which the copy is whole. A new owner
+ * Sent with a partition to its next owner. It has the maps of which the copy is whole. A new owner
  * that did not receive it gained the partition by loss.
  */
 public final class CarriedState extends Operation implements IdentifiedDataSerializable {

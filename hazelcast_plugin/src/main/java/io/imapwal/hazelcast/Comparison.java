@@ -32,7 +32,7 @@ final class Comparison {
     long removed;
     /** Entries that are not in memory, because this member cannot read their values. */
     int unreadable;
-    /** Why the last of them cannot be read. */
+    /** Why the last one of them cannot be read. */
     HazelcastException why;
 
     Comparison(int partition, Wholeness.Unsettled reason) {
@@ -50,7 +50,7 @@ final class Comparison {
     }
 
     /**
-     * @throws HazelcastException an earlier part failed: its keys must not be taken for absent in
+     * @throws HazelcastException an earlier part failed: its keys must not count as absent from
      *         the log
      */
     void requireNext(int part) {
@@ -74,7 +74,7 @@ final class Comparison {
         store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
     }
 
-    /** Sets what differs. @return what was changed */
+    /** Sets the entries that differ. @return the changes */
     Corrections set(RecordStore<Record> store, List<AgentReader.Entry> entries,
             SerializationService serialization, Address caller) {
         Corrections corrections = new Corrections();
@@ -119,14 +119,14 @@ final class Comparison {
         try {
             store.putFromLoad(entry.key(), entry.value(), Corrections.expiry(entry), caller, now);
             return true;
-        } catch (HazelcastException e) {  // from its serializer or an index
+        } catch (HazelcastException e) {  // thrown by its serializer or an index
             unreadable++;
             why = e;
             return false;
         }
     }
 
-    /** Removes what the log does not have. @return what was changed */
+    /** Removes the keys that the log does not have. @return the changes */
     Corrections removeUnseen(RecordStore<Record> store) {
         Corrections corrections = new Corrections();
         for (Data key : unseen) {

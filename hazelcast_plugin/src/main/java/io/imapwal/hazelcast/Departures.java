@@ -10,13 +10,13 @@ import java.util.function.IntSupplier;
 import java.util.function.LongSupplier;
 
 /**
- * The members that have left or were replaced as owners, and when the rest may claim a view without
- * them.
+ * The members that have left or were replaced as owners, and the time from which the others may
+ * claim a view without them.
  *
  * <p>If the network is split, each part sees the others leave, and the first claim wins. Hazelcast
  * later merges the smaller part into the larger one. If the smaller part had won, all members would
- * have to open their maps again after that. So a part that is smaller than what it lost waits and
- * lets the others claim first. It waits for the longest time between the moments at which two
+ * have to open their maps again after that. So a part that is smaller than the lost one waits, so
+ * that the others can claim first. It waits for the longest time between the moments at which two
  * members notice the same loss. If no part claims in that time, it does. Every part waits for a
  * short time without more departures, because members that are lost together are reported one by
  * one.
@@ -28,7 +28,8 @@ final class Departures {
     private final IntSupplier present;
     private final LongSupplier clock;
     /**
-     * When each of them left. They are kept, because a map of another agent may be opened later.
+     * The time at which each of them left. They are kept, because a map of another agent may be
+     * opened later.
      */
     private final Map<UUID, Long> left = new HashMap<>();
     private long newest;
@@ -61,7 +62,7 @@ final class Departures {
         return new HashSet<>(left.keySet());
     }
 
-    /** Waits for this part's turn to claim a view. @return the members that the view is without */
+    /** Waits until this part may claim a view. @return the members that are not in that view */
     Set<UUID> awaitTurn() throws InterruptedException {
         for (long wait; (wait = turnNanos()) > 0;) {
             TimeUnit.NANOSECONDS.sleep(wait);

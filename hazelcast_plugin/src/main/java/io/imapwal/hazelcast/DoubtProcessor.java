@@ -22,9 +22,9 @@ import java.util.concurrent.TimeUnit;
  * whole partition is settled by {@link SettleOperation} instead. No other change of the key runs at
  * the same time: earlier changes are in the log that it reads, and later ones are newer.
  *
- * <p>This appends the same value once more, with a newer order. It is the cost of a public
- * interface that keeps backups, indexes, listeners and near caches correct, and only keys in doubt
- * have it.
+ * <p>This appends the same value once more, with a newer order. That is the cost of a public
+ * interface that keeps backups, indexes, listeners and near caches correct. Only keys in doubt have
+ * this cost.
  */
 public final class DoubtProcessor
         implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,
@@ -110,8 +110,8 @@ public final class DoubtProcessor
     }
 
     /**
-     * Does the same on a backup, which gets the value with the operation and does not read from its
-     * own agent.
+     * Does the same on a backup. A backup gets the value with the operation, and does not read from
+     * its own agent.
      */
     public static final class OnBackup
             implements EntryProcessor<Object, Object, Object>, HazelcastInstanceAware,

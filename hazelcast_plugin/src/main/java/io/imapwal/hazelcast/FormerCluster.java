@@ -16,7 +16,7 @@ import java.util.stream.IntStream;
  *
  * <pre>
  *  kept                                    effect in the next cluster
- *  versions of the copies of partitions    a backup is taken for an old one until its version
+ *  versions of the copies of partitions    a backup counts as an old one until its version
  *                                          exceeds the former one: it is not stored, and the
  *                                          caller waits for the backup time-out each time
  *  partitions that queries scan here       this member answers for partitions of others, in which
@@ -60,7 +60,7 @@ final class FormerCluster {
         scannedPartitions(nodeEngine);
     }
 
-    /** Queries on this member scan the partitions that it owns now. */
+    /** Makes queries on this member scan the partitions that it owns now. */
     static void scannedPartitions(NodeEngine nodeEngine) {
         MapService service = nodeEngine.getService(MapService.SERVICE_NAME);
         service.getMapServiceContext().refreshCachedOwnedPartitions();

@@ -9,7 +9,7 @@ import java.util.List;
  *
  * <pre>
  * state     event            cause of the event                                  next state
- * UNSENT    GIVEN            the writer begins to give it to the connection      SENT
+ * UNSENT    GIVEN            the writer begins to pass it to the connection      SENT
  *           NEWER_VIEW       the agent refused the schemas that it needs         UNSENT
  *           OUTCOME_UNKNOWN  likewise                                            UNSENT
  *           CLOSED_BEFORE    the connection was closed                           UNSENT

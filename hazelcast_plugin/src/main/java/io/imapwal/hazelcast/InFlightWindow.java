@@ -13,11 +13,12 @@ import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 
 /**
- * The appends that have no outcome yet, at most two, and the caller that leads.
+ * The appends that have no outcome yet (at most two), and the caller that leads.
  *
  * <p>It has no thread of its own. A caller puts its changes in the queue. If no caller leads, this
- * one does: it sends what is queued as one append, waits for the answer, sends what was queued
- * meanwhile, wakes the callers that are done, and makes one that is not done the next leader. So a
+ * one does: it sends the queued changes as one append, waits for the answer, sends the changes that
+ * were queued meanwhile, wakes the callers that are done, and makes one that is not done the next
+ * leader. So a
  * single caller needs one round trip and no change of threads, and many callers share one round
  * trip. While the leader waits for an answer, another caller may send a second append ({@code
  * docs/decisions/0013}).
@@ -71,9 +72,9 @@ final class InFlightWindow {
     private final Deque<InFlightAppend> underWay = new ArrayDeque<>(2);
     private boolean led;
     private boolean closed;
-    /** When the agent could start the oldest append. */
+    /** The time from which the agent could work on the oldest append. */
     private long begunNanos;
-    /** How long the agent usually needs from then on. */
+    /** The time that the agent usually needs from then on. */
     private long usualNanos;
 
     InFlightWindow(Sender sender, ReentrantLock wire, LongSupplier nanoTime, ILogger logger) {
@@ -172,7 +173,7 @@ final class InFlightWindow {
         }
     }
 
-    /** The append that is answered next. If there is none, it begins one of what is queued. */
+    /** The append that is answered next. If there is none, it begins one of the queued changes. */
     private InFlightAppend oldest() {
         InFlightAppend append;
         synchronized (lock) {
@@ -189,8 +190,8 @@ final class InFlightWindow {
     }
 
     /**
-     * With {@link #lock} held: begins an append of what is queued, which this thread sends, if that
-     * needs no waiting and is worthwhile. Otherwise it returns null.
+     * With {@link #lock} held: begins an append of the queued changes, which this thread sends, if
+     * that needs no waiting and is worthwhile. Otherwise it returns null.
      */
     private InFlightAppend beginIfWorthwhile() {
         InFlightAppend first = underWay.peek();
@@ -266,7 +267,7 @@ final class InFlightWindow {
         }
     }
 
-    /** After an Error (OutOfMemoryError): no caller may wait without end. */
+    /** After an Error (OutOfMemoryError): all callers must stop waiting. */
     private void abandon(PendingAppend own, List<PendingAppend> finished) {
         IOException cause = new IOException("the sending thread failed");
         wire.lock();

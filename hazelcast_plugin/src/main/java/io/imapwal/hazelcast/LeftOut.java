@@ -53,7 +53,7 @@ final class LeftOut {
     private static final long PAUSE_MS = 1000;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
-    /** After how many checks in a row with the same result something is done. */
+    /** The number of consecutive checks with the same result before this class acts. */
     private static final int LOOKS = 3;
 
     private final WalPlugin plugin;
@@ -74,7 +74,7 @@ final class LeftOut {
         this.maps = maps;
     }
 
-    /** Remembers which members were lost, and checks again when one of them joins. */
+    /** Records the lost members, and checks again when one of them joins. */
     MembershipListener members() {
         return new MembershipListener() {
             @Override
@@ -268,8 +268,8 @@ final class LeftOut {
     }
 
     /**
-     * Where to join: a lost member that can be reached, or this one, to form a new cluster. Null:
-     * not yet.
+     * The member to join: a lost one that can be reached, or this one, to form a new cluster. Null:
+     * none yet.
      */
     private Address target(List<AgentLink> out) throws InterruptedException {
         List<Address> candidates;
@@ -318,15 +318,15 @@ final class LeftOut {
                 + " log, join "
                 + (target.equals(plugin.nodeEngine().getThisAddress()) ? "a new cluster at "
                     : "the cluster of ") + target);
-        List<Future<?>> told = new ArrayList<>();
+        List<Future<?>> asked = new ArrayList<>();
         for (Member each : cluster.getMembers()) {
             if (!each.localMember()) {
                 Operation merge = new MergeClustersOp(target);
-                told.add(plugin.nodeEngine().getOperationService()
+                asked.add(plugin.nodeEngine().getOperationService()
                         .invokeOnTarget(ClusterServiceImpl.SERVICE_NAME, merge, each.getAddress()));
             }
         }
-        for (Future<?> each : told) {
+        for (Future<?> each : asked) {
             try {
                 each.get(WAIT_S, TimeUnit.SECONDS);
             } catch (ExecutionException | TimeoutException e) {

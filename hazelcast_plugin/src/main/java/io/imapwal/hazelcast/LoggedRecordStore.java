@@ -24,7 +24,7 @@ import java.util.function.BiConsumer;
  * is whole, and Hazelcast does not load it.
  *
  * <pre>
- *  partition    what Hazelcast does with an operation
+ *  partition    Hazelcast's treatment of an operation
  *  not whole    repeats it later
  *  overdue      fails it with LogUnavailable
  *  a backup     carries it out
@@ -165,7 +165,7 @@ final class LoggedRecordStore extends DefaultRecordStore {
     private final class Queue extends LinkedHashSet<MapOperation> {
         @Override
         public boolean add(MapOperation operation) {
-            // A destroyed partition is not whole any more, and need not be.
+            // A destroyed partition is not whole any more, and does not have to be.
             if (!(operation instanceof MapPartitionDestroyOperation)) {
                 requireWhole();
             }

@@ -36,7 +36,7 @@ final class MapPeers {
     }
 
     /**
-     * What the other members answer together.
+     * The combined answer of the other members.
      *
      * @param loaded  a member has the map in use
      * @param missing why a member cannot take entries; null when all can
@@ -44,7 +44,7 @@ final class MapPeers {
     record Status(boolean loaded, String missing) {
     }
 
-    /** @param present as which member this one asks */
+    /** @param present this member's identity for the question */
     Status status(Membership present) {
         boolean loaded = false;
         String missing = null;
@@ -71,7 +71,7 @@ final class MapPeers {
     /**
      * Returns when the other members have loaded the map too, or after {@link #LOADED_NANOS}.
      *
-     * @param present as which member this one asks
+     * @param present this member's identity for the question
      */
     void awaitLoaded(Membership present) throws InterruptedException {
         long deadline = System.nanoTime() + LOADED_NANOS;
@@ -79,7 +79,7 @@ final class MapPeers {
             try {
                 answer.get(Math.max(1, deadline - System.nanoTime()), TimeUnit.NANOSECONDS);
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: map \"" + map + "\": a member does not say when"
+                plugin.logger().fine("imap-wal: map \"" + map + "\": a member does not report when"
                         + " it has loaded its partitions", e);
             }
         }
@@ -136,7 +136,7 @@ final class MapPeers {
                 Thread.currentThread().interrupt();
                 return newest;
             } catch (ExecutionException | TimeoutException e) {
-                plugin.logger().fine("imap-wal: a member does not say which view it knows", e);
+                plugin.logger().fine("imap-wal: a member does not report which view it knows", e);
             }
         }
         return newest;

@@ -19,8 +19,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
 
 /**
- * What this member knows about one map: whether it may exist here at all, and which of its
- * partitions are whole in memory.
+ * The state of one map on this member: whether it is open, and which of its partitions are whole in
+ * memory.
  *
  * <pre>
  * closed ──▶ open      the agent of every member was greeted; a failure is LogUnavailable, and it
@@ -36,11 +36,11 @@ import java.util.concurrent.locks.ReentrantLock;
  */
 final class MapState {
     private static final long PAUSE_NANOS = TimeUnit.MILLISECONDS.toNanos(500);
-    /** For this time, a failure is the answer to later attempts too. */
+    /** For this time after a failed attempt, later attempts fail with the same error. */
     private static final long FAILED_NANOS = TimeUnit.SECONDS.toNanos(5);
     /** How long an open waits until Hazelcast has assigned the cluster's partitions. */
     private static final long ASSIGNED_NANOS = TimeUnit.SECONDS.toNanos(2);
-    /** A thread that waits looks so often whether a time has passed. */
+    /** The interval in which a waiting thread checks whether its time has passed. */
     private static final long LOOK_MS = 50;
 
     private final WalPlugin plugin;
@@ -62,9 +62,9 @@ final class MapState {
     private volatile boolean open;
     /** All partitions that this member owned were settled once. */
     private volatile boolean loaded;
-    /** Grows with each close: what began before does not count after it. */
+    /** Increases with each close: tasks that began before it do not count after it. */
     private volatile int generation;
-    /** What runs when the map is loaded or closed. */
+    /** The actions that run when the map is loaded or closed. */
     private final List<Runnable> awaited = new ArrayList<>();
 
     MapState(WalPlugin plugin, String map) {
@@ -87,7 +87,7 @@ final class MapState {
         return wholeness;
     }
 
-    /** How this member reaches the map's log; null until the map is used here. */
+    /** The link to the map's log; null until the map is used here. */
     AgentSettings settings() {
         return settings;
     }
@@ -128,8 +128,8 @@ final class MapState {
     }
 
     /**
-     * Runs {@code then} once when the map is loaded, or is not being loaded any more; at once if
-     * that is so. It must not wait.
+     * Runs {@code then} once, when the map is loaded or is no longer being loaded. If that is
+     * already so, it runs at once. It must not wait.
      */
     void whenLoaded(Runnable then) {
         synchronized (this) {
@@ -141,7 +141,7 @@ final class MapState {
         then.run();
     }
 
-    /** What {@link #whenLoaded} has to run, and removes it; the threads that wait look again. */
+    /** Removes and returns the actions of {@link #whenLoaded}, and wakes the waiting threads. */
     private synchronized List<Runnable> awaited() {
         notifyAll();
         List<Runnable> now = List.copyOf(awaited);

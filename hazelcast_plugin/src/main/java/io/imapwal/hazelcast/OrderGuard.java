@@ -12,7 +12,7 @@ import java.util.UUID;
 import java.util.concurrent.atomic.AtomicLongArray;
 
 /**
- * Gives a change its place among the owners of its partition.
+ * Gives a change its place in the order, by the owners of its partition.
  *
  * <p>A partition's version rises with each change of its owner. So of two changes of one key by two
  * owners, the one with the greater version is newer. This is true only for changes by the owner,

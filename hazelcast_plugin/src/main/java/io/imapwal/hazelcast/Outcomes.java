@@ -10,7 +10,7 @@ import java.util.function.Predicate;
 import java.util.function.Supplier;
 
 /**
- * Decides what the callers of appends get: nothing for a change that is in the log,
+ * Decides the results of the callers of appends: success for a change that is in the log,
  * {@link NotAppended} for one that certainly is not, {@link OutcomeUnknown} for one that may be.
  * The {@link Reconciler} gets the keys of the last kind.
  */

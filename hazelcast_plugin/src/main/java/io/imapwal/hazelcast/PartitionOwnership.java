@@ -64,7 +64,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     /** A part of a split network claims its view within this time after it has noticed the loss. */
     private static final long CLAIM_MS = 500;
 
-    /** For how long clients repeat an operation by default. */
+    /** The time for which clients repeat an operation by default. */
     private static final long CLIENT_MS = 120_000;
 
     private final NodeEngine nodeEngine;
@@ -88,7 +88,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
                 nodeEngine.getProperties())), this::present, System::nanoTime);
     }
 
-    /** How long after a member left operations may be repeated because of that. */
+    /** The time for which operations may be repeated after a member has left. */
     private static long repeatedMs(HazelcastProperties properties) {
         long membersMs = properties.getInteger(ClusterProperty.INVOCATION_MAX_RETRY_COUNT)
                 * properties.getMillis(ClusterProperty.INVOCATION_RETRY_PAUSE);
@@ -112,7 +112,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     }
 
     /**
-     * This member leaves its cluster for another one. It owns nothing, and starts like a new
+     * This member leaves its cluster for another one. It owns no partition, and starts like a new
      * member. A member that left the former cluster may be in the next one with the same UUID: a
      * half that is left out of a view counts the other half as lost.
      */

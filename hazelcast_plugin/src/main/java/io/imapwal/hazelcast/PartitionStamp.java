@@ -3,7 +3,7 @@ package io.imapwal.hazelcast;
 import java.util.UUID;
 
 /**
- * Where and when a change was made. {@link OrderGuard} makes stamps.
+ * Where and when a change was made. {@link OrderGuard} creates stamps.
  *
  * @param clusterId   cluster of the member that sends the change
  * @param member      UUID of that member when it made the change; after a merge it has another one

@@ -75,8 +75,8 @@ final class Placements {
     }
 
     /**
-     * Whether the change that the map store is asked to log is in the log already, as a part of a
-     * transaction.
+     * Whether the change that Hazelcast passes to the map store is in the log already, as a part of
+     * a transaction.
      *
      * @throws RetryableHazelcastException it is another change, and the outcome of the transaction
      *                                     is not known yet
@@ -92,8 +92,8 @@ final class Placements {
         }
         if (!guard.isPresentVersion(known.partition, known.order)) {
             // A backup has moved since then, and the owner may have logged changes with the new
-            // version. A rewrite that has read these would take older ones for changes of a former
-            // owner, so the change is logged again. Its place stays, in case that has to be
+            // version. A rewrite that has read these would treat older ones as changes of a former
+            // owner, so the change is logged again. Its place is kept, in case that has to be
             // repeated.
             return false;
         }

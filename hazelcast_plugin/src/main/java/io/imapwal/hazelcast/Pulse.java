@@ -15,7 +15,7 @@ import java.util.concurrent.TimeUnit;
  * ZMTP PING   ZeroMQ's own thread in the agent answers it, also while the agent waits for its
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
- * beat        says that a member of this cluster is alive; the loop of the agent answers it,
+ * beat        shows that a member of this cluster is alive; the loop of the agent answers it,
  *             perhaps late
  * </pre>
  *
@@ -32,7 +32,7 @@ final class Pulse {
     private volatile boolean closed;
     private Thread thread;
 
-    // About the connection that is watched; used by the thread only.
+    // The state of the watched connection. Only the thread uses it.
     private ZmtpConnection wire;
     private int silent;
     private long number;
@@ -171,7 +171,7 @@ final class Pulse {
     private void hear(List<byte[]> frames) throws ProtocolException {
         MsgpackReader answer = AgentConnection.Answer.of(frames).header();
         if (answer.array() < 2) {
-            throw new ProtocolException("an answer has a kind and a number");
+            throw new ProtocolException("an answer must have a kind and a number");
         }
         String kind = answer.string();
         answered = Math.max(answered, answer.integer());

@@ -30,7 +30,7 @@ final class PythonPickle {
         this.pickle = pickle;
     }
 
-    /** Called once per member. If the user has a serializer for this type, that one stays. */
+    /** Called once per member. If the user has a serializer for this type, it is kept. */
     static void register(InternalSerializationService serialization, ILogger logger) {
         try {
             // The public method accepts positive type ids only.

@@ -20,7 +20,7 @@ final class Readers implements Closeable {
     private final Supplier<AgentReader> make;
     /** For single keys. */
     private final AgentReader shared;
-    /** For questions about maps: the first one may wait until the agent has merged all logs. */
+    /** For questions about maps. The first one may wait until the agent has merged all logs. */
     private final AgentReader questions;
     private final Deque<AgentReader> idle = new ConcurrentLinkedDeque<>();
     private List<Question> waiting = new ArrayList<>();

@@ -112,7 +112,7 @@ final class Reconciler {
             return;
         }
         Doubt former = doubts.get(key);
-        // If a key is doubted twice, the log decides which change counts. Request 0 is never above
+        // If a key is in doubt twice, the log decides which change counts. Request 0 is never above
         // the last one.
         doubts.put(key, former == null ? doubt
                 : new Doubt(link, Math.max(doubt.welcomes, former.welcomes), doubt.session, 0,
@@ -190,8 +190,8 @@ final class Reconciler {
     /**
      * Whether the log has, or had a short time ago, a change of the key that memory lacks. It may
      * be the first attempt of a change that Hazelcast has repeated because the partition migrated.
-     * If the repeated attempt is refused, the caller must not get an error that says that nothing
-     * was changed.
+     * If the repeated attempt is refused, the caller must not get an error by which nothing was
+     * changed.
      */
     synchronized boolean isAhead(String map, Data key) {
         Doubt doubt = doubts.get(new Key(map, key, partition(key)));
@@ -316,7 +316,7 @@ final class Reconciler {
                     turn.done.get(waitMs, TimeUnit.MILLISECONDS);
                     turns.remove(key);
                     synchronized (this) {
-                        // If it was doubted again meanwhile, it stays.
+                        // If it came in doubt again meanwhile, it is kept.
                         doubts.remove(key, turn.doubt);
                         if (turn.doubt.welcomes < 0) {
                             settledNanos.put(new Area(key.map, key.partition), System.nanoTime());

@@ -62,7 +62,7 @@ final class SchemaForm {
      */
     static Schema read(long schemaId, byte[] bytes) throws ProtocolException {
         if (bytes.length > BYTES_MAX) {
-            throw new ProtocolException("it takes " + bytes.length + " bytes, and at most "
+            throw new ProtocolException("it has " + bytes.length + " bytes, and at most "
                     + BYTES_MAX + " are read");
         }
         ByteBuffer from = ByteBuffer.wrap(bytes);
@@ -136,7 +136,8 @@ final class SchemaForm {
         try {
             return StandardCharsets.UTF_8.newDecoder().decode(text).toString();
         } catch (CharacterCodingException e) {
-            throw new ProtocolException("the name before byte " + from.position() + " is no UTF-8");
+            throw new ProtocolException("the name before byte " + from.position()
+                    + " is not UTF-8");
         }
     }
 

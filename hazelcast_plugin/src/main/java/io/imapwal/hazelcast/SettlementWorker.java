@@ -133,7 +133,7 @@ final class SettlementWorker {
         List<MapState> waiting = new ArrayList<>(plugin.states());
         waiting.removeIf(state -> !state.isOpen() || state.isLoaded()
                 && !state.wholeness().isAnyUnsettled());
-        // Maps that are loaded were in use; and to load a map, other members are asked.
+        // Loaded maps first: they are in use, and to load a map, other members are asked.
         waiting.sort(Comparator.comparing(state -> !state.isLoaded()));
         for (MapState state : waiting) {
             AgentLink link = plugin.link(state.settings());

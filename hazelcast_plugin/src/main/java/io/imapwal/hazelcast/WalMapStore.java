@@ -60,7 +60,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     private volatile boolean strategyKnown;
 
     /**
-     * Throws only if the configuration is wrong. Hazelcast calls this wherever it needs the map,
+     * Throws only if the configuration is wrong. Hazelcast calls this whenever it needs the map,
      * also on a member that has just forwarded a client's change to its owner. An error from here
      * would tell the client that nothing was changed. A map that cannot be used yet refuses its
      * operations: {@link LoggedRecordStore}.

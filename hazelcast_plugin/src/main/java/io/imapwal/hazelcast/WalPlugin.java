@@ -151,7 +151,7 @@ final class WalPlugin {
         return settlements;
     }
 
-    /** Which partitions this member owns, how it got them, and which members have left. */
+    /** The partitions that this member owns, how it got them, and the members that have left. */
     PartitionOwnership ownership() {
         return PartitionOwnership.of(nodeEngine);
     }
@@ -280,7 +280,7 @@ final class WalPlugin {
     }
 
     /**
-     * Drops all maps, because Hazelcast merges what it finds in memory. The log has their entries.
+     * Drops all maps, because Hazelcast merges the entries that are in memory. The log has them.
      */
     private void dropAll() {
         merging = true;

@@ -47,8 +47,8 @@ final class Wholeness {
     }
 
     /**
-     * Why a partition has to be settled. It is compared by identity: a settlement ends the reason
-     * that existed when it began, and no later one.
+     * The reason why a partition has to be settled. It is compared by identity: a settlement ends
+     * the reason that existed when it began, and no later one.
      */
     static final class Unsettled {
         private final long sinceNanos;

@@ -122,7 +122,7 @@ final class WriteConnection implements AgentWriter.Channel {
                 long view = connection.session().incarnation();
                 disconnect();
                 throw new IOException("it is in view " + view
-                        + ", and there is a newer one; it may not see that yet");
+                        + ", and there is a newer one; it may not know it yet");
             }
         } catch (IOException e) {
             pause(e, System.nanoTime() - from);

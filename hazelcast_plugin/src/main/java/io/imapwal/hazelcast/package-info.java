@@ -1,6 +1,6 @@
 /**
  * The part of imap-wal that runs inside a Hazelcast member. It encodes, sends, waits and loads. The
- * agent has the log itself.
+ * log itself is with the agent.
  *
  * <pre>
  * write    IMap operation ─▶ WalMapStore.store ─▶ OrderGuard ─▶ AgentLink ═ append ═▶ agent
@@ -17,7 +17,7 @@
  *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
- *          EvictionWatch ─▶ Wholeness: what is not in memory is read from the log
+ *          EvictionWatch ─▶ Wholeness: keys that are not in memory are read from the log
  *
  * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md

@@ -118,14 +118,14 @@ class TwoUnderWayTest {
 
     @Test
     void refusalOfFirstFailsOnlyItsCaller() throws Exception {
-        int behind = agent.refusedAfterAnother;
+        int before = agent.refusedAfterAnother;
         long first = appended("first");
         long second = appended("second");
         List<CompletableFuture<Void>> calls = twoUnderWay(OnAppend.FULL_ONCE);
         assertInstanceOf(NotAppended.class, failure(calls.get(0)));
         calls.get(1).join();
         // The agent may count it after the next connection has appended it.
-        eventually(() -> agent.refusedAfterAnother == behind + 1);
+        eventually(() -> agent.refusedAfterAnother == before + 1);
         assertEquals(first, appended("first"));
         assertEquals(second + 1, appended("second"));
         assertFalse(map.containsKey("first"));

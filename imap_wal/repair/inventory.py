@@ -1,23 +1,23 @@
-"""What is in a storage, where manifests are damaged."""
+"""The inventory of a storage on which manifests are damaged."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from imap_wal.errors import CorruptLog
-from imap_wal.inspect.inventory import ClusterView, survey
+from imap_wal.inspect.inventory import ClusterView, take_inventory
 from storage_backends import SegmentStore, StoredFile
 
 
-def tolerant_survey(
+def tolerant_inventory(
     store: SegmentStore, namespaces: tuple[str, ...], clusters: tuple[str, ...]
 ) -> tuple[list[ClusterView], dict[str, int]]:
-    """Like `survey`, but uses an older manifest if the newest is damaged. Also returns how many
-    newer ones of each folder cannot be read."""
+    """Like `take_inventory`, but uses an older manifest if the newest is damaged. Also returns, for
+    each manifest folder, how many newer manifests cannot be read."""
     without = _Without(store)
     while True:
         try:
-            views = survey(without, namespaces, clusters)
+            views = take_inventory(without, namespaces, clusters)
             for view in views:  # the packed part of a manifest is parsed at its first use
                 for manifest in (
                     view.manifest.snapshots,
