@@ -16,10 +16,12 @@ bars; height of the head."""
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 16px; }
     .label { text-anchor: end; }
-    .ours { fill: #00897b; } .other { fill: #8a9aa1; } .range { stroke: #1b2a30; stroke-width: 1.5; }
+    .ours { fill: #00897b; } .other { fill: #8a9aa1; }
+    .range { stroke: #1b2a30; stroke-width: 1.5; }
     @media (prefers-color-scheme: dark) {
-      text { fill: #e6eef0; } .ours { fill: #35b3a4; } .other { fill: #7f8f96; } .range { stroke: #e6eef0; }
-    }"""  # noqa: E501
+      text { fill: #e6eef0; } .ours { fill: #35b3a4; }
+      .other { fill: #7f8f96; } .range { stroke: #e6eef0; }
+    }"""
 OTHERS = (
     "bare loop",
     "SQLite",

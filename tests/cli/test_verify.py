@@ -186,12 +186,13 @@ def test_a_log_that_is_being_written_is_never_called_damaged(run: Run, url: str)
 
     program = f"""
 import imap_wal
-with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_bytes=200_000, max_total_wal_size=400_000) as store:
+small = dict(segment_bytes=200_000, max_total_wal_size=400_000)
+with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', **small) as store:
     orders = store.map('orders')
     print('writing', flush=True)
     while True:
         orders.update({{str(number): 'x' * 500 for number in range(50)}})
-"""  # noqa: E501
+"""
     writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None

@@ -64,7 +64,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
         # The user that started the cluster owns its root: only it may create folders of others.
-        yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"  # noqa: E501
+        named = subprocess.run(["whoami"], check=True, capture_output=True, text=True)
+        yield f"webhdfs://{named.stdout.strip()}@localhost:{port}/maps"
 
 
 def test_hdfs_keeps_every_promise(url: str) -> None:

@@ -243,9 +243,8 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
 ) -> None:
     """A manifest of a newer format is unsupported, and not overwritten."""
     body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
-    body["checksum"] = (
-        f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"  # noqa: E501
-    )
+    written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    body["checksum"] = f"{google_crc32c.value(written):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
     with pytest.raises(UnsupportedVersion, match="format 4; this imap-wal reads 1 and 2 and 3"):
         log(memory).update(count)
