@@ -36,7 +36,7 @@ OTHERS = (
 
 def chart(title: str, rows: Sequence[Row]) -> str:
     """One bar for each row, as long as its median, with a line from its least to its most."""
-    longest = max(row.get("most", row["median"]) for row in rows)
+    longest: float = max(row.get("most", row["median"]) for row in rows)
     height = TOP + STEP * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '  # noqa: ISC004

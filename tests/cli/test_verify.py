@@ -410,7 +410,7 @@ def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: 
 
 
 @pytest.mark.parametrize("policy", ["full", "partial"])
-def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, policy: str) -> None:
+def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, policy: Any) -> None:
     """Without segments to look at, it became a log of two nodes."""
     nodes = many_segments / "default/embedded/nodes"
     with imap_wal.open(str(many_segments), node="n1") as store:

@@ -228,9 +228,10 @@ def test_a_name_that_cannot_be_a_folder_name_is_refused(
             store.map(too_long)
         assert store.maps() == []
     for what in ("namespace", "cluster", "node"):
+        named: dict[str, Any] = {what: name}
         for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
             with pytest.raises(InvalidSetting, match=f"the name of a {what} takes"):
-                use(memory.url, storage=memory, **{what: name})
+                use(memory.url, storage=memory, **named)
     with (
         imap_wal.log.create(memory.url, storage=memory) as log,
         pytest.raises(InvalidSetting, match="the name of a map"),
@@ -267,7 +268,8 @@ def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> N
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
-            imap_wal.open(tmp_path, **{name: "no"})
+            flag: dict[str, Any] = {name: "no"}
+            imap_wal.open(tmp_path, **flag)
         store.map("m")["b"] = 2
 
 

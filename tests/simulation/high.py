@@ -72,14 +72,16 @@ class Maintainer(Actor):
 
     def rewrite_in_ranges(self) -> None:
         """Two ranges of keys, with one part for each row."""
-        kept = local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX
-        local_engine.PART_ROWS_MAX = local_engine.GROUP_BYTES_MAX = 1
+        kept = {name: getattr(local_engine, name) for name in ("PART_ROWS_MAX", "GROUP_BYTES_MAX")}
+        for name in kept:
+            setattr(local_engine, name, 1)
         try:
             rewrite(self.cluster(), TwoRanges(self, kills=False))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
-            local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX = kept
+            for name, value in kept.items():
+                setattr(local_engine, name, value)
 
     def rewrite_until_now(self) -> None:
         """With `--as-of`, a rewrite may drop no tombstone."""
@@ -293,9 +295,9 @@ def _a_thread_dies_unseen(put: Put) -> None:
         except Exception:  # the thread ends, as in Python without a handler
             pass
 
-    def answer(self: Any, arrived: int, message: Any) -> Any:
+    def answer(self: Any, asked: Any) -> Any:
         try:
-            return real_answer(self, arrived, message)
+            return real_answer(self, asked)
         finally:
             if foreign:
                 raise foreign.pop()

@@ -273,8 +273,9 @@ class AgentActor(Actor):
         except (ImapWalError, StorageError) as error:
             self._refused(error, Fenced, LostRace)
         finally:
-            self.agent._router.closed = True
-            for connection in list(self.agent._router.connections.values()):
+            router: Any = self.agent._router  # a `SimRouter`
+            router.closed = True
+            for connection in list(router.connections.values()):
                 threads._wake(connection)
 
     def archive(self) -> None:

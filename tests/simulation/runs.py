@@ -84,6 +84,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     from tests.simulation.prologues import prepared
 
     media, past = prepared(plan.kind, plan.prologue)
+    acked = past.acked
     world = World(chooser)
     if plan.seed % ENCRYPTED_EACH == 0:
         world.keys = KEYS
@@ -107,6 +108,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             actor = ROLES[spec.role](stage, process, spec)
             actor.start()
         world.run()
+        acked = past.acked - acked
         if world.violation is None:
             try:
                 _epilogue(plan, stage, older)
@@ -114,7 +116,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
                 world.violate(error, error.__cause__)
         return Result(
             world.violation, world.cause, world, world.step,
-            {process.name: process.calls for process in world.processes}, past.acked,
+            {process.name: process.calls for process in world.processes}, acked,
             len(world.tasks),
         )  # fmt: skip
     finally:

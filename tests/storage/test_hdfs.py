@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import BUILD, free_port, need, running
 
 import imap_wal
 from imap_wal.errors import ImapWalError
 from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
 from storage_backends.hdfs import HdfsStore
 from storage_backends.testing import check_segment_store
+from tests.storage.services import BUILD, free_port, need, running
 
 # The first run fetches some 150 MB of jars; truncation waits for the data node.
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]

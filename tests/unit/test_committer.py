@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -248,6 +249,8 @@ def test_large_commit_is_written_in_several_frames(
 @pytest.mark.parametrize("name", ["commit_bytes_max", "max_value_bytes"])
 def test_setting_for_frames_above_2_gib_is_refused(name: str) -> None:
     """The format does not allow larger frames."""
-    assert Settings(**{name: format.PAYLOAD_BYTES_MAX})
+    most: dict[str, Any] = {name: format.PAYLOAD_BYTES_MAX}
+    assert Settings(**most)
+    more: dict[str, Any] = {name: format.PAYLOAD_BYTES_MAX + 1}
     with pytest.raises(InvalidSetting, match=f"{name} is {format.PAYLOAD_BYTES_MAX + 1}"):
-        Settings(**{name: format.PAYLOAD_BYTES_MAX + 1})
+        Settings(**more)
