@@ -217,7 +217,8 @@ _PROGRAM = "a program that writes when the first members come"
 
 
 def _late(*ops: Op) -> Plan:
-    return Plan(APPEND, "empty", (*_LATE, Spec("keeper", (ops,), role="maintainer")))
+    keeper = Spec("keeper", (ops,), role="maintainer")
+    return Plan(APPEND, "empty", (*_LATE, keeper), acknowledged=2)
 
 
 PLANS: dict[str, Plan] = {
@@ -227,6 +228,7 @@ PLANS: dict[str, Plan] = {
             _spec("A", ("open", False), ("put", 0), ("archive",), ("put", 1), ("archive",)),
             Spec("keeper", ((("rewrite_once",),),), role="maintainer"),
         ),
+        acknowledged=2,
     ),
     _FULL: Plan(
         APPEND, "members",
@@ -234,11 +236,13 @@ PLANS: dict[str, Plan] = {
             Spec("agent", ((("serve",),), (("scratch_is_full", 1),)), role="agent"),
             _member("member", "n1", ("put", 0), ("list",), ("expect", 0)),
         ),
+        acknowledged=1,
     ),
     _RANGES: Plan(
         APPEND, "archived",
         (Spec("keeper", ((("rewrite_in_ranges",), ("prune",)),), role="maintainer"),),
         after=(("prune",),),
+        acknowledged=0,
     ),
     _ONCE: _late(("rewrite",), ("prune",)),
     _LATER: _late(("rewrite_until_now",), ("rewrite",), ("prune",)),
@@ -250,6 +254,7 @@ PLANS: dict[str, Plan] = {
             _agent("agent 2", "n2"), _member("member 2", "n2", ("put_also", 0)),
         ),
         after=(("resolve",),),
+        acknowledged=3,
     ),
     _PROGRAM: Plan(
         APPEND, "empty",
@@ -261,6 +266,7 @@ PLANS: dict[str, Plan] = {
             _agent("agent"), _member("member", "n1", ("put", 0), ("list",)),
         ),
         exclusive=False,
+        acknowledged=4,
     ),
 }  # fmt: skip
 """Each is run with one long pause of every actor at every call."""
