@@ -36,7 +36,7 @@ OTHERS = (
 
 def chart(title: str, rows: Sequence[Row]) -> str:
     """One bar for each row, as long as its median, with a line from its least to its most."""
-    longest: float = max(row.get("most", row["median"]) for row in rows)
+    longest = max(float(row.get("most", row["median"])) for row in rows)
     height = TOP + STEP * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '  # noqa: ISC004
@@ -48,7 +48,8 @@ def chart(title: str, rows: Sequence[Row]) -> str:
     for number, row in enumerate(rows):
         y = TOP + STEP * number
         length, least, most = (
-            BARS * row.get(name, row["median"]) / longest for name in ("median", "least", "most")
+            BARS * float(row.get(name, row["median"])) / longest
+            for name in ("median", "least", "most")
         )
         kind = "other" if any(name in row["measurement"] for name in OTHERS) else "ours"
         parts += [

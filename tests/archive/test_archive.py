@@ -39,7 +39,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     files = sorted(str(path) for path in tmp_path.rglob("*.parquet"))
     assert len(files) == 2 and not segments(store)
 
-    found = duckdb.sql(
+    found = duckdb.execute(
         "SELECT map, key, value, deleted, request, node, epoch, segment, index FROM "
         f"read_parquet({files!r}) ORDER BY request"
     ).fetchall()
@@ -48,7 +48,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
         ("other", b"b", b"2", False, 5, "n1", 1, 1, 1),
         ("orders", b"a", None, True, 6, "n1", 1, 1, 0),
     ]
-    newest = duckdb.sql(
+    newest = duckdb.execute(
         "SELECT key, arg_max(deleted, (incarnation, partition_version, session, request)) "
         f"FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
     )
@@ -57,7 +57,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
     assert [field.name for field in parquet_file.ARCHIVE_SCHEMA] == list(frame.columns)
-    compression = duckdb.sql(
+    compression = duckdb.execute(
         f"SELECT DISTINCT compression FROM parquet_metadata({files!r})"
     ).fetchall()
     assert compression == [("ZSTD",)]

@@ -191,7 +191,7 @@ def test_export_writes_the_live_entries_in_every_format(run: Run, url: str, tmp_
     assert {row["key"]: json.loads(row["value"]) for row in rows} == LIVE
     target = tmp_path / "orders.parquet"
     assert run("export", url, "--map", "orders", "--to", target).code == 0
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"select key, json_extract_string(value, '$.state') from '{target}'"
     ).fetchall()
     assert dict(found) == {key: value["state"] for key, value in LIVE.items()}

@@ -32,6 +32,6 @@ def answer(handler: RequestHandler, pending: list[Pending]) -> None:
     _answer(handler, pending)
 
 
-RequestHandler._append = append  # type: ignore[method-assign]
-RequestHandler._answer = answer  # type: ignore[method-assign]
+RequestHandler._append = append  # type: ignore[assignment, method-assign]
+RequestHandler._answer = answer  # type: ignore[assignment, method-assign]
 run(AgentConfig.from_toml(sys.argv[1]))

@@ -184,6 +184,6 @@ def test_the_query_of_the_format_page_finds_what_is_live(tmp_path: Path) -> None
     with imap_wal.open(url, node="n3") as store:
         live = dict(store.map("orders").items())
     assert live.keys() == {3, 5, 6, "", "none", "long", "again"}
-    rows = duckdb.sql(query.replace("…", f"{tmp_path}/log/*/*")).fetchall()
+    rows = duckdb.execute(query.replace("…", f"{tmp_path}/log/*/*")).fetchall()
     assert {msgpack.unpackb(key): msgpack.unpackb(value) for key, value in rows} == live
     assert len(rows) == len(live)

@@ -363,7 +363,7 @@ def test_an_id_must_be_a_uuid(tmp_path: Path, field: str, value: Any) -> None:
         )
         .read()[1]
         .claims
-    )  # type: ignore[arg-type]
+    )
 
 
 def test_a_view_with_too_many_members_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from tests.support import FakeClock, Threads, eventually, row, segments
 
 def test_callers_that_arrive_during_a_sync_share_the_next_commit(memory: MemoryStore) -> None:
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()
@@ -183,7 +183,7 @@ def test_interrupt_before_a_wait_does_not_block_others(
 ) -> None:
     """The interrupted caller had not waited yet."""
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()
@@ -205,7 +205,7 @@ def test_interrupt_during_a_wait_does_not_block_others(
 ) -> None:
     """The interrupted caller was waiting for its commit."""
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()

@@ -170,7 +170,7 @@ def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate
         for tear in ("prefix", "sectors"):
             for at in range(1, whole.count + 1):
                 inner = MemoryStore(f"{action}-{tear}-{seed}-{preallocate}-{at}")
-                plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)  # type: ignore[arg-type]
+                plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)
                 acked = run(FaultyStore(inner, plan))
                 reopened = node_log(inner)
                 logged = [
