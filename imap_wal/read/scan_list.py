@@ -99,7 +99,6 @@ def node_scans(
                 until=until,
                 covered=marks,
                 cuts=cuts,
-                bytes=segment.bytes,
                 checkpoint=log.manifest.checkpoint,
                 newest=log.manifest.newest,
                 overtaken=overtaken,
@@ -122,6 +121,7 @@ def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan
         segment.number,
         next_path=following,
         since=since,
+        bytes=segment.bytes,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from imap_wal.errors import (
 )
 from imap_wal.log import LogReader
 from storage_backends.memory import MemoryStore
+from tests.kit import disks
 
 
 @pytest.fixture
@@ -130,21 +130,10 @@ def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> No
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB: a quarter of a segment."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(
-            "mount needs root; tests/storage/test_local_space.py has the fallback by itself "
-            f"({mounted.stderr.strip()})"
-        )
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with disks.small_disk(tmp_path / "disk", 16) as disk:
+        if disk is None:
+            pytest.skip("mount needs root; tests/storage/test_local_space.py has the fallback")
+        yield disk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
