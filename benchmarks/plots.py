@@ -16,10 +16,12 @@ bars; height of the head."""
 STYLE = """text { font: 14px system-ui, sans-serif; fill: #1b2a30; }
     .title { font-size: 16px; }
     .label { text-anchor: end; }
-    .ours { fill: #00897b; } .other { fill: #8a9aa1; } .range { stroke: #1b2a30; stroke-width: 1.5; }
+    .ours { fill: #00897b; } .other { fill: #8a9aa1; }
+    .range { stroke: #1b2a30; stroke-width: 1.5; }
     @media (prefers-color-scheme: dark) {
-      text { fill: #e6eef0; } .ours { fill: #35b3a4; } .other { fill: #7f8f96; } .range { stroke: #e6eef0; }
-    }"""  # noqa: E501
+      text { fill: #e6eef0; } .ours { fill: #35b3a4; }
+      .other { fill: #7f8f96; } .range { stroke: #e6eef0; }
+    }"""
 OTHERS = (
     "bare loop",
     "SQLite",
@@ -32,9 +34,15 @@ OTHERS = (
 """Labels with one of these are not imap-wal's and have another colour."""
 
 
+def _value(row: Row, name: str) -> float:
+    """The median, if there was only one run."""
+    found: float = row[name if name in row else "median"]
+    return found
+
+
 def chart(title: str, rows: Sequence[Row]) -> str:
     """One bar for each row, as long as its median, with a line from its least to its most."""
-    longest = max(row.get("most", row["median"]) for row in rows)
+    longest = max(_value(row, "most") for row in rows)
     height = TOP + STEP * len(rows)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '  # noqa: ISC004
@@ -46,7 +54,7 @@ def chart(title: str, rows: Sequence[Row]) -> str:
     for number, row in enumerate(rows):
         y = TOP + STEP * number
         length, least, most = (
-            BARS * row.get(name, row["median"]) / longest for name in ("median", "least", "most")
+            BARS * _value(row, name) / longest for name in ("median", "least", "most")
         )
         kind = "other" if any(name in row["measurement"] for name in OTHERS) else "ours"
         parts += [

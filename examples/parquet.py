@@ -22,7 +22,7 @@ print(
         f"select count(*) as entries, min(timestamp_ms) as first from '{files}' where not deleted"
     )
 )
-newest = duckdb.sql(
+newest = duckdb.execute(
     "select parquet_file.file from (select max(filename) as file from "
     f"read_parquet('{files}', filename = true)) as parquet_file"
 ).fetchall()

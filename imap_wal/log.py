@@ -44,6 +44,7 @@ from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
+from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.log_reader import Bound, LogReader, Record, storage_errors
@@ -429,17 +430,13 @@ def create(
         StorageUnavailable: the storage failed.
     """
     chosen = _settings(settings)
-    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = (
-        location(url, options=storage_options, file_mode=chosen.file_mode),
-        location(wal_dir, "wal_dir"),
-    )
+    url = location(url, options=storage_options, file_mode=chosen.file_mode)
+    place = location(wal_dir, "wal_dir")
     with storage_errors(url):
-        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        context = LogContext(store, identity, chosen, clock, randomness)
-        _check_durability(context)
+        storage = storage or open_store(url, wal_dir=place)
+        context = _context(storage, identity, chosen, clock, randomness)
 
         def change(manifest: NodeManifest) -> NodeManifest | None:
             if manifest.empty:
@@ -455,7 +452,7 @@ def create(
             return None
 
         check_new_log(context)
-        node_manifests(store, identity.node_folder, clock, randomness).update(change)
+        _manifests(context).update(change)
         return _open(url, context, takeover=False)
 
 
@@ -500,18 +497,14 @@ def open(  # the public name: imap_wal.log.open
         StorageUnavailable: the storage failed.
     """
     chosen = _settings(settings)
-    clock, randomness = clock or SystemClock(), randomness or SystemRandomness()
     identity = Identity(namespace, cluster, node)
     identity.check()
-    url, wal_dir = (
-        location(url, options=storage_options, file_mode=chosen.file_mode),
-        location(wal_dir, "wal_dir"),
-    )
+    url = location(url, options=storage_options, file_mode=chosen.file_mode)
+    place = location(wal_dir, "wal_dir")
     with storage_errors(url):
-        store = with_keys(storage or open_store(url, wal_dir=wal_dir), chosen.encryption_keys)
-        context = LogContext(store, identity, chosen, clock, randomness)
-        _check_durability(context)
-        _, manifest = node_manifests(store, identity.node_folder, clock, randomness).read()
+        storage = storage or open_store(url, wal_dir=place)
+        context = _context(storage, identity, chosen, clock, randomness)
+        _, manifest = _manifests(context).read()
         if manifest.empty:
             raise NoSuchLog(
                 f"{url} has no log {node!r} in cluster {cluster!r}, namespace {namespace!r}; "
@@ -555,13 +548,27 @@ def _settings(settings: SettingsOptions) -> Settings:
     return chosen
 
 
-def _check_durability(context: LogContext) -> None:
-    store = context.store
-    if context.settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
+def _context(
+    storage: SegmentStore,
+    identity: Identity,
+    settings: Settings,
+    clock: Clock | None,
+    randomness: Randomness | None,
+) -> LogContext:
+    store = with_keys(storage, settings.encryption_keys)
+    if settings.durability is Durability.INTERVAL and not store.capabilities.durable_append:
         raise InvalidSetting(
             f"durability is 'interval'; {store.url} cannot append, so an entry would be "
             "acknowledged before any reader can see it: choose 'always'"
         )
+    return LogContext(
+        store, identity, settings, clock or SystemClock(), randomness or SystemRandomness()
+    )
+
+
+def _manifests(context: LogContext) -> ManifestLog[NodeManifest]:
+    folder = context.identity.node_folder
+    return node_manifests(context.store, folder, context.clock, context.randomness)
 
 
 def _check_neighbours(context: LogContext) -> None:

@@ -102,9 +102,9 @@ class LazyGroup(click.Group):
         "max_content_width": 110,
     },
     epilog="""\b
-URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or any other fsspec URL.
+URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or another fsspec URL.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
-Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_NAMESPACE, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",  # noqa: E501
+Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
 )
 @click.version_option(VERSION, prog_name="imap-wal", message="%(prog)s %(version)s")
 @click.option(

@@ -35,8 +35,8 @@ from storage_backends.errors import (
     Unavailable,
     Unsupported,
 )
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
-from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
+from storage_backends.interface import Appender, Capabilities, StoredFile, discard_each
+from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.location import Location
 from storage_backends.paths import check_path, folder_prefix
 from storage_backends.veil import Veil
@@ -63,7 +63,7 @@ _REFUSED = {
 }
 
 
-class HdfsStore:
+class HdfsStore(LeasedLocks):
     """A `SegmentStore` on HDFS. `storage_options` are those of fsspec's WebHDFS (user, token,
     kerberos, use_https, …), and `http_port`, `sync_on_close`."""
 
@@ -218,12 +218,6 @@ class HdfsStore:
 
     def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
         return discard_each(self, paths)
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
-        return acquire(
-            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
-        )
 
     def close(self) -> None:
         self._driver.session.close()

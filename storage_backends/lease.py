@@ -23,10 +23,10 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
-from storage_backends.interface import LockContext, SegmentStore
+from storage_backends.interface import Lock, LockContext, SegmentStore
 from storage_backends.paths import check_path, one_line
 
 DEFAULT_LEASE_MS = 30_000
@@ -91,6 +91,20 @@ class Lease(LockContext):
             self._store.replace(
                 _object(self.path, self.number), _encode(self.holder, 0, self._nonce)
             )
+
+
+class LeasedLocks:
+    """`lock` for stores of storage without locks."""
+
+    _clock_ms: Callable[[], int]
+    _lease_ms: int
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        """A `Lease`: it runs out unless its holder renews it."""
+        store = cast(SegmentStore, self)
+        return acquire(
+            store, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
+        )
 
 
 def acquire(

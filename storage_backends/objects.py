@@ -36,8 +36,8 @@ from storage_backends.errors import (
     Unsupported,
 )
 from storage_backends.extras import EXTRA_OF_SCHEME
-from storage_backends.interface import Appender, Capabilities, Lock, StoredFile
-from storage_backends.lease import DEFAULT_LEASE_MS, acquire, system_clock_ms
+from storage_backends.interface import Appender, Capabilities, StoredFile
+from storage_backends.lease import DEFAULT_LEASE_MS, LeasedLocks, system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.location import PRIVATE, Location
 from storage_backends.paths import check_path, folder_prefix
@@ -58,7 +58,17 @@ _MODIFIED_KEYS = ("LastModified", "last_modified", "updated", "mtime", "modifica
 T = TypeVar("T")
 
 
-class ObjectStore:
+class _Immutable(LeasedLocks):
+    """What objects cannot do, and a lock that needs only their creates."""
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        raise Unsupported("objects do not grow", path)
+
+    def truncate(self, path: str, size: int) -> None:
+        raise Unsupported("objects are not cut", path)
+
+
+class ObjectStore(_Immutable):
     """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's
     own object, which a driver sent twice after the first answer was lost. A caller that must know
     puts a nonce into the content."""
@@ -198,12 +208,6 @@ class ObjectStore:
     def replace(self, path: str, data: bytes) -> None:
         self._writing(path, lambda: self._fs.pipe_file(self._full(path), data))
 
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        raise Unsupported("objects do not grow", path)
-
-    def truncate(self, path: str, size: int) -> None:
-        raise Unsupported("objects are not cut", path)
-
     def delete(self, path: str) -> None:
         self._call(path, lambda: self._fs.rm_file(self._full(path)), missing=None)
 
@@ -213,21 +217,16 @@ class ObjectStore:
     def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
         for first in range(0, len(paths), self._deleted_at_once):
             batch = paths[first : first + self._deleted_at_once]
+            full = [self._full(path) for path in batch]
             # The driver would take a star in a name for all names.
-            if len(batch) > 1 and not any(has_magic(path) for path in batch):
+            if len(full) > 1 and not any(map(has_magic, full)):
                 # It reports one error for all of them. Deleting one by one names the object.
                 with contextlib.suppress(Exception):
-                    self._fs.rm([self._full(path) for path in batch])
+                    self._fs.rm(full)
                     continue
             for path in batch:
                 self.delete(path)
         return []
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        """A `storage_backends.lease.Lease`: it runs out unless its holder renews it."""
-        return acquire(
-            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
-        )
 
     def close(self) -> None:
         pass  # the driver closes its own connections
@@ -316,7 +315,7 @@ class ObjectStore:
         return False
 
 
-class LocalObjects(LocalStore):
+class LocalObjects(_Immutable, LocalStore):
     """A local directory used like an object store, for trials and tests. Creates are as exclusive
     and durable as those of `LocalStore`."""
 
@@ -341,17 +340,6 @@ class LocalObjects(LocalStore):
         )
         self._clock_ms = clock_ms
         self._lease_ms = lease_ms
-
-    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
-        raise Unsupported("objects do not grow", path)
-
-    def truncate(self, path: str, size: int) -> None:
-        raise Unsupported("objects are not cut", path)
-
-    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        return acquire(
-            self, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
-        )
 
 
 def service_code(error: BaseException) -> tuple[str, int]:

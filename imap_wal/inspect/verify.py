@@ -90,20 +90,7 @@ def plan(
     older = older_manifests.of_claims(view)
     if view.claims_number or older:
         findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
-    units: list[Unit] = []
-    for name, snapshot in sorted(view.manifest.snapshots.items()):
-        for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
-            scan = FileScan(SNAPSHOT, "", str(path), name)
-            size = snapshot.bytes // len(snapshot.files)
-            units.append(
-                Unit(
-                    scan.path,
-                    size,
-                    SNAPSHOT,
-                    0,
-                    partial(check_parquet, store, scan, None, int(wanted)),
-                )
-            )
+    units = [*_snapshot_units(store, view)]
     without = {node.name for node in view.nodes if node.of_no_manifest}
     others = {
         node.name: other
@@ -136,6 +123,20 @@ def plan(
         if wants_node(node.name) and node.name not in others:
             findings += _plan_node(store, view, node, units)
     return findings, units
+
+
+def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:
+    for name, snapshot in sorted(view.manifest.snapshots.items()):
+        for path, wanted in zip_longest(snapshot.files, snapshot.checksums, fillvalue=0):
+            scan = FileScan(SNAPSHOT, "", str(path), name)
+            size = snapshot.bytes // len(snapshot.files)
+            yield Unit(
+                scan.path,
+                size,
+                SNAPSHOT,
+                0,
+                partial(check_parquet, store, scan, None, int(wanted)),
+            )
 
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
@@ -178,27 +179,38 @@ def _plan_node(
             f"{node.folder}/manifest/{node.manifest_number:010d}.json",
             older_manifests.of_node(node, manifest, view.manifest, view.opened).newer,
         )
+    units += _archive_units(store, node)
+    yield from _plan_wal(store, view, node, units)
+
+
+def _archive_units(store: SegmentStore, node: NodeView) -> Iterator[Unit]:
+    """The archives of a node, the newest first."""
     for age, archive in enumerate(
-        sorted(manifest.archives, key=lambda archive: archive.last, reverse=True)
+        sorted(node.manifest.archives, key=lambda archive: archive.last, reverse=True)
     ):
         scan = FileScan(
             ARCHIVE,
             node.name,
             archive.path,
             archive.map,
-            manifest.directory,
+            node.manifest.directory,
             first=archive.first,
             last=archive.last,
         )
-        units.append(
-            Unit(
-                archive.path,
-                archive.bytes,
-                ARCHIVE,
-                age,
-                partial(check_parquet, store, scan, archive.records, archive.checksum),
-            )
+        yield Unit(
+            archive.path,
+            archive.bytes,
+            ARCHIVE,
+            age,
+            partial(check_parquet, store, scan, archive.records, archive.checksum),
         )
+
+
+def _plan_wal(
+    store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]
+) -> Iterator[Finding]:
+    """Findings of the listing of segments. Appends each segment that counts to `units`."""
+    manifest = node.manifest
     misplaced = older_manifests.misplaced_wal(node)
     if misplaced:
         yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING)

@@ -100,7 +100,6 @@ def node_scans(
                 until=until,
                 covered=marks,
                 cuts=cuts,
-                bytes=segment.bytes,
                 checkpoint=log.manifest.checkpoint,
                 newest=log.manifest.newest,
                 overtaken=overtaken,
@@ -123,6 +122,7 @@ def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan
         segment.number,
         next_path=following,
         since=since,
+        bytes=segment.bytes,
     )
 
 

@@ -15,8 +15,9 @@ from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.read.file_scan import END, SEGMENT, FileScan
+from imap_wal.read.file_scan import END, FileScan
 from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import segment_scan
 from imap_wal.read.state import NodeState
 from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
 from storage_backends import NotFound, SegmentStore
@@ -79,18 +80,7 @@ def plan_removal(
                 or segment.path in kept
             ):
                 return
-            following = node.segments[index + 1].path if index + 1 < len(node.segments) else ""
-            yield FileScan(
-                SEGMENT,
-                node.name,
-                segment.path,
-                "",
-                node.manifest.directory,
-                segment.epoch,
-                segment.number,
-                next_path=following,
-                bytes=segment.bytes,
-            )
+            yield segment_scan(node, index, None)
 
     segments: list[FileScan] = []
     summaries: list[Summary] = []

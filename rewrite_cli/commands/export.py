@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,7 +16,7 @@ from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
-from rewrite_cli.console.whole_file import whole_file
+from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.entries.live import LiveCluster, merge, partial_option
 from storage_backends.extras import needs
 
@@ -116,7 +115,7 @@ def write(form: str, target: Path | None, entries: Iterable[dict[str, Any]]) -> 
     if form == "parquet":
         assert target is not None
         return _parquet(target, entries)
-    with _text_file(target) as file:
+    with text_file(target) as file:
         return _jsonl(file, entries) if form == "jsonl" else _csv(file, entries)
 
 
@@ -172,13 +171,3 @@ def _parquet(target: Path, entries: Iterable[dict[str, Any]]) -> int:
 
 def _flat(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry, "key": text(entry["key"]), "value": text(entry["value"])}
-
-
-@contextmanager
-def _text_file(target: Path | None) -> Iterator[TextIO]:
-    if target is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    with whole_file(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        yield file

@@ -78,8 +78,9 @@ def config(
     Examples:
       imap-wal plugin config > hazelcast.yaml
       imap-wal plugin config --agent tcp://127.0.0.1:7701 --map orders --map 'session-*'
-      imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file /etc/imap-wal/member-1.key --agent-key agent-1.pub
-    """  # noqa: E501
+      imap-wal plugin config --agent tcp://10.0.0.5:7701 --key-file member-1.key \\
+        --agent-key agent-1.pub
+    """
     from imap_wal.agent.access.admission import is_loopback
 
     if bool(key_file) != bool(agent_key):

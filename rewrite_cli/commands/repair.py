@@ -108,8 +108,9 @@ def command(
       imap-wal repair /var/lib/maps --to file:///srv/maps-repaired
       imap-wal repair s3://bucket/maps --to s3://bucket/repaired --mode point-in-time -o json
       imap-wal repair /var/lib/maps --to file:///srv/maps-decided --prefer n1
-      imap-wal repair /var/lib/maps --node n1 --to file:///srv/maps-without --drop-entry 00000001.00000003.000000000512.00000000
-    """  # noqa: E501
+      imap-wal repair /var/lib/maps --node n1 --to file:///srv/maps-without \\
+        --drop-entry 00000001.00000003.000000000512.00000000
+    """
     if target_url is None and not dry_run:
         raise click.UsageError("name an empty place with --to, or look first with --dry-run")
     dropped = frozenset(map(_position, drops))

@@ -178,20 +178,30 @@ def command(selection: Selection, output: str) -> int:
                 )
     selection.note_empty(count.map for count in counts)
     if output == out.JSON:
-        maps = [
-            {**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes}
-            for count in counts
-        ]
-        out.print_json(
-            {
-                "maps": maps,
-                "storage": storage,
-                "forecast": [asdict(forecast) for forecast in forecasts],
-            }
-        )
-        return (
-            FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
-        )
+        _print_json(counts, storage, forecasts)
+    else:
+        _print_counts(counts)
+        for forecast in forecasts:
+            _print_forecast(forecast)
+    return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
+
+
+def _print_json(
+    counts: list[Count], storage: list[dict[str, Any]], forecasts: list[Forecast]
+) -> None:
+    maps = [
+        {**asdict(count), "dead": count.dead, "dead_bytes": count.dead_bytes} for count in counts
+    ]
+    out.print_json(
+        {
+            "maps": maps,
+            "storage": storage,
+            "forecast": [asdict(forecast) for forecast in forecasts],
+        }
+    )
+
+
+def _print_counts(counts: list[Count]) -> None:
     out.print_table(
         (
             "cluster",
@@ -221,27 +231,27 @@ def command(selection: Selection, output: str) -> int:
             for c in counts
         ],
     )
-    for forecast in forecasts:
-        dead = 1 - forecast.entries / forecast.records if forecast.records else 0
+
+
+def _print_forecast(forecast: Forecast) -> None:
+    dead = 1 - forecast.entries / forecast.records if forecast.records else 0
+    out.echo(
+        f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
+        f"records ({dead:.0%} dead), merges them in "
+        f"{out.duration(forecast.merge_seconds)}"
+        f" and loads {forecast.entries:,} entries in about "
+        f"{out.duration(forecast.member_seconds)}"
+    )
+    if dead > 0.5 and forecast.records > 10_000:
+        out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
+    for node in forecast.missing:
         out.echo(
-            f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
-            f"records ({dead:.0%} dead), merges them in "
-            f"{out.duration(forecast.merge_seconds)}"
-            f" and loads {forecast.entries:,} entries in about "
-            f"{out.duration(forecast.member_seconds)}"
+            click.style(f"  node {node!r} is missing", fg="red")
+            + ": a restart refuses to continue without it (recovery_policy = full)"
         )
-        if dead > 0.5 and forecast.records > 10_000:
-            out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
-        for node in forecast.missing:
-            out.echo(
-                click.style(f"  node {node!r} is missing", fg="red")
-                + ": a restart refuses to continue without it (recovery_policy = full)"
-            )
-        for text in forecast.conflicts:
-            out.echo(click.style("  conflict of order", fg="red") + f": {text}")
-        if forecast.conflict_keys:
-            out.echo(
-                f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; "
-                f"{ADVICE}"
-            )
-    return FINDINGS if any(forecast.conflicts or forecast.missing for forecast in forecasts) else 0
+    for text in forecast.conflicts:
+        out.echo(click.style("  conflict of order", fg="red") + f": {text}")
+    if forecast.conflict_keys:
+        out.echo(
+            f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; {ADVICE}"
+        )

@@ -73,4 +73,5 @@ def iso(milliseconds: int) -> str:
     """2026-11-21T10:00:00.123Z; empty for 0."""
     if not milliseconds:
         return ""
-    return f"{datetime.fromtimestamp(milliseconds // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"  # noqa: E501
+    seconds = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"

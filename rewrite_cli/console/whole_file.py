@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from rewrite_cli.console.failures import Failed
 
@@ -36,3 +38,14 @@ def whole_file(target: Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def text_file(target: Path | None) -> Iterator[TextIO]:
+    """The target for text, replaced at the end as by `whole_file`; None: the standard output."""
+    if target is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with whole_file(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        yield file

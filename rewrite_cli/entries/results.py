@@ -7,14 +7,13 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from rewrite_cli.console import output as out
-from rewrite_cli.console.whole_file import whole_file
+from rewrite_cli.console.whole_file import text_file, whole_file
 from rewrite_cli.entries.columns import finite
 from rewrite_cli.entries.database import Result
 from storage_backends.extras import needs
@@ -63,7 +62,7 @@ def _lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def write_json(result: Result, target: Path | None) -> int:
     """One JSON document on each line; returns how many."""
     count = 0
-    with _text_file(target) as file:
+    with text_file(target) as file:
         for row in _each(result.rows):
             count += 1
             line = json.dumps(
@@ -85,7 +84,7 @@ def write_csv(result: Result, target: Path | None) -> int:
     terminal, escapes replace control characters."""
     shown = target is None and sys.stdout.isatty()
     count = 0
-    with _text_file(target) as file:
+    with text_file(target) as file:
         writer = csv.writer(file)
         writer.writerow([out.shown(name) if shown else name for name in result.columns])
         for row in _each(result.rows):
@@ -180,13 +179,3 @@ def _parsed(text: str) -> Any:
 def _hex(data: bytes | bytearray | memoryview) -> str:
     """As `dump --key` takes it."""
     return f"hex:{bytes(data).hex()}"
-
-
-@contextmanager
-def _text_file(target: Path | None) -> Iterator[TextIO]:
-    if target is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-    with whole_file(target) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        yield file

@@ -20,24 +20,26 @@ def map_section(names: Sequence[str], agent: str, properties: Mapping[str, str])
     {name if name == "default" else _quoted(name)}:
       map-store:
         enabled: true
-        initial-mode: EAGER                 # the whole map is in memory before its first operation returns
+        initial-mode: EAGER                 # the whole map is loaded before its first operation
         factory-class-name: {FACTORY}
         write-delay-seconds: 0              # log first, then memory: anything else is refused
         offload: false                      # a hand-off between threads costs more than the log
         properties:
-          agent: {_quoted(agent)}""")  # noqa: E501
+          agent: {_quoted(agent)}""")
         lines += [f"          {key}: {_quoted(value)}" for key, value in properties.items()]
     return "\n".join(lines)
 
 
 _PROPERTIES = """\
   properties:
-    hazelcast.operation.thread.count: "64"  # a store waits for the disk; with few operation threads, so would everything else
-"""  # noqa: E501
+    # A store waits for the disk; with few operation threads, everything else would wait too.
+    hazelcast.operation.thread.count: "64"
+"""
 
 _CLAIMS = """\
-          # cluster-token-file: /etc/imap-wal/eu.token   # the secret without which no cluster can claim the log: imap-wal keys token
-"""  # noqa: E501
+          # The secret without which no cluster can claim the log (imap-wal keys token):
+          # cluster-token-file: /etc/imap-wal/eu.token
+"""
 
 _FILTER = """\
   serialization:
@@ -87,10 +89,12 @@ hazelcast:
 {map_section(names, agent, properties)}
 {more}\
           # timeout-ms: "10000"             # longest wait for one acknowledgement
-          # agent-timeout-ms: "2000"        # an agent whose process answers nothing for this time counts as hung
-          # settle-timeout-ms: "10000"      # longest wait of an operation for a partition whose owner was lost
-          # read-through: "true"            # always ask the log for keys that are not in memory; not needed for eviction
-"""  # noqa: E501
+          # agent-timeout-ms: "2000"        # an agent that answers nothing for this time is hung
+          # Longest wait of an operation for a partition whose owner was lost:
+          # settle-timeout-ms: "10000"
+          # Always ask the log for keys that are not in memory; not needed for eviction:
+          # read-through: "true"
+"""
 
 
 def to_run(
@@ -103,7 +107,8 @@ hazelcast:
   cluster-name: {_quoted(cluster_name)}
 {_PROPERTIES}\
     hazelcast.phone.home.enabled: "false"
-    hazelcast.wait.seconds.before.join: "0"      # made for data centres; these members are on one machine
+    # The default is for data centres; these members are on one machine.
+    hazelcast.wait.seconds.before.join: "0"
     hazelcast.max.wait.seconds.before.join: "1"
     hazelcast.socket.bind.any: "false"
     hazelcast.logging.type: jdk
@@ -124,4 +129,4 @@ hazelcast:
         member-list: [{members}]
   map:
 {map_section(["default"], agent, properties)}
-"""  # noqa: E501
+"""

@@ -138,9 +138,11 @@ def serve_until_fault(settings: AgentConfig, ready: Any, fault: Fault) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 
-    server.open_store = lambda url, **_: Deadly(
-        LocalStore(url.removeprefix("file://")), Plan((fault,))
-    )  # type: ignore[assignment]
+    def deadly(url: str, **_: Any) -> FaultyStore:
+        return Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))
+
+    assert hasattr(server, "open_store")
+    setattr(server, "open_store", deadly)  # noqa: B010  # it is imported there, and not exported
     serve_in_process(settings, ready)
 
 

@@ -143,7 +143,7 @@ def test_answers_come_in_the_order_of_the_requests(settings: AgentConfig) -> Non
         ask = member.client
         for _ in range(20):
             first = member.hello()["last_request"] + 1
-            large = {
+            large: dict[str, str | None] = {
                 f"k{number}": "v" * 2000 for number in range(400)
             }  # the two after it have arrived when its turn ends
             numbers = [

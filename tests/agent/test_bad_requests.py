@@ -208,15 +208,15 @@ def test_a_malformed_payload_is_refused_as_a_whole(
             header, _ = member.client.ask("append", member.session, 1, count, payload=payload)
             assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
             member.hello()
-        for wrong in (
+        for sent in (
             b"",
             msgpack.packb(["member", 1, b""]),
             msgpack.packb(["schema", "1", b""]),
             msgpack.packb(["schema", 1]),
             b"\xc1",
         ):
-            header, _ = member.client.ask("metadata", member.session, 1, payload=wrong)
-            assert header[:1] + header[2:3] == ["error", "bad-request"], wrong
+            header, _ = member.client.ask("metadata", member.session, 1, payload=sent)
+            assert header[:1] + header[2:3] == ["error", "bad-request"], sent
             member.hello()
         assert [
             operation for operation in watched.operations if operation.kind == "append"

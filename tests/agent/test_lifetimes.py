@@ -8,11 +8,12 @@ from typing import Any
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
+from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
 from tests.kit.agents import live
-from tests.support import FakeClock, SeededRandomness, Threads, eventually
+from tests.support import FakeClock, Threads, eventually
 
 
 def test_a_welcome_counts_an_append_received_with_the_hello(settings: AgentConfig) -> None:

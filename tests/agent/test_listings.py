@@ -272,7 +272,8 @@ class Pages:
 def test_a_listing_has_every_key_once(sizes: list[int], limit: int) -> None:
     """For all sizes of the index's batches and of pages."""
     found = listings.Listings(Pages(sizes), SeededRandomness(1))  # type: ignore[arg-type]
-    cursor, keys = None, []
+    cursor: Any = None
+    keys: list[bytes] = []
     while True:
         answer = found.page("m", cursor, limit)
         keys += answer.keys

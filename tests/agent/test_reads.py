@@ -154,7 +154,7 @@ def test_many_schemas_are_sent_in_several_answers(
             == "ack"
         )
         found: list[int] = []
-        after: list[int] = []
+        after: list[int | None] = []
         while not found or after[0] is not None:
             header, payload = member.client.ask("schemas", *after)
             assert 1 <= header[2] < 7

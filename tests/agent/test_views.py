@@ -13,7 +13,7 @@ import pytest
 from imap_wal.agent.membership import claims as claims_module
 from imap_wal.clock import SeededRandomness
 from imap_wal.manifest.cluster import ClaimManifest, claim_manifests, cluster_manifests
-from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.cluster import ClusterLog, pin_cuts
 from storage_backends import open_store
 from tests.agent.harness import config, named, serving
 from tests.kit.halves import Halves, greet, member, restored, stranger, view
@@ -179,7 +179,7 @@ def test_a_late_lifetime_does_not_change_a_later_one(
     halves: Halves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two claimers, the first one pins its cuts and then sleeps."""
-    pin, slept = claims_module.pin_cuts, []
+    pin, slept = pin_cuts, list[Any]()
 
     def slow(log: ClusterLog) -> Any:
         cuts = pin(log)
@@ -284,7 +284,7 @@ def test_a_returning_cluster_yields_to_a_claim_under_way(
     """Another cluster claims the log at the same moment, and gets it."""
     with member(halves.settings["a"], "lone", cluster="Y") as lone:
         lone.put(lone="1")
-    pin, others = claims_module.pin_cuts, ExitStack()
+    pin, others = pin_cuts, ExitStack()
 
     def meanwhile(log: ClusterLog) -> Any:
         monkeypatch.setattr(claims_module, "pin_cuts", pin)

@@ -13,8 +13,11 @@ import pytest
 from imap_wal.entry import Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet.file import to_batch, to_positions, to_rows
+from imap_wal.read.scan import read_scan
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import archive_writer
 from imap_wal.retention.archive import archive_sealed
@@ -36,7 +39,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     files = sorted(str(path) for path in tmp_path.rglob("*.parquet"))
     assert len(files) == 2 and not segments(store)
 
-    found = duckdb.sql(
+    found = duckdb.execute(
         "SELECT map, key, value, deleted, request, node, epoch, segment, index FROM "
         f"read_parquet({files!r}) ORDER BY request"
     ).fetchall()
@@ -45,7 +48,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
         ("other", b"b", b"2", False, 5, "n1", 1, 1, 1),
         ("orders", b"a", None, True, 6, "n1", 1, 1, 0),
     ]
-    newest = duckdb.sql(
+    newest = duckdb.execute(
         "SELECT key, arg_max(deleted, (incarnation, partition_version, session, request)) "
         f"FROM read_parquet({files!r}) WHERE map = 'orders' GROUP BY key"
     )
@@ -54,7 +57,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
     assert [field.name for field in parquet_file.ARCHIVE_SCHEMA] == list(frame.columns)
-    compression = duckdb.sql(
+    compression = duckdb.execute(
         f"SELECT DISTINCT compression FROM parquet_metadata({files!r})"
     ).fetchall()
     assert compression == [("ZSTD",)]
@@ -124,7 +127,7 @@ def test_crash_during_archive_loses_nothing(
         )
         log.rotate()
     log.close(clean=False)
-    dying = Dying(memory, operation, after)
+    dying: Any = Dying(memory, operation, after)
     with pytest.raises(StorageError):
         archive_sealed(dying, log.identity.node_folder, "n1", cluster_node_manifests(dying))
         raise Unavailable("nothing more to do")
@@ -184,7 +187,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     monkeypatch.setattr(archive_writer, "SCRATCH_BYTES", 64 * 1024)
     held: list[int] = []
     read: list[str] = []
-    read_scan, add = archive_writer.read_scan, archive_writer._Scratch.add
+    add = archive_writer._Scratch.add
 
     def counted(store: SegmentStore, scan: Any, *rest: Any, **options: Any) -> Any:
         read.append(scan.path)
@@ -261,7 +264,7 @@ def test_a_store_without_append_is_archived_object_by_object(tmp_path: Path) -> 
     log.close()
 
 
-def cluster_node_manifests(store: object) -> object:
+def cluster_node_manifests(store: SegmentStore) -> ManifestLog[NodeManifest]:
     from imap_wal.clock import SeededRandomness
     from imap_wal.manifest.node import node_manifests
     from tests.support import FakeClock

@@ -180,13 +180,14 @@ from imap_wal.retention.archive_writer import ArchiveJob
 from imap_wal.read.file_scan import SEGMENT, FileScan
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
-job = ArchiveJob("n", "n", (FileScan(SEGMENT, "n", "never.wal"),), Path({str(tmp_path)!r}), 1, (), "x", 1)
+scans = (FileScan(SEGMENT, "n", "never.wal"),)
+job = ArchiveJob("n", "n", scans, Path({str(tmp_path)!r}), 1, (), "x", 1)
 threading.Thread(target=other.write, args=(None, job), daemon=True).start()
 while (process := other._process) is None:
     pass
 print(process.pid, flush=True)
 process.wait()
-"""  # noqa: E501
+"""
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

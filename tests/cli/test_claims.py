@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.clock import SeededRandomness
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.manifest.cluster import (
     ClaimManifest,
@@ -22,7 +23,7 @@ from storage_backends import StoredFile, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import config, identity, plugin, serving
 from tests.cli.conftest import Run
-from tests.support import FakeClock, SeededRandomness
+from tests.support import FakeClock
 
 CLAIMS = "default/c/claims/manifest"
 

@@ -145,6 +145,12 @@ class Plain:
 
     name = "K"
 
+    def dump_key(self, key: object) -> bytes:
+        return self.dump(key)
+
+    def load_key(self, data: bytes) -> object:
+        return self.load(data)
+
     def dump(self, value: object) -> bytes:
         return str(value).encode()
 

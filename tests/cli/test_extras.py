@@ -15,8 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rewrite_cli.doctor import EXTRAS
-from storage_backends.extras import MissingExtra, needs
-from storage_backends.factory import extra_of
+from storage_backends.extras import MissingExtra, extra_of, needs
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -60,19 +59,17 @@ def foreign_imports(
     for node in ast.iter_child_nodes(tree):
         around = extras
         if isinstance(node, ast.With):
-            calls = [each.context_expr for each in node.items]
-            around += tuple(
-                each.args[0].value for each in calls if ast.unparse(each).startswith("needs('")
-            )  # type: ignore[attr-defined]
-        names = []
+            calls = [ast.unparse(each.context_expr) for each in node.items]
+            around += tuple(call[7:-2] for call in calls if call.startswith("needs('"))
+        names: list[tuple[str, int]] = []
         if isinstance(node, ast.Import):
-            names = [each.name for each in node.names]
+            names = [(each.name, node.lineno) for each in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        for name in names:
+            names = [(node.module or "", node.lineno)]
+        for name, line in names:
             top = name.partition(".")[0]
             if top not in sys.stdlib_module_names and top not in PACKAGES:
-                yield top, node.lineno, around
+                yield top, line, around
         if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             yield from foreign_imports(node, around)
 

@@ -17,7 +17,7 @@ from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
-from imap_wal.settings import Settings
+from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
@@ -181,7 +181,7 @@ def test_a_reused_name_begins_above_former_sessions(memory: MemoryStore, known: 
     node = Identity("default", "c", "n1")
 
     def opened() -> NodeLog:
-        settings = Settings(preallocate=False, recovery_policy="partial")
+        settings = Settings(preallocate=False, recovery_policy=RecoveryPolicy.PARTIAL)
         return open_node_log(LogContext(memory, node, settings, SystemClock(), SystemRandomness()))
 
     log = opened()

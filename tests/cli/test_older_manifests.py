@@ -362,7 +362,8 @@ def test_repair_makes_no_manifest_from_unidentified_files(
         shutil.copytree(other, folder / "wal")
     elif unclear == "no segments folder":
         shutil.rmtree(folder / "wal")
-        name = "00000001.00000001.000000000105.00000000-00000001.00000001.000000000105.00000009.00000001-cc.parquet"  # noqa: E501
+        first, last = (f"00000001.00000001.000000000105.0000000{index}" for index in (0, 9))
+        name = f"{first}-{last}.00000001-cc.parquet"
         (folder / "archive/m").mkdir(parents=True)
         (folder / "archive/m" / name).write_bytes(b"")
     target = () if dry_run else ("--to", tmp_path / "copy")

@@ -75,9 +75,10 @@ def look(self):
 clock.SystemClock.monotonic = look
 from rewrite_cli.cli import group
 group.main([{command!r}, {url!r}], standalone_mode=False)
-late = [name for name in set(sys.modules) - seen[0] if name.partition(".")[0] in ("pyarrow", "pandas", "imap_wal")]
+heavy = ("pyarrow", "pandas", "imap_wal")
+late = [name for name in set(sys.modules) - seen[0] if name.partition(".")[0] in heavy]
 assert len(seen) > 1 and not late, late
-"""  # noqa: E501
+"""
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )

@@ -32,7 +32,8 @@ def hook(root: Path) -> Any:
         from hatch_build import JarBuildHook
     finally:
         sys.path.pop(0)
-    return JarBuildHook(str(root), {}, None, SimpleNamespace(version=VERSION), str(root), "wheel")
+    metadata: Any = SimpleNamespace(version=VERSION)
+    return JarBuildHook(str(root), {}, None, metadata, str(root), "wheel")
 
 
 def test_a_wheel_without_the_jar_is_refused(

@@ -302,7 +302,7 @@ def test_results_in_every_format(run: Run, url: str, tmp_path: Path) -> None:
         assert (ended.code, ended.out) == (0, ""), ended.err
     assert json.loads((tmp_path / "o.json").read_text()) == row
     assert (tmp_path / "o.dat").read_text() == (tmp_path / "o.csv").read_text()
-    (stored,) = duckdb.sql(f"select key_text, key, s from '{tmp_path}/o.parquet'").fetchall()
+    (stored,) = duckdb.execute(f"select key_text, key, s from '{tmp_path}/o.parquet'").fetchall()
     assert stored == ("o1", b"\xa2o1", 9)
 
 
@@ -310,7 +310,8 @@ def test_columns_of_one_name_all_stay(run: Run, url: str, tmp_path: Path) -> Non
     sql = "select 1 as a, 2 as a, 3 as a_1"
     assert run("query", url, sql, "-o", "json").lines == [{"a": 1, "a_1": 2, "a_1_1": 3}]
     assert run("query", url, sql, "--to", tmp_path / "a.parquet").code == 0
-    assert duckdb.sql(f"from '{tmp_path}/a.parquet'").columns == ["a", "a_1", "a_1_1"]
+    written = duckdb.execute(f"from '{tmp_path}/a.parquet'").description or []
+    assert [column[0] for column in written] == ["a", "a_1", "a_1_1"]
 
 
 @pytest.mark.parametrize("ending", ["json", "csv", "parquet"])

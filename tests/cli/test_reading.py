@@ -17,6 +17,7 @@ import imap_wal
 from imap_wal.format import START
 from imap_wal.read import cluster
 from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.scan import read_scan
 from rewrite_cli.cli import group
 from storage_backends import SegmentStore
 from tests.cli.conftest import Run
@@ -164,7 +165,7 @@ def test_a_dump_survives_pruning_while_it_reads(
                 store.archive()
         store.map("c")["k"] = 6
     assert run("rewrite", tmp_path, "--map", "a", "--map", "b").code == 0
-    read, seen = cluster.read_scan, []
+    read, seen = read_scan, list[str]()
 
     def read_and_prune(
         store: SegmentStore, scan: FileScan, *arguments: Any, **options: Any
@@ -190,7 +191,7 @@ def test_export_writes_the_live_entries_in_every_format(run: Run, url: str, tmp_
     assert {row["key"]: json.loads(row["value"]) for row in rows} == LIVE
     target = tmp_path / "orders.parquet"
     assert run("export", url, "--map", "orders", "--to", target).code == 0
-    found = duckdb.sql(
+    found = duckdb.execute(
         f"select key, json_extract_string(value, '$.state') from '{target}'"
     ).fetchall()
     assert dict(found) == {key: value["state"] for key, value in LIVE.items()}

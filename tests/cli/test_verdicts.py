@@ -223,7 +223,7 @@ def test_verify_repair_open_and_a_live_view_give_one_verdict(
         refuses = verdict == DAMAGE or (verdict == TAIL and recovery_mode == "absolute")
         if recovery_mode == "point-in-time":
             refuses = "unsupported" in statuses
-        error = refused(lambda left=left, mode=recovery_mode: contents(left, recovery_mode=mode))  # type: ignore[misc]
+        error = refused(lambda left=left, mode=recovery_mode: contents(left, recovery_mode=mode))
         assert (error is not None) == refuses, (
             f"{why}: {recovery_mode} says {error}, verify {statuses}"
         )
@@ -280,7 +280,7 @@ def test_a_zeroed_header_before_frames_is_damage(size: int) -> None:
     for mode in ("absolute", "torn-tail"):
         assert (
             refused(lambda mode=mode: node_log(copy_files(store), recovery_mode=mode)) is not None
-        )  # type: ignore[misc]
+        )
 
 
 @pytest.mark.parametrize("size", [0, 4, 12, 40])

@@ -186,12 +186,13 @@ def test_a_log_that_is_being_written_is_never_called_damaged(run: Run, url: str)
 
     program = f"""
 import imap_wal
-with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', segment_bytes=200_000, max_total_wal_size=400_000) as store:
+small = dict(segment_bytes=200_000, max_total_wal_size=400_000)
+with imap_wal.open({url!r}, namespace='prod', cluster='eu', node='n1', **small) as store:
     orders = store.map('orders')
     print('writing', flush=True)
     while True:
         orders.update({{str(number): 'x' * 500 for number in range(50)}})
-"""  # noqa: E501
+"""
     writer = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
         assert writer.stdout is not None
@@ -409,7 +410,7 @@ def test_a_copied_cluster_is_one_finding_for_each_node(run: Run, many_segments: 
 
 
 @pytest.mark.parametrize("policy", ["full", "partial"])
-def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, policy: str) -> None:
+def test_a_folder_with_another_nodes_log_is_not_opened(many_segments: Path, policy: Any) -> None:
     """Without segments to look at, it became a log of two nodes."""
     nodes = many_segments / "default/embedded/nodes"
     with imap_wal.open(str(many_segments), node="n1") as store:

@@ -33,5 +33,5 @@ def answer(handler: RequestHandler, pending: list[Pending]) -> None:
     _answer(handler, loud)
 
 
-RequestHandler._answer = answer  # type: ignore[method-assign]
+RequestHandler._answer = answer  # type: ignore[assignment, method-assign]
 run(AgentConfig.from_toml(sys.argv[1]))

@@ -143,6 +143,14 @@ PATIENT = {"timeout-ms": "30000", "connect-timeout-ms": "25000"}
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[Bench]:
     folder = tmp_path_factory.mktemp("f")
+    settings_of: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "dying": {},
+        "full": {"segment_bytes": 256 * 1024},
+        "narrow": {"max_value_bytes": 100_000},
+        "late": {},
+        "large": {},
+    }
     with small_disk(folder / "disk") as disk, contextlib.ExitStack() as stack:
         agents = {
             name: Agent(
@@ -153,14 +161,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory, classpath: str) -> Iterator[
                 ).as_uri(),
                 **settings,
             )
-            for name, settings in {
-                "plain": {},
-                "dying": {},
-                "full": {"segment_bytes": 256 * 1024},
-                "narrow": {"max_value_bytes": 100_000},
-                "late": {},
-                "large": {},
-            }.items()
+            for name, settings in settings_of.items()
         }
         maps = {
             "plain-*": logged_map(agents["plain"].endpoint, QUICK),

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hazelcast
 import pytest
@@ -109,11 +110,10 @@ def is_out(member: Member) -> bool:
 
 def contents(cluster: Cluster) -> dict[str, int]:
     client = cluster.client()
-    return dict(
-        until(
-            "the map can be read", lambda: client.get_map("orders").blocking().entry_set() or None
-        )
+    found: Any = until(
+        "the map can be read", lambda: client.get_map("orders").blocking().entry_set() or None
     )
+    return dict(found)
 
 
 @pytest.mark.parametrize(

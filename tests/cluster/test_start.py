@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hazelcast.errors import HazelcastError
 
@@ -42,7 +43,7 @@ def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str
         cluster.start(2, "wait-all")
         # At first it waits for the former cluster: the third agent was killed, so its sign of life
         # still exists.
-        text = until(
+        text: Any = until(
             "it waits for the third only",
             lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found,
         )

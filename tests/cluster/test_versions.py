@@ -30,7 +30,8 @@ def maps(endpoint: str) -> dict[str, Any]:
 
 def contents(cluster: Cluster) -> dict[Any, Any]:
     entries = cluster.client().get_map(NAME).blocking()
-    return dict(until("the map is there", lambda: entries.entry_set() or None))
+    found: Any = until("the map is there", lambda: entries.entry_set() or None)
+    return dict(found)
 
 
 def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:

@@ -64,7 +64,7 @@ def elsewhere(text: str, root: Path) -> str:
 
 
 @pytest.mark.parametrize("name", PYTHON)
-def test_python_block_runs(name: str, tmp_path: Path) -> None:
+def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
     program = elsewhere(PYTHON[name], tmp_path)
     ended = subprocess.run(
         [sys.executable, "-c", program],
@@ -86,7 +86,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_command_runs(name: str, log: Path) -> None:
+def test_each_command_runs(name: str, log: Path) -> None:
     program, *words = shlex.split(elsewhere(COMMANDS[name], log))
     if program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -184,6 +184,6 @@ def test_the_query_of_the_format_page_finds_what_is_live(tmp_path: Path) -> None
     with imap_wal.open(url, node="n3") as store:
         live = dict(store.map("orders").items())
     assert live.keys() == {3, 5, 6, "", "none", "long", "again"}
-    rows = duckdb.sql(query.replace("…", f"{tmp_path}/log/*/*")).fetchall()
+    rows = duckdb.execute(query.replace("…", f"{tmp_path}/log/*/*")).fetchall()
     assert {msgpack.unpackb(key): msgpack.unpackb(value) for key, value in rows} == live
     assert len(rows) == len(live)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_the_check_above_finds_a_value_where_nothing_is_encrypted(place: str) ->
     ids=["none", "missing", "wrong", "plain only"],
 )
 def test_an_open_with_the_wrong_keys_changes_nothing(
-    tmp_path: Path, mode: str, torn: bytes, keys: tuple[str, ...] | None
+    tmp_path: Path, mode: Any, torn: bytes, keys: tuple[str, ...] | None
 ) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source, torn)
@@ -102,7 +103,7 @@ def test_empty_log_does_not_open_with_wrong_keys(
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "absolute"])
-def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: str) -> None:
+def test_forged_last_frame_is_no_torn_tail(tmp_path: Path, mode: Any) -> None:
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     killed(place, source)
     disk = open_store(place)
@@ -278,7 +279,7 @@ def test_the_newest_segment_without_frames_needs_its_key_too(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("wrong", ["a", "file:", 7, "vault:x"])
-def test_a_source_of_another_form_is_refused(tmp_path: Path, wrong: object) -> None:
+def test_a_source_of_another_form_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(InvalidSetting, match="encryption_keys"):
         imap_wal.open(str(tmp_path), encryption_keys=wrong)
 

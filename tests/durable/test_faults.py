@@ -17,6 +17,7 @@ from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown, StorageUn
 from storage_backends import NoSpace
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore
+from tests.kit import disks
 from tests.support import contents, copy_files, embedded, eventually
 
 WAL = "*/wal/*"
@@ -211,21 +212,10 @@ def test_failed_background_archive_is_reported_and_loses_nothing(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(
-            "mount needs root; the planned faults of this folder simulate a full disk "
-            f"({mounted.stderr.strip()})"
-        )
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with disks.small_disk(tmp_path / "disk", 1) as disk:
+        if disk is None:
+            pytest.skip("mount needs root; planned faults of this folder simulate a full disk")
+        yield disk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.clock import SeededRandomness
 from imap_wal.errors import InvalidSetting, NotSerializable
 from imap_wal.log import LogReader
 from imap_wal.manifest.cluster import cluster_manifests
 from storage_backends.memory import MemoryStore
 from tests.support import (
     FakeClock,
-    SeededRandomness,
     Threads,
     contents,
     copy_files,
@@ -274,7 +274,7 @@ def test_rotation_and_archive_lose_nothing_and_delete_segments(memory: MemorySto
 
 
 @pytest.mark.parametrize("durability", ["always", "interval", "os", "async"])
-def test_every_durability_keeps_all_entries_after_a_close(url: str, durability: str) -> None:
+def test_every_durability_keeps_all_entries_after_a_close(url: str, durability: Any) -> None:
     with imap_wal.open(url, node="n", durability=durability, sync_interval_ms=20) as store:
         m = store.map("m")
         for number in range(300):

@@ -113,7 +113,8 @@ def test_a_wrong_setting_is_named_and_nothing_is_created(
 def test_an_empty_name_of_node_cluster_or_namespace_is_refused(url: str) -> None:
     for name in ("namespace", "cluster"):
         with pytest.raises(InvalidSetting, match="must not be empty"):
-            imap_wal.open(url, **{name: ""})
+            empty: dict[str, Any] = {name: ""}
+            imap_wal.open(url, **empty)
 
 
 def test_a_log_of_a_newer_version_is_not_touched(memory: MemoryStore) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from imap_wal.errors import (
 )
 from imap_wal.log import LogReader
 from storage_backends.memory import MemoryStore
+from tests.kit import disks
 
 
 @pytest.fixture
@@ -130,21 +130,10 @@ def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> No
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB: a quarter of a segment."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(
-            "mount needs root; tests/storage/test_local_space.py has the fallback by itself "
-            f"({mounted.stderr.strip()})"
-        )
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    with disks.small_disk(tmp_path / "disk", 16) as disk:
+        if disk is None:
+            pytest.skip("mount needs root; tests/storage/test_local_space.py has the fallback")
+        yield disk
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tmpfs is of Linux")
@@ -228,9 +217,10 @@ def test_a_name_that_cannot_be_a_folder_name_is_refused(
             store.map(too_long)
         assert store.maps() == []
     for what in ("namespace", "cluster", "node"):
+        named: dict[str, Any] = {what: name}
         for use in (imap_wal.open, imap_wal.log.create, imap_wal.log.open):
             with pytest.raises(InvalidSetting, match=f"the name of a {what} takes"):
-                use(memory.url, storage=memory, **{what: name})
+                use(memory.url, storage=memory, **named)
     with (
         imap_wal.log.create(memory.url, storage=memory) as log,
         pytest.raises(InvalidSetting, match="the name of a map"),
@@ -267,7 +257,8 @@ def test_text_flag_is_refused_without_a_takeover(tmp_path: Path, name: str) -> N
     with imap_wal.open(tmp_path) as store:
         store.map("m")["a"] = 1
         with pytest.raises(InvalidSetting, match=f"{name} is 'no'; it takes True or False"):
-            imap_wal.open(tmp_path, **{name: "no"})
+            flag: dict[str, Any] = {name: "no"}
+            imap_wal.open(tmp_path, **flag)
         store.map("m")["b"] = 2
 
 

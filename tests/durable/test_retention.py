@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -52,7 +53,7 @@ def test_size_limit_removes_the_oldest_first() -> None:
     assert paths_to_remove(files, NOW, 1, 4) == {"middle", "old", "oldest"}
 
 
-def archived(root: Path, rounds: int, **settings: object) -> dict[bytes, bytes]:
+def archived(root: Path, rounds: int, **settings: Any) -> dict[bytes, bytes]:
     """A log of so many archives, with a second map that is never rewritten."""
     expected = {}
     with imap_wal.open(root.as_uri(), node="n", **settings) as store:
@@ -130,7 +131,7 @@ def test_without_a_limit_no_archive_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("settings", [{"wal_ttl_seconds": 1}, {"wal_size_limit_mb": 1}])
 def test_limits_apply_without_automatic_archives(
-    tmp_path: Path, scheme: str, settings: dict[str, int]
+    tmp_path: Path, scheme: str, settings: dict[str, Any]
 ) -> None:
     """Covered files are removed by age or size also without automatic archives."""
     url = f"{scheme}://{tmp_path}"

@@ -218,7 +218,7 @@ def test_threads_setting_a_default_get_the_first_value(memory: MemoryStore) -> N
 
 def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemoryStore) -> None:
     gate = Gate(memory)
-    with embedded(gate) as store:  # type: ignore[arg-type]
+    with embedded(gate) as store:
         m = store.map("m")
         m.update({number: number for number in range(16)})
         gate.open.clear()
@@ -243,7 +243,7 @@ def test_threads_that_pop_items_empty_the_map_and_share_commits(memory: MemorySt
 
 def test_pop_waits_only_for_puts_of_its_key(memory: MemoryStore) -> None:
     gate = Gate(memory)
-    with embedded(gate) as store:  # type: ignore[arg-type]
+    with embedded(gate) as store:
         m = store.map("m")
         m.update({"a": 1, "b": 1})
         gate.open.clear()
@@ -265,7 +265,7 @@ def test_second_change_in_one_sync_sees_the_first(
 ) -> None:
     """If two changes of one key share a sync, the second sees the first."""
     gate = Gate(memory)
-    with embedded(gate) as store:  # type: ignore[arg-type]
+    with embedded(gate) as store:
         m = store.map("m")
         m.update({"popped": 1, "deleted": 1})
         waits = threading.Event()

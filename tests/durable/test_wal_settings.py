@@ -53,7 +53,7 @@ def test_rocksdb_settings_have_their_names_and_documented_defaults() -> None:
         name: parameter.default for name, parameter in signature(imap_wal.open).parameters.items()
     }
     defaults["disable_wal"] = signature(imap_wal.Store.map).parameters["disable_wal"].default
-    words = {"": "the root", None: "none"}
+    words: dict[Any, str] = {"": "the root", None: "none"}
     assert said == {
         name: words.get(defaults[name], str(defaults[name]).lower()) for name in said
     } | {"max_total_wal_size": "0 (bytes)"}
@@ -240,4 +240,5 @@ def test_scratch_that_is_no_folder_is_refused_at_open(tmp_path: Path, scratch: A
             {"url": str(tmp_path), "log": {"scratch": str(given) if scratch != 5 else 5}}
         )
     assert not (tmp_path / "log").exists()
-    assert Settings(scratch=str(tmp_path)).scratch == tmp_path
+    given = str(tmp_path)
+    assert Settings(scratch=given).scratch == tmp_path  # type: ignore[arg-type]

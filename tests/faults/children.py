@@ -22,7 +22,7 @@ from tests.kit.operations import ACK, operation
 
 
 def write_and_shrink_until_killed(
-    url: str, durability: str, seed: int, starts: list[int], journal: Any
+    url: str, durability: Any, seed: int, starts: list[int], journal: Any
 ) -> None:
     """One thread for each of `starts`, from that operation on; archives, rewrites and prunes at the
     same time."""

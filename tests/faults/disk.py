@@ -147,7 +147,7 @@ class Replay:
             case "resize", (node, size):
                 self.files[node].resize(size)
             case "sync", (node,):
-                (self.files if node in self.files else self.folders)[node].sync()  # type: ignore[index]
+                (self.files if node in self.files else self.folders)[node].sync()
             case _:
                 raise AssertionError(call)
 

@@ -40,7 +40,10 @@ class Mutation:
 
 
 KILL = f"{_FAULTS}/test_fault_01_kill.py::test_a_kill_at_every_storage_operation_loses_nothing"
-LOSS = f"{_FAULTS}/test_fault_02_power_loss.py::test_a_power_loss_at_every_storage_operation_loses_nothing"  # noqa: E501
+LOSS = (
+    f"{_FAULTS}/test_fault_02_power_loss.py::"
+    "test_a_power_loss_at_every_storage_operation_loses_nothing"
+)
 NAMES_LOST = (
     f"{_FAULTS}/test_fault_02_power_loss.py::"
     "test_a_power_loss_dropping_everything_unsynced_loses_nothing"

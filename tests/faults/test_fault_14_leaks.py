@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,7 @@ def open_and_close(url: str, times: int, cases: Cases) -> None:
         store.archive()
     with no_leaks():
         for number in range(times):
-            options = (
+            options: dict[str, Any] = (
                 {"durability": "interval", "archive_interval_s": 60} if number % 10 == 0 else {}
             )
             with imap_wal.open(url, node="n", preallocate=False, **options) as store:

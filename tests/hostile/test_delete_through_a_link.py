@@ -239,7 +239,8 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
         name: data for name, data in behind.items() if "manifest" not in name
     }
     files_of = [
-        {each.path: each.bytes for each in (*node.manifest.archives, *node.segments)}
+        {each.path: each.bytes for each in node.manifest.archives}
+        | {each.path: each.bytes for each in node.segments}
         for node in (before, after)
     ]
     assert gone == files_of[0].keys() - files_of[1].keys()

@@ -34,12 +34,12 @@ IDENTITY = Identity("default", "c", "n1")
 
 def changed(**fields: Any) -> tuple[Any, ...]:
     """An upsert of the key b"bad" with these fields."""
-    order = [1, 1, 1, 2]
+    order: Any = [1, 1, 1, 2]
     for index, name in enumerate(("incarnation", "partition_version", "session", "request")):
         order[index] = fields.pop(name, order[index])
     return tuple(
         entry.DataEntry("m", b"bad", "", b"2", "", False, 1, 0, 3, tuple(order))._replace(**fields)
-    )  # type: ignore[arg-type]
+    )
 
 
 NUMBERS: list[tuple[str, Any, int]] = [

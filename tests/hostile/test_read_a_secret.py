@@ -37,7 +37,7 @@ FORMS = (SECRET, IN_URL, "Pl4nted/Secret%2Bwith%3Dsigns", "Pl4nted")
 QUERY = f"?key=AKIAPl4nted&secret={IN_URL}&anon=false"
 
 
-class Careless(MemoryFileSystem):  # type: ignore[misc]
+class Careless(MemoryFileSystem):
     """A storage in memory; `failing` makes every request an error that shows all options."""
 
     protocol = "careless"

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -86,7 +87,7 @@ def test_every_file_and_folder_has_the_given_mode(
     tmp_path: Path, umask: int, kind: str, file_mode: str, files: int, folders: int
 ) -> None:
     """Whatever the umask is."""
-    options = {"file_mode": file_mode} if file_mode else {}
+    options: dict[str, Any] = {"file_mode": file_mode} if file_mode else {}
     with imap_wal.open(
         f"{kind}://{tmp_path}/root", node="n", wal_dir=f"{kind}://{tmp_path}/fast", **options
     ) as store:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A disk of 4 MB; None where it cannot be mounted."""
+def small_disk(folder: Path, megabytes: int = 4) -> Iterator[Path | None]:
+    """A disk of this size; None where it cannot be mounted: that needs root."""
     folder.mkdir()
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)],
         check=False,
         capture_output=True,
     ).returncode:

@@ -42,7 +42,7 @@ def plugin(
     key: KeyPair | None,
     agent_key: str = AGENT.public,
     timeout_ms: int = 10_000,
-    **about: str,
+    **about: Any,
 ) -> Iterator[Plugin]:
     connected = Plugin(settings.endpoint, **about)
     connected.client.close()

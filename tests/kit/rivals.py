@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import hypothesis.strategies as st
 
@@ -76,7 +77,8 @@ def check_readers(
 ) -> None:
     """Every reader of a log, on this machine."""
     living = {key: row for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
-    for memory in ({}, {"restore_memory_bytes": 1}):
+    limited: dict[str, Any] = {"restore_memory_bytes": 1}
+    for memory in ({}, limited):
         made = view(log.store, **memory)
         assert {row[1]: row for rows in made.rows("orders") for row in rows} == living
         assert {row[1]: row for row in made.load("orders", sorted(winners))} == living

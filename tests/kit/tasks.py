@@ -10,7 +10,7 @@ import imap_wal
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(work(), 60))  # type: ignore[arg-type]
+    return asyncio.run(asyncio.wait_for(work(), 60))
 
 
 def aopen(store: Any, **options: Any) -> Awaitable[imap_wal.AsyncStore]:

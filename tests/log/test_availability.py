@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ class Bench:
         for _ in range(5):
             self.append()
 
-    def options(self, storage: object, node: str = "log") -> dict[str, object]:
+    def options(self, storage: object, node: str = "log") -> dict[str, Any]:
         return {"storage": storage, "node": node, "segment_bytes": 200, "preallocate": False}
 
     def create(self, node: str = "log") -> Log:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import imap_wal
@@ -24,7 +26,7 @@ from tests.support import embedded
 def test_the_log_of_embedded_maps_is_read_and_followed(memory: MemoryStore) -> None:
     store = embedded(memory, segment_bytes=400)
     changes = reading(memory, cluster="embedded", node="n1").tail(poll_s=0.001)
-    expected = []
+    expected: list[tuple[int, int | None]] = []
     for number in range(30):
         store.map("m")[number] = number
         expected.append((number, number))
@@ -90,12 +92,17 @@ def test_log_refuses_a_number_outside_the_archive_range(
 ) -> None:
     """Such an entry was acknowledged once, and every later `archive` failed."""
     taken = DataEntry("m", b"k", "", b"v", "", False, 0, 0, 0, (0, 0, 0, 0))
+
+    def changed(number: int) -> DataEntry:
+        fields: dict[str, Any] = {field: number}
+        return taken._replace(**fields)
+
     with create(memory) as opened:
         with pytest.raises(
             NotSerializable, match=rf"map 'm': .*{field} is {value}; it takes -2\^63 to 2\^63 - 1"
         ):
-            opened.append_entries([taken, taken._replace(**{field: value})])
-        opened.append_entries(taken._replace(**{field: edge}) for edge in (-(2**63), 2**63 - 1))
+            opened.append_entries([taken, changed(value)])
+        opened.append_entries(map(changed, (-(2**63), 2**63 - 1)))
         assert opened.archive() == 2
         assert [getattr(entry, field) for _, entry in opened.read()] == [-(2**63), 2**63 - 1]
 
@@ -107,7 +114,7 @@ def test_a_map_that_was_cleared_is_replicated_with_its_clears(
         DataEntry(*put("\0" * 8 + f"k{number}", number, (1, 1, 1, number + 1)))
         for number in range(20)
     ]
-    rows = [tuple(entry._replace(key_class="raw", value_class="raw")) for entry in made]
+    rows: list[Any] = [tuple(entry._replace(key_class="raw", value_class="raw")) for entry in made]
     agent = agent_log(memory)
     append_rows(agent, *rows)
     cleared = clear_of("orders", 2, 5, 1000, (1, 1, 1, 21))

@@ -166,6 +166,8 @@ def test_limited_reader_continues_in_the_same_segment(
     """Its limit advances, and it continues where it stopped."""
 
     class Limited(Bound):
+        position: Position | None = None
+
         def limit(self) -> Position | None:
             return self.position
 
@@ -183,11 +185,11 @@ def test_limited_reader_continues_in_the_same_segment(
 
 def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> None:
     class Counting(FaultyStore):
-        bytes = 0
+        count = 0
 
         def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
             data = super().read(path, offset, length)
-            self.bytes += len(data)
+            self.count += len(data)
             return data
 
     counting = Counting(memory)
@@ -196,7 +198,7 @@ def test_a_tail_does_not_read_again_what_it_has_read(memory: MemoryStore) -> Non
         for _ in range(300):
             fill(opened, "x" * 200)
             next(tail)
-        assert counting.bytes < 300 * 6000, (
+        assert counting.count < 300 * 6000, (
             "the segment's front and a frame each time, not all 80 KiB"
         )
 

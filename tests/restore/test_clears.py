@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,6 @@ from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.segment import reader
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
@@ -248,7 +248,7 @@ def test_older_version_refuses_frames_with_a_clear(
     append(log, put("a", "1", (1, 1, 1, 1)))
     append_clear(log, clear((1, 1, 1, 2)))
     monkeypatch.setattr(
-        reader.format,
+        format,
         "TYPES",
         {kind: text for kind, text in format.TYPES.items() if kind != format.CLEARS},
     )
@@ -415,7 +415,9 @@ def test_clear_of_an_embedded_map_is_one_entry(memory: MemoryStore) -> None:
 def test_clear_of_a_shared_store_keeps_unknown_entries(memory: MemoryStore) -> None:
     import imap_wal
 
-    options = {"storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True}
+    options: dict[str, Any] = {
+        "storage": memory, "preallocate": False, "segment_bytes": 64 * 1024, "shared": True,
+    }  # fmt: skip
     with (
         imap_wal.open(memory.url, node="n1", **options) as one,
         imap_wal.open(memory.url, node="n2", **options) as two,

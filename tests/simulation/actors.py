@@ -103,6 +103,8 @@ class Stage:
         """How old a reader's view may be. An open never has an old view."""
         self.forgotten: set[str] = set()
         """Nodes that an operator has forgotten: their stores may be refused."""
+        self.refused = 0
+        """Operations that ended with an error that is allowed."""
         self.exclusive = True
         """Only one embedded store at a time under this root may acknowledge."""
 
@@ -180,6 +182,7 @@ class Actor:
 
     def _refused(self, error: Exception, *allowed: type[Exception]) -> None:
         """Raise `Violation` unless the error is allowed."""
+        self.stage.refused += 1
         if isinstance(error, MissingNode) and (
             self.stage.spread(self.process.machine) or self.stage.forgotten
         ):

@@ -32,27 +32,37 @@ DRILLS: dict[str, Plan] = {
             _KEEPER,
             _spec("reader", _LIST),
         ),
+        acknowledged=5,
     ),
     "a reader beside a rewrite and a prune": Plan(
-        APPEND, "archived", (_spec("reader", _LIST, _LIST), _KEEPER)
+        APPEND,
+        "archived",
+        (_spec("reader", _LIST, _LIST), _KEEPER),
+        acknowledged=0,
     ),
     "an open beside a rewrite and a prune": Plan(
-        OBJECTS, "archived", (_spec("A", _OPEN, ("put", 0)), _KEEPER)
+        OBJECTS,
+        "archived",
+        (_spec("A", _OPEN, ("put", 0)), _KEEPER),
+        acknowledged=1,
     ),
     "an archive of a writer that is replaced": Plan(
         APPEND,
         "some",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE), _spec("B", _TAKE, ("put", 1), _ARCHIVE)),
+        acknowledged=2,
     ),
     "a timer of a writer that is replaced": Plan(
         OBJECTS,
         "some",
         (_spec("A", _OPEN, timer=(_ARCHIVE,)), _spec("B", _TAKE, ("put", 1), _ARCHIVE)),
+        acknowledged=1,
     ),
     "a takeover beside an archive": Plan(
         APPEND,
         "some",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("B", _TAKE, ("put", 2))),
+        acknowledged=3,
     ),
     "a takeover of objects beside an archive": Plan(
         OBJECTS,
@@ -61,8 +71,11 @@ DRILLS: dict[str, Plan] = {
             Spec("A", ((_OPEN, ("put", 0)), (_ARCHIVE,), (("put", 1), ("put", 0)))),
             _spec("B", _TAKE, ("put", 2)),
         ),
+        acknowledged=4,
     ),
-    "a takeover of objects": Plan(OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))),
+    "a takeover of objects": Plan(
+        OBJECTS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2))), acknowledged=3
+    ),
     "an open that comes after two others": Plan(
         APPEND,
         "some",
@@ -71,15 +84,20 @@ DRILLS: dict[str, Plan] = {
             Spec("A", ((_TAKE, ("put", 0)), (("put", 2),))),
             _spec("B", _TAKE, ("put", 1)),
         ),
+        acknowledged=3,
     ),
     "the newest manifest of a node is removed": Plan(
         OBJECTS,
         "some",
         (_spec("A", _OPEN, _ARCHIVE, ("put", 3), ("put", 1), _ARCHIVE),),
         after=(("remove newest", f"{NODE}manifest/"),),
+        acknowledged=2,
     ),
     "a drop beside a writer": Plan(
-        APPEND, "archived", (_spec("operator", ("drop",)), _spec("A", _OPEN, ("put", 0)))
+        APPEND,
+        "archived",
+        (_spec("operator", ("drop",)), _spec("A", _OPEN, ("put", 0))),
+        acknowledged=5,
     ),
     "a node is forgotten beside its writer": Plan(
         APPEND,
@@ -88,6 +106,7 @@ DRILLS: dict[str, Plan] = {
             _spec("operator", _REWRITE, ("forget", "n2")),
             _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
         ),
+        acknowledged=2,
     ),
     "a node on objects is forgotten beside its writer": Plan(
         OBJECTS,
@@ -96,14 +115,20 @@ DRILLS: dict[str, Plan] = {
             _spec("operator", _REWRITE, ("forget", "n2")),
             _spec("gone", _OPEN, ("put", 1), ("put", 2), node="n2"),
         ),
+        acknowledged=2,
     ),
     "a repaired copy of a whole log": Plan(
-        APPEND, "snapshot", (_spec("A", _OPEN, ("put", 0)),), after=(("repair", "torn-tail"),)
+        APPEND,
+        "snapshot",
+        (_spec("A", _OPEN, ("put", 0)),),
+        after=(("repair", "torn-tail"),),
+        acknowledged=1,
     ),
     "a crash of a store that does not sync": Plan(
         APPEND,
         "some",
         (_spec("A", _OPEN, ("put", 0), ("put", 1), settings=(("durability", "os"),)),),
+        acknowledged=2,
     ),
     "a power loss after a sync": Plan(
         APPEND,
@@ -120,6 +145,7 @@ DRILLS: dict[str, Plan] = {
             _spec("B", _LIST),
         ),
         faults={("B", 1): "power"},
+        acknowledged=2,
     ),
     "a takeover over NFS": Plan(
         NFS,
@@ -129,50 +155,73 @@ DRILLS: dict[str, Plan] = {
             _spec("reader", *(_LIST,) * 12),  # until its cache has the files of A
             _spec("B", _TAKE, ("put", 2)),
         ),
+        acknowledged=3,
     ),
     "a takeover of a file that is appended by path": Plan(
-        HDFS, "some", (_WRITER, _spec("B", _TAKE, ("put", 2)))
+        HDFS,
+        "some",
+        (_WRITER, _spec("B", _TAKE, ("put", 2))),
+        acknowledged=3,
     ),
     "a prune beside a long rewrite": Plan(
         APPEND,
         "archived",
         (_spec("keeper", _REWRITE), _spec("pruner", ("wait", 30), _PRUNE)),
         after=(_PRUNE,),
+        acknowledged=0,
     ),
     "two host names": Plan(
-        OBJECTS, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
+        OBJECTS,
+        "some",
+        (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2")),
+        acknowledged=4,
     ),
     "two host names, append": Plan(
-        APPEND, "some", (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2"))
+        APPEND,
+        "some",
+        (_WRITER, _spec("B", _OPEN, ("delete", 0), ("put", 1), node="n2")),
+        acknowledged=4,
     ),
     "a machine without the segments": Plan(
-        SPLIT, "some", (_WRITER, _spec("elsewhere", _LIST, _REWRITE, _PRUNE, machine="b"))
+        SPLIT,
+        "some",
+        (_WRITER, _spec("elsewhere", _LIST, _REWRITE, _PRUNE, machine="b")),
+        acknowledged=2,
+        refused=2,
     ),
     "manifests of a node put back": Plan(
         APPEND,
         "archived",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)),),
         after=(("put back", f"{NODE}manifest/", False),),
+        acknowledged=2,
     ),
     "manifests of the cluster put back": Plan(
         APPEND,
         "archived",
         (_WRITER, _KEEPER),
         after=(("put back", "default/embedded/manifest/", False),),
+        acknowledged=2,
     ),
     "a node's folder put back": Plan(
         APPEND,
         "archived",
         (_spec("A", _OPEN, ("put", 0)), _spec("keeper", _REWRITE)),
         after=(("put back", NODE, True),),
+        acknowledged=1,
     ),
     "a copy of a live root": Plan(
         APPEND,
         "archived",
         (_spec("A", _OPEN, ("put", 0), _ARCHIVE, ("put", 1)), _spec("copier", ("copy", "sorted"))),
+        acknowledged=2,
     ),
     "a task that runs twice": Plan(
-        APPEND, "archived", (_spec("keeper", ("rewrite_twice", True), _PRUNE),), after=(_PRUNE,)
+        APPEND,
+        "archived",
+        (_spec("keeper", ("rewrite_twice", True), _PRUNE),),
+        after=(_PRUNE,),
+        acknowledged=0,
     ),
     "a rewrite by a machine whose clock is ahead": Plan(
         APPEND,
@@ -181,6 +230,8 @@ DRILLS: dict[str, Plan] = {
             _spec("A", _OPEN, ("put_for_hours", 0, 20), _ARCHIVE),
             _spec("keeper", _REWRITE, offset_ms=30 * 3_600_000),
         ),
+        acknowledged=1,
+        refused=1,
     ),
     "a change that comes after its partition has moved": Plan(
         APPEND,
@@ -192,6 +243,7 @@ DRILLS: dict[str, Plan] = {
             Spec("member 2", ((("take", 0), ("delete", 0)),), "n2", role="member"),
             _spec("keeper", ("wait", 2), _REWRITE, ("prune",)),
         ),
+        acknowledged=2,
     ),
     "a listing through an agent": Plan(
         APPEND,
@@ -200,6 +252,7 @@ DRILLS: dict[str, Plan] = {
             Spec("agent", ((("serve",),),), role="agent", drops=(3, 6)),
             Spec("member", ((("put", 0),), (_LIST,)), role="member"),
         ),
+        acknowledged=1,
     ),
 }
 

@@ -72,14 +72,16 @@ class Maintainer(Actor):
 
     def rewrite_in_ranges(self) -> None:
         """Two ranges of keys, with one part for each row."""
-        kept = local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX
-        local_engine.PART_ROWS_MAX = local_engine.GROUP_BYTES_MAX = 1
+        kept = {name: getattr(local_engine, name) for name in ("PART_ROWS_MAX", "GROUP_BYTES_MAX")}
+        for name in kept:
+            setattr(local_engine, name, 1)
         try:
             rewrite(self.cluster(), TwoRanges(self, kills=False))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
-            local_engine.PART_ROWS_MAX, local_engine.GROUP_BYTES_MAX = kept
+            for name, value in kept.items():
+                setattr(local_engine, name, value)
 
     def rewrite_until_now(self) -> None:
         """With `--as-of`, a rewrite may drop no tombstone."""
@@ -215,7 +217,8 @@ _PROGRAM = "a program that writes when the first members come"
 
 
 def _late(*ops: Op) -> Plan:
-    return Plan(APPEND, "empty", (*_LATE, Spec("keeper", (ops,), role="maintainer")))
+    keeper = Spec("keeper", (ops,), role="maintainer")
+    return Plan(APPEND, "empty", (*_LATE, keeper), acknowledged=2)
 
 
 PLANS: dict[str, Plan] = {
@@ -225,6 +228,7 @@ PLANS: dict[str, Plan] = {
             _spec("A", ("open", False), ("put", 0), ("archive",), ("put", 1), ("archive",)),
             Spec("keeper", ((("rewrite_once",),),), role="maintainer"),
         ),
+        acknowledged=2,
     ),
     _FULL: Plan(
         APPEND, "members",
@@ -232,11 +236,13 @@ PLANS: dict[str, Plan] = {
             Spec("agent", ((("serve",),), (("scratch_is_full", 1),)), role="agent"),
             _member("member", "n1", ("put", 0), ("list",), ("expect", 0)),
         ),
+        acknowledged=1,
     ),
     _RANGES: Plan(
         APPEND, "archived",
         (Spec("keeper", ((("rewrite_in_ranges",), ("prune",)),), role="maintainer"),),
         after=(("prune",),),
+        acknowledged=0,
     ),
     _ONCE: _late(("rewrite",), ("prune",)),
     _LATER: _late(("rewrite_until_now",), ("rewrite",), ("prune",)),
@@ -248,6 +254,7 @@ PLANS: dict[str, Plan] = {
             _agent("agent 2", "n2"), _member("member 2", "n2", ("put_also", 0)),
         ),
         after=(("resolve",),),
+        acknowledged=3,
     ),
     _PROGRAM: Plan(
         APPEND, "empty",
@@ -259,6 +266,7 @@ PLANS: dict[str, Plan] = {
             _agent("agent"), _member("member", "n1", ("put", 0), ("list",)),
         ),
         exclusive=False,
+        acknowledged=4,
     ),
 }  # fmt: skip
 """Each is run with one long pause of every actor at every call."""
@@ -293,9 +301,9 @@ def _a_thread_dies_unseen(put: Put) -> None:
         except Exception:  # the thread ends, as in Python without a handler
             pass
 
-    def answer(self: Any, arrived: int, message: Any) -> Any:
+    def answer(self: Any, asked: Any) -> Any:
         try:
-            return real_answer(self, arrived, message)
+            return real_answer(self, asked)
         finally:
             if foreign:
                 raise foreign.pop()

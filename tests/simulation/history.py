@@ -132,8 +132,8 @@ class History:
             if write.value == value and (not write.order or write.order >= highest)
         ]
         for write in candidates:
-            newest = write.end >= settled or (write.order and write.order >= highest)
-            if write.start <= end and write.outcome != FAILED and newest:
+            counts = write.end >= settled or (write.order and write.order >= highest)
+            if write.start <= end and write.outcome != FAILED and counts:
                 return
         if value is None and settled == -inf:
             return

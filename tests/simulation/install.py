@@ -201,8 +201,8 @@ def installed() -> Iterator[None]:
         replaced.append((where, name, getattr(where, name)))
         setattr(where, name, value)
 
-    real = {"threading": Threading, "time": Time, "secrets": _Secrets()}
-    given = {"SystemRandomness": _Randomness, "SystemClock": _Clock}
+    real: dict[str, Any] = {"threading": Threading, "time": Time, "secrets": _Secrets()}
+    given: dict[str, Any] = {"SystemRandomness": _Randomness, "SystemClock": _Clock}
     for module in modules():
         for name, fake in given.items():
             if hasattr(module, name):

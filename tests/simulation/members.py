@@ -5,6 +5,7 @@ answer is lost on purpose.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import itertools
 import queue
@@ -273,8 +274,9 @@ class AgentActor(Actor):
         except (ImapWalError, StorageError) as error:
             self._refused(error, Fenced, LostRace)
         finally:
-            self.agent._router.closed = True
-            for connection in list(self.agent._router.connections.values()):
+            router: Any = self.agent._router  # a `SimRouter`
+            router.closed = True
+            for connection in list(router.connections.values()):
                 threads._wake(connection)
 
     def archive(self) -> None:
@@ -535,7 +537,7 @@ class MemberActor(Actor):
 
     def _read(
         self, kind: str, *fields: Any, payload: bytes = b""
-    ) -> tuple[list[Any], bytes] | None:
+    ) -> tuple[builtins.list[Any], bytes] | None:
         """The answer, asked for again on a new connection if one broke; None: it was an error."""
         for _ in range(TRIES):
             connection = self._reading.get(getcurrent())
@@ -564,7 +566,8 @@ class Alone:
             _here.pop()
             raise
         self._router: Any = self.agent._router
-        self._connection = Connection(self._router, b"alone")
+        router: Any = self.agent._router
+        self._connection = Connection(router, b"alone")
         self._number = 0
         self._request = 0
 

@@ -19,13 +19,14 @@ from imap_wal import layout
 from imap_wal.agent.membership import forget_node
 from imap_wal.agent.reads import listings
 from imap_wal.embedded import opening as embedded
-from imap_wal.errors import LostRace
+from imap_wal.errors import LostRace, WriterLocked
 from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read import cluster, parquet_scan
 from imap_wal.read.state import ClusterState
 from imap_wal.repair.snapshots import SnapshotRepair
 from imap_wal.retention import archive, snapshots
+from imap_wal.retention.sealed_segments import carried
 from imap_wal.rewrite import plan, publish, run
 from imap_wal.write import committer, opening, recovery
 from storage_backends import AlreadyExists
@@ -79,7 +80,7 @@ def _archive_without_its_epoch(put: Put) -> None:
 
         def change(now: NodeManifest) -> NodeManifest:
             named = replace(now, archives=(*now.archives, *work.archives))
-            return archive.carried(named, last, [work.summary])
+            return carried(named, last, [work.summary])
 
         self._manifests.update(change)
 
@@ -106,7 +107,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
             if not isinstance(manifest, NodeManifest):
                 raise LostRace("not the manifest of a node")
             if manifest.epoch != content.epoch - 1:
-                raise opening.WriterLocked("n1", "a process that opened it at the same moment")
+                raise WriterLocked("n1", "a process that opened it at the same moment")
             return replace(
                 manifest,
                 epoch=content.epoch,
@@ -120,7 +121,7 @@ def _takeover_of_whatever_is_there(put: Put) -> None:
         return True
 
     def claim(self: Any, number: int, before: Any, claimed: Any, wal: Any) -> None:
-        shut = _Publishing(self, publish)
+        shut: Any = _Publishing(self, publish)
         real_claim(shut, number, before, claimed, wal)
         self._published = shut._published
 

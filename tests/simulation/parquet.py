@@ -193,12 +193,14 @@ def patches() -> list[tuple[Any, str, Any]]:
         publish,
         rewrite_engine,
     )
-    return [
+    found = [
         (module, name, fake)
         for module in users
         for name, fake in fakes.items()
         if getattr(module, name, None) is getattr(parquet_file, name)
     ]
+    assert {name for _, name, _ in found} == fakes.keys(), "a name has moved"
+    return found
 
 
 class _Tempfile:

@@ -49,6 +49,10 @@ class Plan:
     seed: int = 0
     manifests_kept: int = 64
     """How many manifests are kept; with few, old ones are deleted while another process sleeps."""
+    acknowledged: int = 0
+    """A drill's: how many changes are acknowledged when its actors run one after the other."""
+    refused: int = 0
+    """A drill's: how many of its operations are then refused, as they must be."""
 
 
 ROLES: dict[str, type[Actor]] = {"embedded": Actor, "agent": AgentActor, "member": MemberActor}
@@ -62,6 +66,9 @@ class Result:
     steps: int
     calls: dict[str, int]
     acked: int
+    """Changes that were acknowledged in the run, without those of its preparation."""
+    refused: int
+    """Operations that ended with an allowed error."""
     tasks: int
 
     @property
@@ -84,6 +91,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
     from tests.simulation.prologues import prepared
 
     media, past = prepared(plan.kind, plan.prologue)
+    acked = past.acked
     world = World(chooser)
     if plan.seed % ENCRYPTED_EACH == 0:
         world.keys = KEYS
@@ -107,6 +115,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
             actor = ROLES[spec.role](stage, process, spec)
             actor.start()
         world.run()
+        acked, refused = past.acked - acked, stage.refused
         if world.violation is None:
             try:
                 _epilogue(plan, stage, older)
@@ -114,7 +123,7 @@ def play(plan: Plan, chooser: Chooser) -> Result:
                 world.violate(error, error.__cause__)
         return Result(
             world.violation, world.cause, world, world.step,
-            {process.name: process.calls for process in world.processes}, past.acked,
+            {process.name: process.calls for process in world.processes}, acked, refused,
             len(world.tasks),
         )  # fmt: skip
     finally:

@@ -56,7 +56,7 @@ def _faults(rng: Random, plan: Plan) -> Plan:
         plan = replace(plan, manifests_kept=2)
     if rng.random() < 0.6:
         return plan
-    kinds = ("crash", "crash-after", "fails", "lost", "late", "late")
+    kinds: tuple[str, ...] = ("crash", "crash-after", "fails", "lost", "late", "late")
     if plan.kind == APPEND:
         kinds += ("power",)
     faults = {}

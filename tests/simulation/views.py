@@ -30,6 +30,7 @@ DRILLS[_SPLIT] = Plan(
         *_half("A", "n1", ("until", "B"), ("put", 0), ("lose", "B"), ("list",), ("put", 1)),
         *_half("B", "n2", ("put", 1), ("until", "A"), ("put", 1), ("lose", "A"), ("put", 0)),
     ),
+    acknowledged=3,
 )
 DRILLS[_SURVIVORS] = Plan(
     APPEND,
@@ -38,6 +39,7 @@ DRILLS[_SURVIVORS] = Plan(
         *_half("A", "n1", ("until", "B"), ("lose", "C"), ("put", 0), ("list",)),
         *_half("B", "n2", ("put", 1), ("put", 1), ("lose", "C"), ("list",)),
     ),
+    acknowledged=3,
 )
 ORDERS[_SPLIT] = (((1,), 0, (3, 2)), ((3,), 2, (1, 0)))
 ORDERS[_SURVIVORS] = (((), 2, (0, 3, 1)), ((3,), 2, (1, 0)))

@@ -177,11 +177,11 @@ def test_spark_resolves_claims_like_every_other_reader(
     root = tmp_path / f"rivals-{len(list(tmp_path.iterdir()))}"
     store = open_store(str(root))
     for writer in rivals.NODES:
-        log = node(store, writer)
+        writing = node(store, writer)
         for row in [row for row, of in claims if of == writer]:
-            append(log, row)
-            log.rotate()
-        log.close()
+            append(writing, row)
+            writing.rotate()
+        writing.close()
     log = cluster(store)
     found = []
     for engine in (LocalEngine(SMALL), SparkEngine(spark)):

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from services import BUILD, free_port, need, running
 
 import imap_wal
 from imap_wal.errors import ImapWalError
 from storage_backends import AlreadyExists, StorageError, Unavailable, open_store
 from storage_backends.hdfs import HdfsStore
 from storage_backends.testing import check_segment_store
+from tests.storage.services import BUILD, free_port, need, running
 
 # The first run fetches some 150 MB of jars; truncation waits for the data node.
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]
@@ -64,7 +64,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ]
     with running([*manager, *options], port, folder / "log", seconds=120, ready=folder / "ready"):
         # The user that started the cluster owns its root: only it may create folders of others.
-        yield f"webhdfs://{subprocess.run(['whoami'], check=True, capture_output=True, text=True).stdout.strip()}@localhost:{port}/maps"  # noqa: E501
+        named = subprocess.run(["whoami"], check=True, capture_output=True, text=True)
+        yield f"webhdfs://{named.stdout.strip()}@localhost:{port}/maps"
 
 
 def test_hdfs_keeps_every_promise(url: str) -> None:

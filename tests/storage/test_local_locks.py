@@ -75,12 +75,12 @@ import os, time
 from storage_backends.local import LocalStore
 lock = LocalStore(sys.argv[1]).lock("writer.lock", "parent")
 if os.fork() == 0:
-    lock.release()      # the child's copy is not a lock: letting go of it must not free the parent's
+    lock.release()  # the child's copy is not a lock: its release must not free the parent's
     print("ready", flush=True)
     time.sleep(60)
     os._exit(0)
 sys.stdin.readline()
-"""  # noqa: E501
+"""
 
 
 def test_forked_child_leaves_its_parents_lock_alone(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import errno
 import os
 import resource
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from storage_backends import NoSpace, StorageError, Unavailable, descriptors
 from storage_backends.descriptors import ZERO_AHEAD_BYTES
 from storage_backends.local import LocalStore
+from tests.kit.disks import small_disk
 from tests.kit.local import temporaries
 
 
@@ -98,19 +98,10 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB, or a stand-in where mounting is not allowed (then `NoSpace` is checked
     through /dev/full)."""
     folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        (folder / "full").symlink_to("/dev/full")
-    try:
+    with small_disk(folder, 1) as disk:
+        if disk is None:
+            (folder / "full").symlink_to("/dev/full")
         yield folder
-    finally:
-        if not mounted.returncode:
-            subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_full_disk_is_no_space_and_leaves_nothing_partial(full_disk: Path) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from services import free_port, go_program, running
 
 import imap_wal
 from imap_wal.errors import Fenced, OutcomeUnknown
@@ -32,6 +31,7 @@ from storage_backends import (
 from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
+from tests.storage.services import free_port, go_program, running
 
 # The first run builds the gateway.
 pytestmark = [pytest.mark.storage, pytest.mark.timeout(900)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support import FakeClock, Threads, eventually, row, segments
 
 def test_callers_that_arrive_during_a_sync_share_the_next_commit(memory: MemoryStore) -> None:
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()
@@ -182,7 +183,7 @@ def test_interrupt_before_a_wait_does_not_block_others(
 ) -> None:
     """The interrupted caller had not waited yet."""
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()
@@ -204,7 +205,7 @@ def test_interrupt_during_a_wait_does_not_block_others(
 ) -> None:
     """The interrupted caller was waiting for its commit."""
     gate = Gate(memory)
-    target = committer(gate)  # type: ignore[arg-type]
+    target = committer(gate)
     commit(target, batch(1))
     gate.open.clear()
     gate.waiting.clear()
@@ -248,6 +249,8 @@ def test_large_commit_is_written_in_several_frames(
 @pytest.mark.parametrize("name", ["commit_bytes_max", "max_value_bytes"])
 def test_setting_for_frames_above_2_gib_is_refused(name: str) -> None:
     """The format does not allow larger frames."""
-    assert Settings(**{name: format.PAYLOAD_BYTES_MAX})
+    most: dict[str, Any] = {name: format.PAYLOAD_BYTES_MAX}
+    assert Settings(**most)
+    more: dict[str, Any] = {name: format.PAYLOAD_BYTES_MAX + 1}
     with pytest.raises(InvalidSetting, match=f"{name} is {format.PAYLOAD_BYTES_MAX + 1}"):
-        Settings(**{name: format.PAYLOAD_BYTES_MAX + 1})
+        Settings(**more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -169,7 +170,7 @@ def test_kill_at_any_operation_keeps_acknowledged_entries(seed: int, preallocate
         for tear in ("prefix", "sectors"):
             for at in range(1, whole.count + 1):
                 inner = MemoryStore(f"{action}-{tear}-{seed}-{preallocate}-{at}")
-                plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)  # type: ignore[arg-type]
+                plan = Plan((Fault(action, at=at),), seed=seed + at, tear=tear)
                 acked = run(FaultyStore(inner, plan))
                 reopened = node_log(inner)
                 logged = [
@@ -190,7 +191,7 @@ def test_unconfirmed_commit_is_unknown_and_the_next_continues(
     target = committer(memory)
     answers: list[Exception | None] = [CorruptLog("manifest/0000000002.json", 0, "not JSON"), None]
 
-    def confirm(_: list[CommitRequest]) -> None:
+    def confirm(_: Sequence[CommitRequest]) -> None:
         answer = answers.pop(0)
         if answer is not None:
             raise answer

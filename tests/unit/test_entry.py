@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from imap_wal import entry
@@ -37,10 +39,9 @@ def test_packed_upserts_equal_the_entries_of_pack(lengths: list[int], request_: 
 @pytest.mark.parametrize("value", [-(2**63) - 1, -(2**63), 2**63 - 1, 2**63])
 @pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms", "partition"])
 def test_a_number_is_accepted_exactly_if_an_archive_takes_it(field: str, value: int) -> None:
+    change: dict[str, Any] = {field: value}
     row = tuple(
-        entry.DataEntry("m", b"k", "", b"v", "", False, 1, 2, 3, (1, 1, 1, 1))._replace(
-            **{field: value}
-        )
+        entry.DataEntry("m", b"k", "", b"v", "", False, 1, 2, 3, (1, 1, 1, 1))._replace(**change)
     )
     if -(2**63) <= value < 2**63:
         entry.check(row)

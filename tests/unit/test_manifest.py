@@ -108,7 +108,7 @@ def test_stale_writer_loses_after_its_number_was_cleaned(memory: MemoryStore) ->
         for _ in range(KEEP + 10):
             manifests.update(count)
 
-    sleeper = log(Meanwhile(memory, before=others))  # type: ignore[arg-type]
+    sleeper = log(Meanwhile(memory, before=others))
     seen: list[int] = []
 
     def change(manifest: ClusterManifest) -> ClusterManifest:
@@ -126,7 +126,7 @@ def test_writer_has_won_when_another_builds_on_its_manifest(
     """A writer has won, and does not repeat its change, if another writer built on its manifest at
     once."""
     manifests = log(memory)
-    quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
+    quick = log(Meanwhile(memory, after=lambda: manifests.update(count) and None))  # type: ignore[arg-type]
     quick.update(count)
     assert log(memory).read() == (2, replace(ClusterManifest(), incarnation=2))
 
@@ -144,7 +144,7 @@ def test_unanswered_create_is_recognised_by_its_nonce(
             self._inner.create(path, data)
 
     calls = []
-    log(Retrying(memory)).update(lambda manifest: calls.append(1) or count(manifest))  # type: ignore[arg-type,func-returns-value]
+    log(Retrying(memory)).update(lambda manifest: calls.append(1) or count(manifest))
     assert log(memory).read() == (1, replace(ClusterManifest(), incarnation=1))
     assert len(calls) == 1
 
@@ -152,7 +152,7 @@ def test_unanswered_create_is_recognised_by_its_nonce(
 def test_number_taken_by_another_writer_is_not_ours(memory: MemoryStore) -> None:
     """A number that another writer took is not mistaken for one's own."""
     manifests = log(memory)
-    racer = log(Meanwhile(memory, before=lambda: manifests.update(count) and None))  # type: ignore[arg-type,func-returns-value]
+    racer = log(Meanwhile(memory, before=lambda: manifests.update(count) and None))  # type: ignore[arg-type]
     assert racer.update(count).incarnation == 2
 
 
@@ -169,7 +169,7 @@ def test_a_writer_that_always_loses_gives_up_with_lost_race(memory: MemoryStore)
             self._inner.create(path, data)
 
     with pytest.raises(LostRace, match="3 times in a row"):
-        log(Unlucky(memory)).update(count, attempts=3)  # type: ignore[arg-type]
+        log(Unlucky(memory)).update(count, attempts=3)
 
 
 def test_an_update_that_changes_nothing_publishes_nothing(memory: MemoryStore) -> None:
@@ -195,7 +195,7 @@ def test_stale_writer_loses_after_old_manifests_are_deleted(
             for _ in range(more):
                 log(memory).update(count)
 
-        sleeper = log(Meanwhile(memory, before=others))  # type: ignore[arg-type]
+        sleeper = log(Meanwhile(memory, before=others))
         number, content = sleeper.read()
         assert not sleeper.publish(number, content), f"{more} more"
         log(memory).update(count)
@@ -243,9 +243,8 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
 ) -> None:
     """A manifest of a newer format is unsupported, and not overwritten."""
     body: dict[str, Any] = {"format": 4, "number": 1, "something": "new"}
-    body["checksum"] = (
-        f"{google_crc32c.value(json.dumps(body, sort_keys=True, separators=(',', ':')).encode()):08x}"  # noqa: E501
-    )
+    written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+    body["checksum"] = f"{google_crc32c.value(written):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
     with pytest.raises(UnsupportedVersion, match="format 4; this imap-wal reads 1 and 2 and 3"):
         log(memory).update(count)

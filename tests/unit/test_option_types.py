@@ -37,7 +37,7 @@ MISTAKES = {
 def taken(field: Any) -> Any:
     """The type of the keyword for a field of `Settings` of this type."""
     if isinstance(field, EnumMeta):
-        return field | Literal[tuple(each.value for each in field)]  # type: ignore[valid-type]
+        return field | Literal.__getitem__(tuple(each.value for each in list(field)))
     return str | os.PathLike[str] | None if field == Path | None else field
 
 

@@ -88,7 +88,7 @@ def test_files_pruned_during_recovery_are_not_missing(
         at += 1
         again = copy_files(left)
         store = Meanwhile(again, at, remove)
-        log = node_log(store, recovery_mode=mode)  # type: ignore[arg-type]
+        log = node_log(store, recovery_mode=mode)
         assert log.recovery.lost is None, f"{mode}: a prune before call {at}"
         assert not lost_files(again)
         assert contents(again).keys() == {str(key).encode() for key in range(20)}, (

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import imap_wal
 from imap_wal.errors import Fenced, OutcomeUnknown, WriterLocked
 from imap_wal.write import opening
+from imap_wal.write.object_segment import shut_out
 from rewrite_cli.cli import group
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
@@ -154,7 +155,7 @@ def test_commit_before_an_object_takeover_is_scanned(
 
     first = embedded(objects())
     first.map("m").update({"a": 1})
-    real = opening.shut_out
+    real = shut_out
 
     def late(*arguments: Any) -> None:
         first.map("m")["late"] = 1
