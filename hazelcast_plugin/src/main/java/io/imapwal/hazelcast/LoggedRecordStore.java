@@ -196,6 +196,54 @@ final class LoggedRecordStore extends DefaultRecordStore {
         return former;
     }
 
+    /**
+     * For entry processors. With {@code setValueWithoutChangingExpiryTime} Hazelcast keeps the
+     * expiry in memory, but passes the map's usual one to a map store.
+     */
+    @Override
+    public boolean setWithUncountedAccess(Data key, Object value, boolean changeExpiry, long ttl,
+            long maxIdle) {
+        if (changeExpiry || !existInMemory(key)) {
+            return super.setWithUncountedAccess(key, value, changeExpiry, ttl, maxIdle);
+        }
+        long kept = expiresAtMs(key);
+        long left = kept == Long.MAX_VALUE ? 0 : Math.max(1, kept - getNow());
+        return super.setWithUncountedAccess(key, value, true, left, maxIdle);
+    }
+
+    /** The same with offload, where the value was logged with the usual expiry before this. */
+    @Override
+    public Object updateMemory(Record record, Data key, Object former, Object value,
+            boolean changeExpiry, long ttl, long maxIdle, long expiryTime, long now,
+            boolean backup) {
+        if (!changeExpiry && !backup) {
+            logKeptExpiry(key, value, expirySystem.calculateExpirationTime(ttl, maxIdle, now, now));
+        }
+        return super.updateMemory(record, key, former, value, changeExpiry, ttl, maxIdle,
+                expiryTime, now, backup);
+    }
+
+    private void logKeptExpiry(Data key, Object value, long loggedMs) {
+        long kept = expiresAtMs(key);
+        if (kept == loggedMs) {
+            return;
+        }
+        try {
+            getMapDataStore().add(key, value, kept, getNow(), null);
+        } catch (RetryableHazelcastException e) {
+            state.settle(key);
+            throw e;
+        } catch (RuntimeException e) {
+            state.settle(key);
+            throw new OutcomeUnknown("map \"" + name + "\": the value is in the log, but not the"
+                    + " time when it expires, which should not change: " + Outcomes.reason(e), e);
+        }
+    }
+
+    private long expiresAtMs(Data key) {
+        return getExpirySystem().getExpiryMetadata(key).getExpirationTime();
+    }
+
     /** For iterators and paged queries, before which Hazelcast does not check either. */
     @Override
     public MapKeysWithCursor fetchKeys(IterationPointer[] pointers, int size) {
