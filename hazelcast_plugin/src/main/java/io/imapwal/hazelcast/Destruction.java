@@ -1,5 +1,6 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Member;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.operationexecutor.impl.OperationThread;
@@ -14,6 +15,8 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.concurrent.FutureTask;
+
+import static com.hazelcast.cluster.memberselector.MemberSelectors.DATA_MEMBER_SELECTOR;
 
 /**
  * Logs that a map was destroyed: the owner of each partition appends a clear. One member starts and
@@ -33,19 +36,23 @@ final class Destruction {
 
     /**
      * Whether this member has to log the destruction for which {@code MapStore.destroy} is called.
-     * If a program in a member destroys the map, that member does. If a client destroys it, every
-     * member gets an operation, and the oldest member logs it. The client gets no error if that
-     * fails: Hazelcast logs the errors on the member that serves the client. No member does if
-     * Hazelcast calls {@code MapStore.destroy} for a graceful shutdown, or if the plug-in calls it
-     * to drop a map from memory.
+     * If a program in a member with data destroys the map, that member does. If a client or a lite
+     * member destroys it, every member gets an operation, and the oldest member with data logs it.
+     * The caller gets no error if that fails: Hazelcast logs the errors of other members. No member
+     * does if Hazelcast calls {@code MapStore.destroy} for a graceful shutdown, or if the plug-in
+     * calls it to drop a map from memory.
      */
     static boolean isAsked(WalPlugin plugin) {
+        if (plugin.nodeEngine().getLocalMember().isLiteMember()) {
+            return false;
+        }
         if (isCalledIn(ProxyServiceImpl.class, "destroyDistributedObject")) {
             return true;
         }
         return isCalledIn(DistributedObjectDestroyOperation.class, "run")
-                && plugin.nodeEngine().getNode().getClusterService().isMaster()
-                && !isSentByMember(plugin);
+                && plugin.nodeEngine().getClusterService().getMembers(DATA_MEMBER_SELECTOR)
+                .iterator().next().localMember()
+                && !isSentByDataMember(plugin);
     }
 
     private static boolean isCalledIn(Class<?> owner, String method) {
@@ -59,13 +66,17 @@ final class Destruction {
      * the client. All other operations run on operation threads, and have the caller: a member or a
      * client.
      */
-    private static boolean isSentByMember(WalPlugin plugin) {
+    private static boolean isSentByDataMember(WalPlugin plugin) {
         return Thread.currentThread() instanceof OperationThread thread
                 && thread.operationRunner(Operation.GENERIC_PARTITION_ID).currentTask()
                 instanceof Operation operation
                 && operation.getCallerUuid() != null
-                && plugin.nodeEngine().getClusterService()
-                .getMember(operation.getCallerUuid()) != null;
+                && isDataMember(plugin.nodeEngine().getClusterService()
+                .getMember(operation.getCallerUuid()));
+    }
+
+    private static boolean isDataMember(Member member) {
+        return member != null && !member.isLiteMember();
     }
 
     /**

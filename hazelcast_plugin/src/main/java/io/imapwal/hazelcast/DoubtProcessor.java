@@ -7,6 +7,7 @@ import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.UUIDSerializationUtil;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.ExtendedMapEntry;
+import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
@@ -54,9 +55,16 @@ public final class DoubtProcessor
         }
         plugin.placements().check(map, key, null);
         MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
-        WalMapStore store = (WalMapStore) service.getMapServiceContext().getMapContainer(map)
-                .getMapStoreContext()
-                .getMapStoreWrapper().getImpl();
+        MapContainer container = service.getMapServiceContext().getMapContainer(map);
+        if (!container.getInterceptorRegistry().getInterceptors().isEmpty()) {
+            // They would change the logged value again.
+            plugin.state(map).doubt(plugin.nodeEngine().getPartitionService().getPartitionId(key),
+                    null);
+            plugin.settlements().wake();
+            return null;
+        }
+        WalMapStore store = (WalMapStore) container.getMapStoreContext().getMapStoreWrapper()
+                .getImpl();
         AgentReader.Entry newest = store.newest(key);
         long ttlMs = newest == null || newest.expiresAtMs() == 0 ? 0
                 : newest.expiresAtMs() - System.currentTimeMillis();

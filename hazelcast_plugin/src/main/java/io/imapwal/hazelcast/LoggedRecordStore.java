@@ -1,7 +1,10 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Address;
+import com.hazelcast.core.EntryEventType;
 import com.hazelcast.internal.iteration.IterationPointer;
 import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.BiTuple;
 import com.hazelcast.logging.ILogger;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapKeyLoader;
@@ -15,7 +18,10 @@ import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 
+import java.util.HashMap;
 import java.util.LinkedHashSet;
+import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.function.BiConsumer;
 
@@ -128,6 +134,114 @@ final class LoggedRecordStore extends DefaultRecordStore {
     @Override
     public Data readBackupData(Data key) {
         return state.holds(getPartitionId()) ? null : super.readBackupData(key);
+    }
+
+    /** The log has what interceptors made of the value, so they must not change it again. */
+    @Override
+    public Object putFromLoad(Data key, Object value, Address caller) {
+        return hasInterceptors() ? putLogged(key, value, Record.UNSET, caller)
+                : super.putFromLoad(key, value, caller);
+    }
+
+    @Override
+    public Object putFromLoad(Data key, Object value, long expirationTime, Address caller,
+            long now) {
+        if (!hasInterceptors()) {
+            return super.putFromLoad(key, value, expirationTime, caller, now);
+        }
+        long ttl = toTtlFromExpiryTime(expirationTime, now);
+        return ttl <= 0 ? null : putLogged(key, value, ttl, caller);
+    }
+
+    /** For {@code getAll} of keys that were evicted. */
+    @Override
+    @SuppressWarnings("unchecked")
+    public Map<Data, Object> putAndGetLoadedEntries(List loaded, Address caller) {
+        if (loaded == null || !hasInterceptors()) {
+            return super.putAndGetLoadedEntries(loaded, caller);
+        }
+        Map<Data, Object> entries = new HashMap<>();
+        for (int i = 0; i < loaded.size(); i += 2) {
+            Data key = serializationService.toData(loaded.get(i));
+            BiTuple<Object, Long> value = (BiTuple<Object, Long>) loaded.get(i + 1);
+            putLogged(key, value.element1, value.element2, caller);
+            entries.put(key, value.element1);
+        }
+        return entries;
+    }
+
+    private boolean hasInterceptors() {
+        return !getMapContainer().getInterceptorRegistry().getInterceptors().isEmpty();
+    }
+
+    /** As Hazelcast puts a loaded value, without interceptors. @return the former value */
+    private Object putLogged(Data key, Object value, long ttl, Address caller) {
+        if (shouldEvict()) {
+            return null;
+        }
+        long now = getNow();
+        Record record = getRecordOrNull(key, now, false);
+        Object former = record == null ? null : record.getValue();
+        if (record == null) {
+            putNewRecord(key, null, value, ttl, Record.UNSET, Record.UNSET, now, null,
+                    EntryEventType.LOADED, false, false);
+        } else {
+            updateRecord(record, key, former, value, true, ttl, Record.UNSET, Record.UNSET, now,
+                    null, false, false, false);
+        }
+        if (mapEventPublisher.hasEventListener(name)) {
+            mapEventPublisher.publishEvent(caller, name, former == null ? EntryEventType.LOADED
+                    : EntryEventType.UPDATED, key, former, getRecord(key).getValue());
+        }
+        return former;
+    }
+
+    /**
+     * For entry processors. With {@code setValueWithoutChangingExpiryTime} Hazelcast keeps the
+     * expiry in memory, but passes the map's usual one to a map store.
+     */
+    @Override
+    public boolean setWithUncountedAccess(Data key, Object value, boolean changeExpiry, long ttl,
+            long maxIdle) {
+        if (changeExpiry || !existInMemory(key)) {
+            return super.setWithUncountedAccess(key, value, changeExpiry, ttl, maxIdle);
+        }
+        long kept = expiresAtMs(key);
+        long left = kept == Long.MAX_VALUE ? 0 : Math.max(1, kept - getNow());
+        return super.setWithUncountedAccess(key, value, true, left, maxIdle);
+    }
+
+    /** The same with offload, where the value was logged with the usual expiry before this. */
+    @Override
+    public Object updateMemory(Record record, Data key, Object former, Object value,
+            boolean changeExpiry, long ttl, long maxIdle, long expiryTime, long now,
+            boolean backup) {
+        if (!changeExpiry && !backup) {
+            logKeptExpiry(key, value, expirySystem.calculateExpirationTime(ttl, maxIdle, now, now));
+        }
+        return super.updateMemory(record, key, former, value, changeExpiry, ttl, maxIdle,
+                expiryTime, now, backup);
+    }
+
+    private void logKeptExpiry(Data key, Object value, long loggedMs) {
+        long kept = expiresAtMs(key);
+        if (kept == loggedMs) {
+            return;
+        }
+        try {
+            getMapDataStore().add(key, value, kept, getNow(), null);
+        } catch (RetryableHazelcastException e) {
+            state.settle(key);
+            throw e;
+        } catch (RuntimeException e) {
+            state.settle(key);
+            throw new OutcomeUnknown("map \"" + name + "\": the value is in the log, but not the"
+                    + " time when it expires, which should not change: " + Outcomes.reason(e), e);
+        }
+    }
+
+    private long expiresAtMs(Data key) {
+        return getExpirySystem().getExpiryMetadata(key).getExpirationTime();
     }
 
     /** For iterators and paged queries, before which Hazelcast does not check either. */

@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
@@ -321,6 +322,11 @@ final class MapState {
         if (wholeness.settle(comparison.partition, comparison.reason)) {
             indexes.release(comparison.partition);
         }
+    }
+
+    /** The log has a change of the key that memory lacks. */
+    void settle(Data key) {
+        plugin.settle(map, key, null);
     }
 
     private RecordStore<?> store(int partition) {

@@ -281,6 +281,8 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
     public void beforeMigration(PartitionMigrationEvent event) {
         if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION
                 && event.getNewReplicaIndex() == 0) {
+            // It belongs to an earlier migration, which failed.
+            arrived.remove(event.getPartitionId());
             InternalPartition before = partitions.getPartition(event.getPartitionId(), false);
             Set<UUID> owners = new HashSet<>();
             for (int index = 0; index < event.getCurrentReplicaIndex(); index++) {
@@ -322,11 +324,14 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
         }
     }
 
+    /**
+     * If the owner is lost while it migrates the partition, this is called for the migration after
+     * the promotion has begun, so it must not forget whom the promotion replaces.
+     */
     @Override
     public void rollbackMigration(PartitionMigrationEvent event) {
         if (event.getMigrationEndpoint() == MigrationEndpoint.DESTINATION) {
             arrived.remove(event.getPartitionId());
-            replaced.remove(event.getPartitionId());
         }
     }
 

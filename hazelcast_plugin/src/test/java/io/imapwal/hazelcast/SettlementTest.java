@@ -2,6 +2,8 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.config.Config;
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.partition.MigrationEndpoint;
+import com.hazelcast.internal.partition.PartitionMigrationEvent;
 import com.hazelcast.internal.partition.impl.InternalPartitionImpl;
 import com.hazelcast.map.IMap;
 import com.hazelcast.query.Predicates;
@@ -13,6 +15,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.TimeUnit;
@@ -114,6 +117,27 @@ class SettlementTest extends SettlementFixture {
         eventually(() -> !WalPlugin.of(b).ownership().departures().members().isEmpty());
         b.<Integer, Integer>getMap("orders").set(1, 1);
         assertEquals(Set.of(b.getCluster().getLocalMember().getUuid().toString()), log.viewMembers);
+    }
+
+    /** The owner is lost while it migrates the partition to the member that has its backup. */
+    @Test
+    void promotionAfterFailedMigrationKnowsReplacedOwner() throws Exception {
+        HazelcastInstance a = start(0);
+        HazelcastInstance b = start(1);
+        a.getMap("orders").set(1, 1);
+        cluster.awaitSafe();
+        int partition = a.getPartitionService().getPartition(owned(a, 1).get(0)).getPartitionId();
+        PartitionOwnership ownership = WalPlugin.of(b).ownership();
+        PartitionMigrationEvent migration = new PartitionMigrationEvent(
+                MigrationEndpoint.DESTINATION, partition, -1, 0, UUID.randomUUID());
+        PartitionMigrationEvent promotion = new PartitionMigrationEvent(
+                MigrationEndpoint.DESTINATION, partition, 1, 0, UUID.randomUUID());
+        ownership.beforeMigration(migration);
+        ownership.beforeMigration(promotion);
+        ownership.rollbackMigration(migration);
+        ownership.commitMigration(promotion);
+        assertEquals(Set.of(a.getCluster().getLocalMember().getUuid()),
+                ownership.departures().members());
     }
 
     @Test
