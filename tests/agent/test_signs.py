@@ -7,15 +7,47 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.agent.reads.reads import Work
 from imap_wal.agent.requests import Append, Beat
+from imap_wal.read.view import MergeProgress
 from imap_wal.write.node_log import NodeLog
 from tests.agent.harness import config, plugin, serving
+from tests.support import eventually
 
 
 def test_a_beat_is_answered(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
-        assert member.client.ask("beat") == (["beat", 2], b"")
+        assert member.client.ask("beat")[0][:2] == ["beat", 2]
+
+
+def test_beats_show_the_progress_of_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a member can tell a merge that takes long from one that hangs."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        for number in range(20):
+            member.put(**{f"k{number}": "v"})
+    reached, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    done = Work.done
+
+    def in_steps(work: Work, merge: MergeProgress | None = None) -> None:
+        reached.release()
+        assert go_on.acquire(timeout=60)
+        done(work, merge)
+
+    monkeypatch.setattr(Work, "done", in_steps)
+    with serving(settings), plugin(settings) as member:
+        seen = set()
+        for _ in range(3):
+            assert reached.acquire(timeout=60)
+            for _ in range(2):  # it does not grow while the merge does nothing
+                seen.add(member.client.ask("beat")[0][2])
+            go_on.release()
+        go_on.release(10_000)
+        eventually(lambda: member.client.ask("beat")[0][2] > 2, "the merge continues")
+    assert seen == {0, 1, 2}
 
 
 def test_a_beat_before_hello_is_refused(tmp_path: Path) -> None:

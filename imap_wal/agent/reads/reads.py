@@ -24,7 +24,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.read.newest.partitions import Partitions
-from imap_wal.read.view import MaterializedView
+from imap_wal.read.view import MaterializedView, MergeProgress
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -77,13 +77,25 @@ class _Gone:
     sender: bytes
 
 
+class Work:
+    """Counts the parts of the work that the thread of reads has done. While the number grows, a
+    member waits for its read, however long that takes."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+
+    def done(self, merge: MergeProgress | None = None) -> None:
+        self.parts += 1
+
+
 class Reads:
     """Answers read requests from one MaterializedView, which merges all nodes' logs once and then
     reads only what was appended.
 
     `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
     logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
-    `at_once`: merge all logs now, without waiting for a request."""
+    `at_once`: merge all logs now, without waiting for a request. `work`: what `view` reports its
+    progress to."""
 
     def __init__(
         self,
@@ -98,7 +110,9 @@ class Reads:
         randomness: Randomness,
         room: Room | None = None,
         lines: Lines | None = None,
+        work: Work | None = None,
     ) -> None:
+        self.work = work or Work()
         self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
@@ -196,6 +210,7 @@ class Reads:
         self._room.leave(message.memory)
         header, payload = self._answer(asked)
         self.served += 1
+        self.work.done()
         self._send(message, asked.arrived, header, payload)
         self._taken = None
         return bool(header[0] != "error")

@@ -156,6 +156,7 @@ final class MapState {
      */
     private boolean tooLong(long began) {
         if (open) {
+            noteWork();
             return wholeness.isQuiet(began, settings);
         }
         if (closed() instanceof LogUnavailable why) {
@@ -358,12 +359,20 @@ final class MapState {
 
     /** Why an operation on the partition cannot be carried out now. */
     RuntimeException refusal(int partition) {
+        if (open) {
+            noteWork();
+        }
         RuntimeException why = open
                 ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
         return why instanceof LogUnavailable && plugin.reconciler().isAhead(map, partition)
                 ? new OutcomeUnknown("map \"" + map
                     + "\": an earlier attempt of the operation may be in the log; it is compared"
                     + " with memory as soon as it can be: " + why.getMessage(), why) : why;
+    }
+
+    /** A load waits for an agent that merges logs, however long that takes. */
+    private void noteWork() {
+        wholeness.progress(plugin.pulse(settings).readNanos());
     }
 
     int generation() {
@@ -507,7 +516,7 @@ final class MapState {
         peers.learnView(link);
         link.connect();
         link.viewWithout(plugin.ownership().departures().awaitTurn());
-        MapPeers.Status others = peers.status(present);
+        MapPeers.Status others = peers.status(present, used.restoreTimeoutMs());
         if (!others.loaded() && others.missing() != null) {
             throw new IllegalStateException(others.missing());
         }
