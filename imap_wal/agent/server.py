@@ -25,7 +25,8 @@ from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
 from imap_wal.agent.open_log import OpenLog
-from imap_wal.agent.reads.reads import Reads, Work
+from imap_wal.agent.reads.reads import Reads
+from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import (
     Bye,
     Hello,
@@ -202,7 +203,9 @@ class Agent:
                 self._put_aside(message, pending)
             else:
                 self._handler.handle(message, pending)
-        self._handler.take_up(pending)
+        if self._handler.kept:
+            with self._reads.work.after():
+                self._handler.take_up(pending)
         self._handler.commit(pending)
         for message in self._reads.unanswered():  # the thread of reads is dead
             self._read_refused(message)
@@ -250,8 +253,9 @@ class Agent:
 
     def _serve_waiting(self, message: Message) -> None:
         pending: list[Pending] = []
-        self._handler.handle(message, pending)
-        self._handler.commit(pending)
+        with self._reads.work.after():
+            self._handler.handle(message, pending)
+            self._handler.commit(pending)
 
     def _forget(self, sender: bytes) -> None:
         """A connection has ended."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from imap_wal.agent.reads.reads import Work
+from imap_wal.agent.membership.sessions import SessionRegistry
+from imap_wal.agent.reads import work as works
+from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Append, Beat
 from imap_wal.read.view import MergeProgress
 from imap_wal.write.node_log import NodeLog
@@ -82,6 +85,40 @@ def test_a_beat_is_answered_while_a_read_waits(
         assert member.client.ask("beat")[0][0] == "beat"
         go_on.set()
         assert reader.client.answer(asked)[0][0] == "keys"
+
+
+def test_a_merge_lets_a_hello_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both need the interpreter; with a small part of a processor, the hello would take too long.
+    The merge ends after the hello."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        for number in range(20):
+            member.put(**{f"k{number}": "v"})
+    monkeypatch.setattr(works, "YIELD_S", 60.0)
+    merging, greeting, waits = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+    done, hello = Work.done, SessionRegistry.hello
+
+    def part(work: Work, merge: MergeProgress | None = None) -> None:
+        merging.set()
+        assert greeting.wait(60)
+        waits.set()
+        done(work, merge)
+        order.append("part")
+
+    def greet(registry: SessionRegistry, *about: Any) -> Any:
+        greeting.set()
+        assert waits.wait(60)
+        order.append("hello")
+        return hello(registry, *about)
+
+    monkeypatch.setattr(Work, "done", part)
+    monkeypatch.setattr(SessionRegistry, "hello", greet)
+    with serving(settings), plugin(settings, greet=False) as member:
+        assert merging.wait(60)
+        member.hello()
+        assert len(member.keys()) == 20
+    assert order[:2] == ["hello", "part"]
 
 
 def test_a_beat_does_not_wait_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from imap_wal import layout
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.unsent import Payload, Unsent
+from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.router import Message, Outbox
@@ -24,7 +25,7 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
 from imap_wal.read.newest.partitions import Partitions
-from imap_wal.read.view import MaterializedView, MergeProgress
+from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
 from storage_backends import StorageError
@@ -75,17 +76,6 @@ class _Gone:
     """The connection of this sender has ended."""
 
     sender: bytes
-
-
-class Work:
-    """Counts the parts of the work that the thread of reads has done. While the number grows, a
-    member waits for its read, however long that takes."""
-
-    def __init__(self) -> None:
-        self.parts = 0
-
-    def done(self, merge: MergeProgress | None = None) -> None:
-        self.parts += 1
 
 
 class Reads:

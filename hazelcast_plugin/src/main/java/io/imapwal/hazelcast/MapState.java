@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
@@ -48,6 +49,7 @@ final class MapState {
     private final MapPeers peers;
     private final Wholeness wholeness;
     private final HeldIndexes indexes = new HeldIndexes();
+    private final FirstQuestion question;
     /** Held while partitions of the map are settled: by one thread at a time. */
     private final ReentrantLock settling = new ReentrantLock();
     private volatile AgentSettings settings;
@@ -71,6 +73,8 @@ final class MapState {
         this.plugin = plugin;
         this.map = map;
         this.peers = new MapPeers(plugin, map);
+        this.question = new FirstQuestion(
+                (InternalPartitionService) plugin.nodeEngine().getPartitionService());
         this.wholeness = new Wholeness(map,
                 plugin.nodeEngine().getPartitionService().getPartitionCount());
     }
@@ -85,6 +89,11 @@ final class MapState {
 
     Wholeness wholeness() {
         return wholeness;
+    }
+
+    /** Whether the log has entries of the map, asked while it was opened. */
+    FirstQuestion question() {
+        return question;
     }
 
     /** How this member reaches the map's log; null until the map is used here. */
@@ -466,7 +475,7 @@ final class MapState {
         Membership present = plugin.cluster().membership();
         thread(() -> {
             try {
-                prepare(used, present);
+                prepare(used, present, ofGeneration);
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: "
                         + Outcomes.reason(e)
@@ -511,7 +520,8 @@ final class MapState {
         awaited().forEach(Runnable::run);
     }
 
-    private void prepare(AgentSettings used, Membership present) throws Exception {
+    private void prepare(AgentSettings used, Membership present, int ofGeneration)
+            throws Exception {
         AgentLink link = plugin.link(used);
         peers.learnView(link);
         link.connect();
@@ -524,7 +534,7 @@ final class MapState {
         addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
         try {
-            plugin.readers(used).known(map);
+            question.ask(plugin.readers(used), map, ofGeneration);
         } catch (IOException e) {
             throw new IOException(link.agent() + " cannot read the log: " + Outcomes.reason(e), e);
         }
