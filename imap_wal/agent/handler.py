@@ -232,7 +232,7 @@ class RequestHandler:
         elif isinstance(request, View):
             self._view(sender, request.number, request.about, peer)
         elif isinstance(request, Beat):
-            self._router.send(sender, ["beat", request.number])
+            self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])

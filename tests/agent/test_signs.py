@@ -4,18 +4,53 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imap_wal.agent.membership.sessions import SessionRegistry
+from imap_wal.agent.reads import work as works
+from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Append, Beat
+from imap_wal.read.view import MergeProgress
 from imap_wal.write.node_log import NodeLog
 from tests.agent.harness import config, plugin, serving
+from tests.support import eventually
 
 
 def test_a_beat_is_answered(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
-        assert member.client.ask("beat") == (["beat", 2], b"")
+        assert member.client.ask("beat")[0][:2] == ["beat", 2]
+
+
+def test_beats_show_the_progress_of_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a member can tell a merge that takes long from one that hangs."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        for number in range(20):
+            member.put(**{f"k{number}": "v"})
+    reached, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    done = Work.done
+
+    def in_steps(work: Work, merge: MergeProgress | None = None) -> None:
+        reached.release()
+        assert go_on.acquire(timeout=60)
+        done(work, merge)
+
+    monkeypatch.setattr(Work, "done", in_steps)
+    with serving(settings), plugin(settings) as member:
+        seen = set()
+        for _ in range(3):
+            assert reached.acquire(timeout=60)
+            for _ in range(2):  # it does not grow while the merge does nothing
+                seen.add(member.client.ask("beat")[0][2])
+            go_on.release()
+        go_on.release(10_000)
+        eventually(lambda: member.client.ask("beat")[0][2] > 2, "the merge continues")
+    assert seen == {0, 1, 2}
 
 
 def test_a_beat_before_hello_is_refused(tmp_path: Path) -> None:
@@ -50,6 +85,40 @@ def test_a_beat_is_answered_while_a_read_waits(
         assert member.client.ask("beat")[0][0] == "beat"
         go_on.set()
         assert reader.client.answer(asked)[0][0] == "keys"
+
+
+def test_a_merge_lets_a_hello_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both need the interpreter; with a small part of a processor, the hello would take too long.
+    The merge ends after the hello."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        for number in range(20):
+            member.put(**{f"k{number}": "v"})
+    monkeypatch.setattr(works, "YIELD_S", 60.0)
+    merging, greeting, waits = threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+    done, hello = Work.done, SessionRegistry.hello
+
+    def part(work: Work, merge: MergeProgress | None = None) -> None:
+        merging.set()
+        assert greeting.wait(60)
+        waits.set()
+        done(work, merge)
+        order.append("part")
+
+    def greet(registry: SessionRegistry, *about: Any) -> Any:
+        greeting.set()
+        assert waits.wait(60)
+        order.append("hello")
+        return hello(registry, *about)
+
+    monkeypatch.setattr(Work, "done", part)
+    monkeypatch.setattr(SessionRegistry, "hello", greet)
+    with serving(settings), plugin(settings, greet=False) as member:
+        assert merging.wait(60)
+        member.hello()
+        assert len(member.keys()) == 20
+    assert order[:2] == ["hello", "part"]
 
 
 def test_a_beat_does_not_wait_for_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

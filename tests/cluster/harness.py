@@ -121,6 +121,9 @@ def connect(
 class Child:
     """A process, its log, and the signals it is sent."""
 
+    group: Path | None = None
+    """The control group of its process; None: that of this process."""
+
     def __init__(self, name: str, log: Path) -> None:
         self.name, self.log = name, log
         self.process: subprocess.Popen[str] | None = None
@@ -143,6 +146,8 @@ class Child:
                 bufsize=1,
                 preexec_fn=_die_with_parent,
             )
+        if self.group is not None:
+            (self.group / "cgroup.procs").write_text(str(self.process.pid))
         return self.process
 
     @property
@@ -202,6 +207,7 @@ class Agent(Child):
         clock_offset_ms: int = 0,
         endpoint: str = "",
         lifetime_timeout_s: float = 0,
+        restore_at_start: bool = True,
         **settings: Any,
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
@@ -215,6 +221,7 @@ class Agent(Child):
             "endpoint": self.endpoint,
             "clock_offset_ms": clock_offset_ms,
             "lifetime_timeout_s": lifetime_timeout_s,
+            "restore_at_start": restore_at_start,
             "start_policy": "wait-all" if lifetime_timeout_s else "partial",
         }
         lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
@@ -389,6 +396,8 @@ class Cluster:
             set[Agent](),
         )
         self.members: list[Member] = []
+        self.groups: Sequence[Path] = ()
+        """Control groups: one for each member and the agent beside it."""
         self._lifetime = 0
         self._clients: list[hazelcast.HazelcastClient] = []
 
@@ -402,6 +411,8 @@ class Cluster:
         for agent in self.agents:
             rule = policy or "wait-all" if waits and timeout_s else "partial"
             agent.configure(start_policy=rule, lifetime_timeout_s=timeout_s)
+        for agent, group in zip(self.agents, self.groups, strict=False):
+            agent.group = group
         for agent in self.agents[:count]:
             if not agent.running:
                 agent.launch()
@@ -438,6 +449,7 @@ class Cluster:
         )
         member = Member(self.folder, name, port, config, self._classpath, self._options)
         member.node, member.address, member.announced = number + 1, address, announced
+        member.group = self.groups[number] if self.groups else None
         self.members.append(member)
         return member
 

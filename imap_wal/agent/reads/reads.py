@@ -17,6 +17,7 @@ from imap_wal import layout
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.unsent import Payload, Unsent
+from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.router import Message, Outbox
@@ -83,7 +84,8 @@ class Reads:
 
     `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
     logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
-    `at_once`: merge all logs now, without waiting for a request."""
+    `at_once`: merge all logs now, without waiting for a request. `work`: what `view` reports its
+    progress to."""
 
     def __init__(
         self,
@@ -98,7 +100,9 @@ class Reads:
         randomness: Randomness,
         room: Room | None = None,
         lines: Lines | None = None,
+        work: Work | None = None,
     ) -> None:
+        self.work = work or Work()
         self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
         self._outbox: Outbox | None = None
@@ -196,6 +200,7 @@ class Reads:
         self._room.leave(message.memory)
         header, payload = self._answer(asked)
         self.served += 1
+        self.work.done()
         self._send(message, asked.arrived, header, payload)
         self._taken = None
         return bool(header[0] != "error")

@@ -61,8 +61,14 @@ final class AgentConnection implements Closeable {
         }
     }
 
-    static AgentConnection open(AgentSettings settings, Identity identity, String purpose)
-            throws IOException {
+    /**
+     * Connects and says hello.
+     *
+     * @param patient whether the welcome may take longer than {@code timeout-ms} while the agent
+     *                works; no operation may wait for that
+     */
+    static AgentConnection open(AgentSettings settings, Identity identity, String purpose,
+            boolean patient) throws IOException {
         UUID clusterId = identity.cluster.clusterId();
         UUID member = identity.cluster.member();
         if (clusterId == null) {
@@ -76,14 +82,17 @@ final class AgentConnection implements Closeable {
         long deadline = System.nanoTime()
                 + TimeUnit.MILLISECONDS.toNanos(settings.connectTimeoutMs());
         String token = settings.secrets().token();
+        // An agent that is busy may take as long as for a change. One that hangs is noticed by the
+        // pulse.
+        identity.pulse.start(identity);
+        int mostMs = patient ? Math.max(settings.timeoutMs(), settings.restoreTimeoutMs())
+                : settings.timeoutMs();
         AgentConnection connection = new AgentConnection(
-                ZmtpConnection.open(settings.agent(), settings.secrets(), deadline),
+                ZmtpConnection.open(settings.agent(), settings.secrets(), deadline,
+                        () -> identity.pulse.whileTurning(settings.timeoutMs(), mostMs)),
                 identity.pulse);
         try {
             identity.pulse.add(connection);
-            // An agent that is busy with its storage may take as long as for a change. The pulse
-            // notices an agent that hangs.
-            identity.pulse.start(identity);
             long helloDeadline = Math.max(deadline, System.nanoTime()
                     + TimeUnit.MILLISECONDS.toNanos(settings.timeoutMs()));
             hello(connection.start("hello", 1), identity, clusterId, member, purpose, token);
@@ -93,6 +102,7 @@ final class AgentConnection implements Closeable {
             }
             connection.session = SessionInfo.of(clusterId, member, map);
             identity.view.learn(clusterId, member, connection.session.incarnation());
+            connection.patience(ZmtpConnection.Patience.NONE);
             return connection;
         } catch (IOException | RuntimeException e) {
             connection.close();
@@ -144,6 +154,11 @@ final class AgentConnection implements Closeable {
             }
             return null;
         }
+    }
+
+    /** With the answers from now on. */
+    void patience(ZmtpConnection.Patience now) {
+        wire.patience(now);
     }
 
     SessionInfo session() {

@@ -217,7 +217,7 @@ final class AgentLink {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
         // A separate connection: a claim may take long, and appends of the present view may still
         // count.
-        try (AgentConnection asking = AgentConnection.open(settings, identity, "read")) {
+        try (AgentConnection asking = AgentConnection.open(settings, identity, "read", true)) {
             number = asking.view(cluster.members(), lost, until);
             SessionInfo asked = asking.session();
             identity.view().learn(asked.clusterId(), asked.member(), number);

@@ -19,8 +19,8 @@ import java.util.concurrent.locks.ReentrantLock;
 /**
  * Reads from an agent over a connection of its own, so that no write waits for a read. Threads take
  * turns. A read that fails on an idle connection is tried once more on a new one, which has no
- * other effect. A thread waits for its turn at most for the timeout of its read, because the read
- * of another thread may take as long as a merge of all logs.
+ * other effect. A thread waits for its turn at most as for its answer, because the read of another
+ * thread may take as long as a merge of all logs.
  */
 final class AgentReader implements Closeable {
     private static final int PART_BYTES = 8 << 20;
@@ -44,6 +44,18 @@ final class AgentReader implements Closeable {
     AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
         this.settings = settings;
         this.identity = identity;
+    }
+
+    /** How long a read waits for its answer. */
+    enum Wait {
+        /** For {@code timeout-ms}: an operation waits for it. */
+        SHORT,
+        /** For {@code restore-timeout-ms}, and longer while the agent works on reads. */
+        LONG;
+
+        private int ms(AgentSettings settings) {
+            return this == SHORT ? settings.timeoutMs() : settings.restoreTimeoutMs();
+        }
     }
 
     /** A live entry. @param expiresAtMs Unix time; 0: never */
@@ -104,12 +116,12 @@ final class AgentReader implements Closeable {
     }
 
     private Keys keysPage(String map, byte[] cursor, int limit) throws IOException {
-        return inTurn(settings.restoreTimeoutMs(), agent -> {
+        return inTurn(Wait.LONG, agent -> {
             MsgpackWriter header = agent.start("keys", 3).string(map);
             cursor(header, cursor);
             header.integer(limit);
             AgentConnection.Answer answer =
-                    agent.ask("keys", payload.clear(), deadline(settings.restoreTimeoutMs()));
+                    agent.ask("keys", payload.clear(), deadline(Wait.LONG));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
@@ -119,13 +131,13 @@ final class AgentReader implements Closeable {
 
     private Page entriesPage(String map, byte[] cursor, int limit, Set<Integer> partitions)
             throws IOException {
-        return inTurn(settings.restoreTimeoutMs(), agent -> {
+        return inTurn(Wait.LONG, agent -> {
             MsgpackWriter header = agent.start("list", 4).string(map);
             cursor(header, cursor);
             header.integer(limit).array(partitions.size());
             partitions.forEach(header::integer);
             AgentConnection.Answer answer =
-                    agent.ask("list", payload.clear(), deadline(settings.restoreTimeoutMs()));
+                    agent.ask("list", payload.clear(), deadline(Wait.LONG));
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
@@ -163,9 +175,9 @@ final class AgentReader implements Closeable {
     }
 
     /** The live entries of these keys. */
-    List<Entry> load(String map, List<Data> keys, int timeoutMs) throws IOException {
+    List<Entry> load(String map, List<Data> keys, Wait wait) throws IOException {
         List<Entry> entries = new ArrayList<>();
-        loadParts(map, keys, timeoutMs, entries::addAll);
+        loadParts(map, keys, wait, entries::addAll);
         return entries;
     }
 
@@ -178,12 +190,12 @@ final class AgentReader implements Closeable {
      * number of keys in a request depends on the size of the last answer. The agent may answer for
      * the first keys only.
      */
-    void loadParts(String map, List<Data> keys, int timeoutMs, Entries consumer)
+    void loadParts(String map, List<Data> keys, Wait wait, Entries consumer)
             throws IOException {
         int from = 0;
         while (from < keys.size()) {
             List<Data> some = keys.subList(from, from + fitting(keys, from));
-            Part part = loadPart(map, some, timeoutMs);
+            Part part = loadPart(map, some, wait);
             from += part.taken;
             int fitting = (int) Math.min(PART_KEYS,
                     (long) PART_BYTES * part.taken / Math.max(1, part.bytes));
@@ -208,12 +220,12 @@ final class AgentReader implements Closeable {
         return most;
     }
 
-    private Part loadPart(String map, List<Data> keys, int timeoutMs) throws IOException {
-        return inTurn(timeoutMs, agent -> {
+    private Part loadPart(String map, List<Data> keys, Wait wait) throws IOException {
+        return inTurn(wait, agent -> {
             payload.clear();
             keys.forEach(key -> payload.binary(key.toByteArray()));
             agent.start("load", 2).string(map).integer(keys.size());
-            AgentConnection.Answer answer = agent.ask("entries", payload, deadline(timeoutMs));
+            AgentConnection.Answer answer = agent.ask("entries", payload, deadline(wait));
             long count = answer.header().integer();
             long taken = answer.header().hasMore() ? answer.header().integer() : keys.size();
             if (taken < 1 || taken > keys.size()) {
@@ -245,11 +257,11 @@ final class AgentReader implements Closeable {
     }
 
     private Maps someMaps(Collection<String> maps) throws IOException {
-        return inTurn(settings.restoreTimeoutMs(), agent -> {
+        return inTurn(Wait.LONG, agent -> {
             MsgpackWriter header = agent.start("maps", 1).array(maps.size());
             maps.forEach(header::string);
-            MsgpackReader answer = agent.ask("maps", payload.clear(),
-                    deadline(settings.restoreTimeoutMs())).header();
+            MsgpackReader answer =
+                    agent.ask("maps", payload.clear(), deadline(Wait.LONG)).header();
             Set<String> known = new HashSet<>();
             for (int left = answer.array(); left > 0; left--) {
                 known.add(answer.string());
@@ -281,13 +293,13 @@ final class AgentReader implements Closeable {
      * @return the last of these ids; null: there are no more
      */
     private Long someSchemas(Long after, List<Object[]> found) throws IOException {
-        return inTurn(settings.restoreTimeoutMs(), agent -> {
+        return inTurn(Wait.LONG, agent -> {
             MsgpackWriter header = agent.start("schemas", after == null ? 0 : 1);
             if (after != null) {
                 header.integer(after);
             }
             AgentConnection.Answer answer =
-                    agent.ask("schemas", payload.clear(), deadline(settings.restoreTimeoutMs()));
+                    agent.ask("schemas", payload.clear(), deadline(Wait.LONG));
             long count = answer.header().integer();
             Long last = answer.header().hasMore() && !answer.header().nil()
                     ? Long.valueOf(answer.header().integer()) : null;
@@ -316,18 +328,20 @@ final class AgentReader implements Closeable {
         T on(AgentConnection connection) throws IOException;
     }
 
-    private <T> T inTurn(int timeoutMs, Request<T> request) throws IOException {
+    private <T> T inTurn(Wait wait, Request<T> request) throws IOException {
         boolean interrupted = false;
         boolean mine = false;
+        ZmtpConnection.Patience patience = wait == Wait.SHORT ? ZmtpConnection.Patience.NONE
+                : identity.pulse().whileReading(wait.ms(settings));
         try {
-            long deadline = deadline(timeoutMs);
-            while (!mine) {
+            for (long deadline = deadline(wait); !mine;) {
                 try {
                     mine = turn.tryLock(deadline - System.nanoTime(), TimeUnit.NANOSECONDS);
-                    if (!mine) {
-                        throw new SocketTimeoutException(
-                                "another read did not end in time");
+                    long moreMs = mine ? 0 : patience.moreMs();
+                    if (!mine && moreMs == 0) {
+                        throw new SocketTimeoutException("another read did not end in time");
                     }
+                    deadline += TimeUnit.MILLISECONDS.toNanos(moreMs);
                 } catch (InterruptedException e) {
                     interrupted = true;
                 }
@@ -344,8 +358,10 @@ final class AgentReader implements Closeable {
                     }
                     if (connection == null) {
                         fresh = true;
-                        connection = AgentConnection.open(settings, identity, "read");
+                        connection = AgentConnection.open(settings, identity, "read",
+                                wait == Wait.LONG);
                     }
+                    connection.patience(patience);
                     return request.on(connection);
                 } catch (AgentError e) {
                     if (!e.connectionStays()) {
@@ -380,8 +396,8 @@ final class AgentReader implements Closeable {
         }
     }
 
-    private static long deadline(int timeoutMs) {
-        return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(timeoutMs);
+    private long deadline(Wait wait) {
+        return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(wait.ms(settings));
     }
 
     private static Data data(byte[] bytes) throws ProtocolException {

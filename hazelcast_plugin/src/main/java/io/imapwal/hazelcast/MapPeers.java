@@ -1,6 +1,7 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.cluster.Member;
+import com.hazelcast.core.OperationTimeoutException;
 import com.hazelcast.internal.util.ExceptionUtil;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.NodeEngineImpl;
@@ -44,14 +45,21 @@ final class MapPeers {
     record Status(boolean loaded, String missing) {
     }
 
-    /** @param present this member's identity for the question */
-    Status status(Membership present) {
+    /**
+     * Returns when all have answered. The agent of another member may work for long before that
+     * member answers, which fails when its agent stops working.
+     *
+     * @param present as which member this one asks
+     * @param mostMs  the longest wait for a member
+     */
+    Status status(Membership present, int mostMs) {
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(mostMs);
         boolean loaded = false;
         String missing = null;
         for (Map.Entry<Member, CompletableFuture<String>> each : ask(present, false).entrySet()) {
             String answer;
             try {
-                answer = each.getValue().get(STATUS_S, TimeUnit.SECONDS);
+                answer = answer(each.getKey(), each.getValue(), present, until);
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
                 answer = "interrupted";
@@ -66,6 +74,23 @@ final class MapPeers {
             }
         }
         return new Status(loaded, missing);
+    }
+
+    /** The member's answer. Hazelcast ends an operation after some time; then this asks again. */
+    private String answer(Member member, CompletableFuture<String> first, Membership present,
+            long until) throws InterruptedException, ExecutionException, TimeoutException {
+        CompletableFuture<String> answer = first;
+        while (true) {
+            try {
+                return answer.get(STATUS_S, TimeUnit.SECONDS);
+            } catch (ExecutionException | TimeoutException e) {
+                if (System.nanoTime() - until > 0 || e instanceof ExecutionException
+                        && !(ExceptionUtil.peel(e) instanceof OperationTimeoutException)) {
+                    throw e;
+                }
+            }
+            answer = ask(member, present, false);
+        }
     }
 
     /**
@@ -91,13 +116,17 @@ final class MapPeers {
         Map<Member, CompletableFuture<String>> answers = new HashMap<>();
         for (Member member : nodeEngine.getClusterService().getMembers(DATA_MEMBER_SELECTOR)) {
             if (!member.localMember()) {
-                answers.put(member, nodeEngine.getOperationService()
-                        .<String>createInvocationBuilder(MapService.SERVICE_NAME,
-                        (Operation) new StatusOperation(map, present, whenLoaded),
-                        member.getAddress()).setTryCount(1).invoke());
+                answers.put(member, ask(member, present, whenLoaded));
             }
         }
         return answers;
+    }
+
+    private CompletableFuture<String> ask(Member member, Membership present, boolean whenLoaded) {
+        return plugin.nodeEngine().getOperationService()
+                .<String>createInvocationBuilder(MapService.SERVICE_NAME,
+                (Operation) new StatusOperation(map, present, whenLoaded),
+                member.getAddress()).setTryCount(1).invoke();
     }
 
     /**

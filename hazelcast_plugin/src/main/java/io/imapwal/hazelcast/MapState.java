@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.config.IndexConfig;
 import com.hazelcast.config.MapStoreConfig;
+import com.hazelcast.internal.partition.InternalPartitionService;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
@@ -49,6 +50,7 @@ final class MapState {
     private final MapPeers peers;
     private final Wholeness wholeness;
     private final HeldIndexes indexes = new HeldIndexes();
+    private final FirstQuestion question;
     /** Held while partitions of the map are settled: by one thread at a time. */
     private final ReentrantLock settling = new ReentrantLock();
     private volatile AgentSettings settings;
@@ -72,6 +74,8 @@ final class MapState {
         this.plugin = plugin;
         this.map = map;
         this.peers = new MapPeers(plugin, map);
+        this.question = new FirstQuestion(
+                (InternalPartitionService) plugin.nodeEngine().getPartitionService());
         this.wholeness = new Wholeness(map,
                 plugin.nodeEngine().getPartitionService().getPartitionCount());
     }
@@ -86,6 +90,11 @@ final class MapState {
 
     Wholeness wholeness() {
         return wholeness;
+    }
+
+    /** Whether the log has entries of the map, asked while it was opened. */
+    FirstQuestion question() {
+        return question;
     }
 
     /** The link to the map's log; null until the map is used here. */
@@ -157,6 +166,7 @@ final class MapState {
      */
     private boolean tooLong(long began) {
         if (open) {
+            noteWork();
             return wholeness.isQuiet(began, settings);
         }
         if (closed() instanceof LogUnavailable why) {
@@ -364,12 +374,20 @@ final class MapState {
 
     /** Why an operation on the partition cannot be carried out now. */
     RuntimeException refusal(int partition) {
+        if (open) {
+            noteWork();
+        }
         RuntimeException why = open
                 ? wholeness.refusal(partition, settings, plugin.link(settings).agent()) : closed();
         return why instanceof LogUnavailable && plugin.reconciler().isAhead(map, partition)
                 ? new OutcomeUnknown("map \"" + map
                     + "\": an earlier attempt of the operation may be in the log; it is compared"
                     + " with memory as soon as it can be: " + why.getMessage(), why) : why;
+    }
+
+    /** A load waits for an agent that merges logs, however long that takes. */
+    private void noteWork() {
+        wholeness.progress(plugin.pulse(settings).readNanos());
     }
 
     int generation() {
@@ -463,7 +481,7 @@ final class MapState {
         Membership present = plugin.cluster().membership();
         thread(() -> {
             try {
-                prepare(used, present);
+                prepare(used, present, ofGeneration);
             } catch (Throwable e) {
                 String why = "map \"" + map + "\" is not available, because its log is not: "
                         + Outcomes.reason(e)
@@ -508,12 +526,13 @@ final class MapState {
         awaited().forEach(Runnable::run);
     }
 
-    private void prepare(AgentSettings used, Membership present) throws Exception {
+    private void prepare(AgentSettings used, Membership present, int ofGeneration)
+            throws Exception {
         AgentLink link = plugin.link(used);
         peers.learnView(link);
         link.connect();
         link.viewWithout(plugin.ownership().departures().awaitTurn());
-        MapPeers.Status others = peers.status(present);
+        MapPeers.Status others = peers.status(present, used.restoreTimeoutMs());
         if (!others.loaded() && others.missing() != null) {
             throw new IllegalStateException(others.missing());
         }
@@ -521,7 +540,7 @@ final class MapState {
         addIndexes();
         // Makes the agent merge the logs now, not when a partition's thread waits for it.
         try {
-            plugin.readers(used).known(map);
+            question.ask(plugin.readers(used), map, ofGeneration);
         } catch (IOException e) {
             throw new IOException(link.agent() + " cannot read the log: " + Outcomes.reason(e), e);
         }

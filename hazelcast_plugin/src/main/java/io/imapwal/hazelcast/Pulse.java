@@ -16,10 +16,11 @@ import java.util.concurrent.TimeUnit;
  *             storage. No answer within agent-timeout-ms: the agent hangs. All connections to it
  *             are closed, and none is opened until it answers again
  * beat        shows that a member of this cluster is alive; the loop of the agent answers it,
- *             perhaps late
+ *             perhaps late. The answer has a number that grows while the agent reads logs
  * </pre>
  *
- * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}.
+ * So a slow storage is not a hung agent: appends wait for it up to {@code timeout-ms}. And an agent
+ * that works is not one that does not answer: {@link #whileTurning} and {@link #whileReading}.
  */
 final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
@@ -30,6 +31,9 @@ final class Pulse {
     private final Set<AgentConnection> open = ConcurrentHashMap.newKeySet();
     private volatile HungAgent hung;
     private volatile boolean closed;
+    /** When the loop of the agent answered last. */
+    private volatile long turnedNanos = System.nanoTime();
+    private volatile long readNanos = System.nanoTime();
     private Thread thread;
 
     // The state of the watched connection. Only the thread uses it.
@@ -38,8 +42,11 @@ final class Pulse {
     private long number;
     private long answered;
     private Hello said;
-    private boolean asked;
+    /** The number of the hello without an answer; 0: none. */
+    private long asked;
     private boolean greeted;
+    /** The agent's number of parts of reads. */
+    private long parts = -1;
     private final MsgpackWriter header = new MsgpackWriter(64);
 
     /** The hello that was sent on this connection. */
@@ -63,6 +70,38 @@ final class Pulse {
 
     boolean hangs() {
         return hung != null;
+    }
+
+    /**
+     * Patience with a request that the agent's loop answers: it may take {@code idleMs} from now
+     * on, and longer while the loop answers beats, together at most {@code mostMs}.
+     */
+    ZmtpConnection.Patience whileTurning(int idleMs, int mostMs) {
+        long since = System.nanoTime();
+        return () -> {
+            long idle = Math.min(System.nanoTime() - since, System.nanoTime() - turnedNanos);
+            return moreMs(Math.min(TimeUnit.MILLISECONDS.toNanos(idleMs) - idle,
+                    deadline(since, mostMs) - System.nanoTime()));
+        };
+    }
+
+    /**
+     * Patience with a read: the agent may work on it, and on those before it, for any time, but not
+     * stop working for {@code idleMs}.
+     */
+    ZmtpConnection.Patience whileReading(int idleMs) {
+        return () -> moreMs(deadline(readNanos, idleMs) - System.nanoTime());
+    }
+
+    /** When the agent last did a part of a read. */
+    long readNanos() {
+        return readNanos;
+    }
+
+    /** In short parts, because the agent may begin to hang. */
+    private long moreMs(long nanos) {
+        return hung != null || closed || nanos <= 0 ? 0
+                : Math.min(pauseMs, TimeUnit.NANOSECONDS.toMillis(nanos) + 1);
     }
 
     /** Registers a connection, which is closed when the agent hangs. */
@@ -114,20 +153,19 @@ final class Pulse {
 
     /** Sends a PING and a beat, and receives until the next ones are due. */
     private void beat(AgentConnection.Identity identity) throws IOException {
+        Hello now = hello(identity);
+        if (wire != null && greeted && !said.equals(now)) {
+            // A beat would say that a member of the former cluster or view is alive.
+            disconnect();
+        }
         if (wire == null) {
-            wire = ZmtpConnection.open(settings.agent(), settings.secrets(),
-                    deadline(settings.agentTimeoutMs()));
-            silent = 0;
-            number = answered = 0;
-            said = null;
-            asked = greeted = false;
-            hung = null;
+            connect();
         }
         long due = deadline(pauseMs);
         long pongs = wire.pongs();
         long before = answered;
         wire.ping(due);
-        say(identity, due);
+        say(identity, now, due);
         while (true) {
             try {
                 hear(wire.receive(due));
@@ -143,27 +181,50 @@ final class Pulse {
         }
     }
 
-    private void say(AgentConnection.Identity identity, long due) throws IOException {
+    /**
+     * ZeroMQ's own thread sends the greeting. The agent itself admits the connection, and may be
+     * busy.
+     */
+    private void connect() throws IOException {
+        boolean[] lives = {false};
+        try {
+            wire = ZmtpConnection.open(settings.agent(), settings.secrets(),
+                    deadline(settings.agentTimeoutMs()), () -> {
+                        lives[0] = true;
+                        hung = null;
+                        return whileTurning(settings.agentTimeoutMs(), settings.agentTimeoutMs());
+                    });
+        } catch (SocketTimeoutException e) {
+            throw lives[0] ? new IOException("the agent is busy", e) : e;
+        }
+        silent = 0;
+        number = answered = 0;
+        said = null;
+        asked = 0;
+        greeted = false;
+        hung = null;
+    }
+
+    /** Null: this member has no welcome yet under its present UUID and cluster id. */
+    private static Hello hello(AgentConnection.Identity identity) {
         UUID cluster = identity.cluster().clusterId();
         UUID member = identity.cluster().member();
         long view = identity.view().of(cluster, member);
-        if (number - answered > UNANSWERED_MAX || view == 0) {
-            // The agent is busy, or this member has no welcome yet under its present UUID and
-            // cluster id.
-            return;
+        return view == 0 ? null : new Hello(cluster, member, view);
+    }
+
+    private void say(AgentConnection.Identity identity, Hello now, long due) throws IOException {
+        if (number - answered > UNANSWERED_MAX) {
+            return;  // the agent is busy
         }
-        Hello now = new Hello(cluster, member, view);
-        if (greeted && now.equals(said)) {
+        // Without a hello, the answer to a beat is an error. It is a sign that the loop turns, too.
+        if (now == null || greeted || asked != 0) {
             header.clear().array(2).string("beat").integer(++number);
-        } else if (!asked) {
-            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number),
-                    identity, cluster, member, "read",
-                    settings.secrets().token());
-            said = now;
-            asked = true;
-            greeted = false;
         } else {
-            return;
+            AgentConnection.hello(header.clear().array(3).string("hello").integer(++number),
+                    identity, now.cluster, now.member, "read", settings.secrets().token());
+            said = now;
+            asked = number;
         }
         wire.send(new byte[][] {header.array(), {}}, new int[] {header.length(), 0}, due);
     }
@@ -174,10 +235,20 @@ final class Pulse {
             throw new ProtocolException("an answer must have a kind and a number");
         }
         String kind = answer.string();
-        answered = Math.max(answered, answer.integer());
-        if (!kind.equals("beat")) {
-            asked = false;
+        long to = answer.integer();
+        answered = Math.max(answered, to);
+        turnedNanos = System.nanoTime();
+        if (to == asked) {
+            asked = 0;
             greeted = kind.equals("welcome");
+        } else if (!kind.equals("beat")) {
+            greeted = false;
+        } else if (answer.hasMore()) {
+            long now = answer.integer();
+            if (now != parts) {
+                parts = now;
+                readNanos = System.nanoTime();
+            }
         }
     }
 
@@ -196,7 +267,11 @@ final class Pulse {
     }
 
     private static long deadline(long ms) {
-        return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(ms);
+        return deadline(System.nanoTime(), ms);
+    }
+
+    private static long deadline(long sinceNanos, long ms) {
+        return sinceNanos + TimeUnit.MILLISECONDS.toNanos(ms);
     }
 
     private void pause() {

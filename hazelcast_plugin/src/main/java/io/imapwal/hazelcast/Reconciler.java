@@ -376,8 +376,8 @@ final class Reconciler {
         }
         // The agent may have to merge logs first. No operation waits for this thread, unlike for
         // the partition's thread.
-        AgentSettings settings = doubt.link.settings();
-        plugin.reader(settings).load(key.map, List.of(key.key), settings.restoreTimeoutMs());
+        plugin.reader(doubt.link.settings())
+                .load(key.map, List.of(key.key), AgentReader.Wait.LONG);
         IMap<Object, Object> map = plugin.instance().getMap(key.map);
         return map.submitToKey(key.key, new DoubtProcessor(key.map, key.key, doubt.transaction))
                 .toCompletableFuture();

@@ -95,7 +95,7 @@ final class Settlement {
         while (!listing.ended()) {
             AgentReader.Page page = listing.next(comparisons.keySet());
             take(page.live());
-            reader.loadParts(state.map(), page.rest(), settings.restoreTimeoutMs(), this::take);
+            reader.loadParts(state.map(), page.rest(), AgentReader.Wait.LONG, this::take);
         }
     }
 

@@ -248,7 +248,7 @@ final class SettlementWorker {
             return false;
         }
         if (!now.isEmpty()) {
-            compare(state, now);
+            compare(state, generation, now);
         }
         return plugin.ownership().assigned() && noteLoaded(state, generation)
                 && !state.wholeness().isAnyUnsettled();
@@ -261,7 +261,8 @@ final class SettlementWorker {
         return state.isLoaded();
     }
 
-    private void compare(MapState state, Map<Integer, Wholeness.Unsettled> partitions)
+    private void compare(MapState state, int generation,
+            Map<Integer, Wholeness.Unsettled> partitions)
             throws IOException, InterruptedException, ExecutionException {
         long from = System.nanoTime();
         long read = 0;
@@ -269,7 +270,8 @@ final class SettlementWorker {
         long removed = 0;
         AgentSettings settings = state.settings();
         Readers readers = plugin.readers(settings);
-        boolean known = readers.known(state.map());
+        Boolean asked = state.question().take(generation, partitions.keySet());
+        boolean known = asked == null ? readers.known(state.map()) : asked;
         try (Readers.Loan loan = readers.borrow()) {
             if (known) {
                 loan.reader().schemas(plugin.schemas()::register);

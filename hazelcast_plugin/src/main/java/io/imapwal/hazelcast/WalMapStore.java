@@ -288,8 +288,8 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         }
         Map<Object, MetadataAwareValue<Object>> loaded = new HashMap<>();
         try {
-            int timeoutMs = doubtedOnly ? settings.timeoutMs() : settings.restoreTimeoutMs();
-            plugin.reader(settings).load(map, data, timeoutMs)
+            plugin.reader(settings).load(map, data,
+                    doubtedOnly ? AgentReader.Wait.SHORT : AgentReader.Wait.LONG)
                     .forEach(entry -> loaded.put(entry.key(), value(entry)));
         } catch (IOException e) {
             throw unavailable(e);
@@ -324,7 +324,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
     AgentReader.Entry newest(Data key) {
         try {
             List<AgentReader.Entry> entries = plugin.reader(settings)
-                    .load(map, List.of(key), settings.timeoutMs());
+                    .load(map, List.of(key), AgentReader.Wait.SHORT);
             return entries.isEmpty() ? null : entries.get(0);
         } catch (IOException e) {
             throw unavailable(e);

@@ -301,6 +301,10 @@ final class WalPlugin {
                 new Readers(() -> newReader(settings)));
     }
 
+    Pulse pulse(AgentSettings settings) {
+        return identity(settings).pulse();
+    }
+
     /** The shared reader, for single keys. */
     AgentReader reader(AgentSettings settings) {
         return readers(settings).shared();

@@ -27,7 +27,7 @@ import java.util.concurrent.atomic.AtomicLongArray;
  * partial    a key was evicted: load reads the log
  * unsettled  memory and log may differ: operations wait, and fail with LogUnavailable after
  *            settle-timeout-ms; while the map is loaded the first time, restore-timeout-ms after
- *            the last entries arrived
+ *            the last entries arrived and the agent last worked on reads
  * </pre>
  *
  * A partition is whole only after proof, and not after it has left. So safety does not depend on
@@ -38,7 +38,7 @@ final class Wholeness {
     private final AtomicLongArray whole;
     private final ConcurrentMap<Integer, Unsettled> unsettled = new ConcurrentHashMap<>(1);
     private final Set<Integer> partial = ConcurrentHashMap.newKeySet(1);
-    /** When entries of the log arrived last. */
+    /** When entries of the log arrived last, or the agent worked on reads. */
     private volatile long progressNanos = System.nanoTime();
 
     Wholeness(String map, int partitions) {
@@ -190,6 +190,13 @@ final class Wholeness {
 
     void progress() {
         progressNanos = System.nanoTime();
+    }
+
+    /** The agent worked on reads at that time, if no entries have arrived since then. */
+    void progress(long atNanos) {
+        if (atNanos - progressNanos > 0) {
+            progressNanos = atNanos;
+        }
     }
 
     /**

@@ -117,7 +117,9 @@ final class WriteConnection implements AgentWriter.Channel {
         }
         long from = System.nanoTime();
         try {
-            connection = AgentConnection.open(settings, identity, "write");
+            // Before the first welcome no map is open, so no operation waits for it. The agent may
+            // merge all logs, claim the log and admit members at the same time.
+            connection = AgentConnection.open(settings, identity, "write", newest == null);
             if (!connection.current(identity)) {
                 long view = connection.session().incarnation();
                 disconnect();

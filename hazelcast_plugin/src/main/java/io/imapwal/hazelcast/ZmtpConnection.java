@@ -13,6 +13,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Supplier;
 
 /**
  * The DEALER's end of one ZMTP 3.0 connection to one ROUTER. Every wait has a limit. With keys the
@@ -36,6 +37,14 @@ final class ZmtpConnection implements Closeable {
     private static final int GREETING = 64;
     private static final int BUFFER = 64 * 1024;
 
+    /** Whether a wait may go on after its deadline. */
+    interface Patience {
+        Patience NONE = () -> 0;
+
+        /** Milliseconds for which to wait before this is asked again; 0: the wait has failed. */
+        long moreMs();
+    }
+
     private final SocketChannel channel;
     /** null without keys. */
     private final CurveClient curve;
@@ -46,6 +55,7 @@ final class ZmtpConnection implements Closeable {
     private ByteBuffer out = ByteBuffer.allocateDirect(BUFFER);
     private long written;
     private volatile long pongs;
+    private volatile Patience patience = Patience.NONE;
 
     private ZmtpConnection(SocketChannel channel, CurveClient curve) throws IOException {
         this.channel = channel;
@@ -61,7 +71,7 @@ final class ZmtpConnection implements Closeable {
     }
 
     /** Lets one thread wait for the socket. */
-    private static final class Waiter implements Closeable {
+    private final class Waiter implements Closeable {
         private final Selector selector = Selector.open();
         private final SelectionKey key;
 
@@ -72,6 +82,9 @@ final class ZmtpConnection implements Closeable {
         void await(int operation, long deadlineNanos) throws IOException {
             key.interestOps(operation);
             long left = TimeUnit.NANOSECONDS.toMillis(deadlineNanos - System.nanoTime());
+            if (left <= 0) {
+                left = patience.moreMs();
+            }
             if (left <= 0) {
                 throw new SocketTimeoutException("no answer in time");
             }
@@ -87,6 +100,17 @@ final class ZmtpConnection implements Closeable {
 
     static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets, long deadlineNanos)
             throws IOException {
+        return open(endpoint, secrets, deadlineNanos, () -> Patience.NONE);
+    }
+
+    /**
+     * Connects. The other end's greeting must arrive in time: ZeroMQ's own thread sends it.
+     *
+     * @param greeted returns the patience for the rest of the handshake, and for what follows: the
+     *                agent itself decides whether it admits this connection, and may be busy
+     */
+    static ZmtpConnection open(AgentEndpoint endpoint, AgentSecrets secrets, long deadlineNanos,
+            Supplier<Patience> greeted) throws IOException {
         AgentSecrets.Own own = secrets.own();
         CurveClient curve = own == null ? null : new CurveClient(own, secrets.agentKey());
         SocketChannel channel = endpoint.open();
@@ -94,7 +118,7 @@ final class ZmtpConnection implements Closeable {
         try {
             connection = new ZmtpConnection(channel, curve);
             connection.connect(endpoint, deadlineNanos);
-            connection.handshake(deadlineNanos);
+            connection.handshake(deadlineNanos, greeted);
             return connection;
         } catch (IOException | RuntimeException e) {
             if (connection == null) {
@@ -104,6 +128,11 @@ final class ZmtpConnection implements Closeable {
             }
             throw e;
         }
+    }
+
+    /** Of the waits from now on. */
+    void patience(Patience now) {
+        patience = now;
     }
 
     /**
@@ -231,7 +260,7 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    private void handshake(long deadlineNanos) throws IOException {
+    private void handshake(long deadlineNanos, Supplier<Patience> greeted) throws IOException {
         byte[] greeting = new byte[GREETING];
         greeting[0] = (byte) 0xff;
         greeting[9] = 0x7f;
@@ -252,6 +281,7 @@ final class ZmtpConnection implements Closeable {
                     : "the agent takes no keys: leave agent-key-file and agent-public-key out, or"
                     + " give it a key and clients");
         }
+        patience = greeted.get();
         MsgpackWriter properties = new MsgpackWriter();
         property(properties, "Socket-Type", "DEALER");
         property(properties, "Identity", "");

@@ -33,6 +33,10 @@ final class FakeAgent implements Closeable {
     /** Loads that failed because of a key that cannot be read. */
     volatile int unreadableLoads;
     volatile int beats;
+    /** Hellos, connections and questions about maps that have arrived. */
+    volatile int hellos;
+    volatile int greetings;
+    volatile int merges;
     volatile int byes;
     /** Requests that arrived before the one before them was answered. */
     volatile int sentAhead;
@@ -48,6 +52,11 @@ final class FakeAgent implements Closeable {
     FakeAgent(FakeLog log) throws IOException {
         this.log = log;
         this.socket = Files.createTempDirectory("fake-agent").resolve("agent.sock");
+    }
+
+    /** How many parts of reads the agent has done: it works all the time. */
+    long parts() {
+        return faults.mergeHangs ? 0 : System.nanoTime();
     }
 
     String endpoint() {
@@ -126,7 +135,8 @@ final class FakeAgent implements Closeable {
             DataInputStream in = FakeWire.input(channel);
             OutputStream out = FakeWire.output(channel);
             faults.awaitThaw();
-            FakeWire.handshake(in, out);
+            greetings++;
+            FakeWire.handshake(in, out, faults.admissionDelayMs);
             // An empty list: the connection was closed.
             BlockingQueue<List<byte[]>> requests = new LinkedBlockingQueue<>();
             daemon(() -> {

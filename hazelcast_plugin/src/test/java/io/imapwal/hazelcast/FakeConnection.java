@@ -49,13 +49,19 @@ final class FakeConnection {
         if (kind.equals("stat")) {
             return stat(number);
         }
+        if (kind.equals("beat") && faults.loopHangs) {
+            return null;
+        }
         if (plugin == null && !kind.equals("hello")) {
             return error(number, "not-ready", "say hello first");
         }
         switch (kind) {
             case "hello":
-                Thread.sleep(faults.helloDelayMs);
-                return hello(number, (Map<?, ?>) header.value());
+                Map<?, ?> fields = (Map<?, ?>) header.value();
+                long delayMs = faults.helloDelayMs;
+                agent.hellos++;
+                Thread.sleep(delayMs);
+                return hello(number, fields);
             case "append":
                 return append(number, header, payload);
             case "metadata":
@@ -71,7 +77,7 @@ final class FakeConnection {
                 return reads.load(number, header, payload);
             case "beat":
                 agent.beats++;
-                return FakeAnswers.answer(header("beat", number, 0));
+                return FakeAnswers.answer(header("beat", number, 1).integer(agent.parts()));
             case "bye":
                 agent.byes++;
                 return FakeAnswers.answer(header("bye", number, 0));

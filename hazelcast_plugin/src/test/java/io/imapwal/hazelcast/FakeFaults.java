@@ -34,6 +34,14 @@ final class FakeFaults {
      * After this many pages of keys, one is left out, as if its answer was lost; negative: none.
      */
     volatile int skipAfterPages = -1;
+    /** Beats are not answered, as if the agent's loop hung. ZeroMQ's thread answers a PING. */
+    volatile boolean loopHangs;
+    /** Before READY, which ZeroMQ sends when the agent has admitted the connection. */
+    volatile long admissionDelayMs;
+    /** Before the answer to a question about maps, as if the agent merged all logs for it. */
+    volatile long mergeDelayMs;
+    /** The merge makes no progress. */
+    volatile boolean mergeHangs;
     /** As if its process was stopped: nothing is read, connections stay open. */
     volatile boolean frozen;
 

@@ -79,7 +79,10 @@ final class FakeReads {
         }
     }
 
-    List<byte[]> maps(long number, MsgpackReader header) throws IOException {
+    List<byte[]> maps(long number, MsgpackReader header)
+            throws IOException, InterruptedException {
+        agent.merges++;
+        Thread.sleep(faults.mergeDelayMs);
         if (faults.readError != null) {
             return error(number, "restore-failed", faults.readError);
         }

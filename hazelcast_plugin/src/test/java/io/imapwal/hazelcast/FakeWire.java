@@ -46,7 +46,9 @@ final class FakeWire {
         };
     }
 
-    static void handshake(DataInputStream in, OutputStream out) throws IOException {
+    /** @param admissionDelayMs how long the agent takes to admit the connection */
+    static void handshake(DataInputStream in, OutputStream out, long admissionDelayMs)
+            throws IOException, InterruptedException {
         byte[] greeting = new byte[64];
         greeting[0] = (byte) 0xff;
         greeting[9] = 0x7f;
@@ -55,6 +57,7 @@ final class FakeWire {
         System.arraycopy("NULL".getBytes(StandardCharsets.US_ASCII), 0, greeting, 12, 4);
         out.write(greeting);
         in.readFully(new byte[64]);
+        Thread.sleep(admissionDelayMs);
         byte[] ready = "\5READY\13Socket-Type\0\0\0\6ROUTER\10Identity\0\0\0\0".getBytes(
                 StandardCharsets.ISO_8859_1);
         out.write(new byte[] {4, (byte) ready.length});

@@ -86,7 +86,7 @@ class PulseTest {
         CompletableFuture<IOException> reading = CompletableFuture.supplyAsync(() -> {
             while (true) {
                 try {
-                    reader.load("orders", List.of(key), 600_000);
+                    reader.load("orders", List.of(key), AgentReader.Wait.SHORT);
                 } catch (IOException e) {
                     return e;
                 }

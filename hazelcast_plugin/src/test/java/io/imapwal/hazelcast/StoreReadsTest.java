@@ -98,7 +98,7 @@ class StoreReadsTest extends StoreFixture {
         Thread slow = new Thread(() -> {
             try {
                 plugin.reader(settings).load(map.getName(), List.of(
-                        plugin.nodeEngine().<Data>toData("a")), settings.restoreTimeoutMs());
+                        plugin.nodeEngine().<Data>toData("a")), AgentReader.Wait.LONG);
             } catch (IOException e) {
                 // This test is about the other read.
             }

@@ -70,7 +70,7 @@ class ZmtpConnectionTest {
     void messagesOfAllSizesGoBothWays() throws Exception {
         int[] sizes = {0, 1, 255, 256, 65_530, 65_536, 3_000_000, 9_000_000};
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeWire.handshake(in, out);
+            FakeWire.handshake(in, out, 0);
             for (int i = 0; i < sizes.length; i++) {
                 FakeWire.send(out, FakeWire.receive(in));
             }
@@ -92,7 +92,7 @@ class ZmtpConnectionTest {
     @Test
     void pingIsAnsweredBetweenMessages() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeWire.handshake(in, out);
+            FakeWire.handshake(in, out, 0);
             byte[] ping = "\4PING\0\0ctx".getBytes(StandardCharsets.ISO_8859_1);
             out.write(new byte[] {4, (byte) ping.length});
             out.write(ping);
@@ -110,7 +110,7 @@ class ZmtpConnectionTest {
     @Test
     void missingAnswerEndsInTime() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeWire.handshake(in, out);
+            FakeWire.handshake(in, out, 0);
             return in.read() + in.read();
         })) {
             assertTimeoutPreemptively(Duration.ofSeconds(60),
@@ -122,7 +122,7 @@ class ZmtpConnectionTest {
     @Test
     void closedConnectionIsAnError() throws Exception {
         try (ZmtpConnection connection = connect((in, out) -> {
-            FakeWire.handshake(in, out);
+            FakeWire.handshake(in, out, 0);
             out.write(new byte[] {0, 10, 1, 2});
             return null;
         })) {
