@@ -8,10 +8,12 @@ import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
 import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
+import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.query.impl.IndexRegistry;
 import com.hazelcast.query.impl.IndexUtils;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
+import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 
 import java.io.IOException;
 import java.util.ArrayList;
@@ -274,6 +276,19 @@ final class MapState {
         // An offloaded change is in the queue until memory has it.
         RecordStore<?> store = store(partition);
         reason.quiet = store == null || store.getOffloadedOperations().isEmpty();
+    }
+
+    /**
+     * On the partition's thread: the operation that may have changed the log and not memory yet;
+     * null: none. With offload, the changes of a partition run one after the other.
+     */
+    MapOperation underWay(int partition) {
+        RecordStore<?> store = store(partition);
+        if (store == null || store.getOffloadedOperations().isEmpty()) {
+            return null;
+        }
+        MapOperation first = store.getOffloadedOperations().iterator().next();
+        return first instanceof ReadonlyOperation ? null : first;
     }
 
     /** The map was destroyed, in the log and in memory, or only in part. */

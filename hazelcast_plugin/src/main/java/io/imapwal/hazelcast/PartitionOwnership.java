@@ -13,6 +13,8 @@ import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.internal.services.MembershipAwareService;
 import com.hazelcast.internal.services.MembershipServiceEvent;
+import com.hazelcast.map.impl.operation.KeyBasedMapOperation;
+import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
@@ -20,6 +22,7 @@ import com.hazelcast.spi.impl.operationservice.Operation;
 import com.hazelcast.spi.properties.ClusterProperty;
 import com.hazelcast.spi.properties.HazelcastProperties;
 
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
@@ -267,6 +270,7 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
                         .filter(map -> slow.contains(plugin.linkOf(map))).forEach(doubted::add);
             }
             changed = plugin.reconciler().changed(partition);
+            addUnderWay(partition, whole, changed);
             if (!doubted.isEmpty() && !plugin.leaving()) {
                 throw new RetryableHazelcastException("partition " + partition
                         + " has changes whose outcome"
@@ -275,6 +279,22 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
         }
         return new CarriedState(whole, doubted, changed, partial, filled,
                 nodeEngine.getLocalMember().getUuid());
+    }
+
+    /**
+     * With offload, a change that the log has may not be in memory yet. Hazelcast repeats it at the
+     * next owner, but not if this member dies.
+     */
+    private void addUnderWay(int partition, Set<String> whole, Map<String, List<Data>> changed) {
+        forMaps(state -> {
+            MapOperation operation = state.underWay(partition);
+            if (operation instanceof KeyBasedMapOperation single) {
+                changed.computeIfAbsent(state.map(), map -> new ArrayList<>())
+                        .add(single.getKey());
+            } else if (operation != null) {
+                whole.remove(state.map());
+            }
+        });
     }
 
     @Override

@@ -1,6 +1,8 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.partition.PartitionReplicationEvent;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
 import com.hazelcast.partition.MigrationListener;
 import com.hazelcast.partition.MigrationState;
@@ -11,9 +13,11 @@ import org.junit.jupiter.api.Test;
 
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.CompletionStage;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.FutureTask;
 import java.util.concurrent.atomic.AtomicInteger;
 
 import static io.imapwal.hazelcast.Members.eventually;
@@ -131,6 +135,45 @@ class DoubtHandoverTest extends SettlementFixture {
         for (int key : keys) {
             assertEquals(1000 + key, b.getMap("orders").get(key));
         }
+    }
+
+    /**
+     * With offload, the partition's thread changes memory after the agent has acknowledged. If the
+     * partition migrates in between, and the former owner dies, nothing repeats the change.
+     */
+    @Test
+    void nextOwnerSettlesChangeThatIsNotInMemoryYet() throws Exception {
+        offload = true;
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        map.set(1, 1);
+        Data key = WalPlugin.of(a).nodeEngine().toData(1);
+        CarriedState single = carriedAfterAppend(a, () -> map.setAsync(1, 2));
+        assertEquals(Map.of("orders", List.of(key)), single.changed());
+        assertEquals(Set.of("orders"), single.whole());
+        CarriedState batch = carriedAfterAppend(a, () -> map.setAllAsync(Map.of(1, 3)));
+        assertEquals(Set.of(), batch.whole());
+        eventually(() -> map.get(1) == 3);
+    }
+
+    /** What the next owner of the partition of key 1 gets when the change is in the log only. */
+    private CarriedState carriedAfterAppend(HazelcastInstance member, Runnable change)
+            throws Exception {
+        WalPlugin plugin = WalPlugin.of(member);
+        int partition = member.getPartitionService().getPartition(1).getPartitionId();
+        AgentLink link = plugin.linkOf("orders");
+        FakeAgent agent = agents.get(0);
+        agent.faults.hold = new CountDownLatch(1);
+        change.run();
+        eventually(() -> link.pending(partition) > 0);
+        FutureTask<CarriedState> carried = new FutureTask<>(() -> {
+            agent.faults.hold.countDown();
+            eventually(() -> link.pending(partition) == 0);
+            return (CarriedState) plugin.ownership().prepareReplicationOperation(
+                    new PartitionReplicationEvent(null, partition, 0));
+        });
+        new PartitionThreads(plugin.nodeEngine()).next(partition, id -> carried.run());
+        return carried.get();
     }
 
     /** Otherwise their keys would be removed from memory, as keys that the log does not have. */
