@@ -104,7 +104,8 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitStatistics:
-    """Statistics since the log was opened."""
+    """Counters since the log was opened. `records`: entries. `sync_seconds`: the time spent in
+    syncs. `rotations`: sealed segments."""
 
     commits: int
     records: int
