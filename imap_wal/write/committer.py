@@ -161,8 +161,8 @@ class Committer:
         return self._failure
 
     def submit(self, batch: CommitRequest) -> None:
-        """Put the batch in the ring; while the ring is full, commit. `TooLarge` if no frame can
-        hold it."""
+        """Put the batch in the ring; while the ring is full, commit. Raises `TooLarge` if no frame
+        can hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
             raise TooLarge(
                 f"{batch.count} changes of {batch.size} bytes at once; a commit takes at "
