@@ -84,6 +84,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self.changes.closed
 
     # ---- maps ----
