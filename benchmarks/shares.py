@@ -26,7 +26,7 @@ def shares(count: int, processors: float) -> Iterator[list[Path]]:
         yield groups if len(groups) == count else []
     finally:
         for group in groups:
-            with contextlib.suppress(OSError):  # a process ends late: the empty group stays
+            with contextlib.suppress(OSError):  # a process ends late: the empty group remains
                 group.rmdir()
 
 

@@ -46,8 +46,10 @@ RAW = "raw"
 class DataEntry(NamedTuple):
     """One upsert, tombstone or clear.
 
+    `key_class`, `value_class`: the classes of key and value, or the name of their serializer.
     `value` is None exactly if `deleted`. `timestamp_ms` and `expires_at_ms` are Unix time in
-    milliseconds; `expires_at_ms` 0: never.
+    milliseconds; `expires_at_ms` 0: never. `partition`: Hazelcast's, 0 in an embedded store.
+    `order`: decides which of two changes of a key is newer.
 
     A clear deletes all keys of one partition: its `key` is None, and its `expires_at_ms` is the
     number of partitions (`imap_wal.read.newest.clears`)."""

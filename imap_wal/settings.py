@@ -27,18 +27,25 @@ class Durability(StrEnum):
     survives."""
 
     ALWAYS = "always"
+    """After the sync."""
     INTERVAL = "interval"
+    """After the write; the sync follows within `sync_interval_ms`."""
     OS = "os"
+    """After the write; the operating system decides when it is on disk."""
     ASYNC = "async"
+    """When the change is in the ring, before it is written."""
 
 
 class RecoveryMode(StrEnum):
-    """What an open does with damage in its own node's log; `imap_wal.segment.verdict` has the
-    table."""
+    """What an open does with damage in its own node's log. These are three of RocksDB's modes
+    (`WALRecoveryMode`); docs/durability.md has the table of all kinds of damage."""
 
     ABSOLUTE = "absolute"
+    """Refuses any damage, also an incomplete last commit."""
     TORN_TAIL = "torn-tail"
+    """Cuts off damage above the last synced position, and refuses any other."""
     POINT_IN_TIME = "point-in-time"
+    """Continues with the entries before the first damage, and puts the others aside."""
 
 
 class RecoveryPolicy(StrEnum):

@@ -33,7 +33,7 @@ def storage_now(store: SegmentStore, cluster_folder: str, randomness: Randomness
 def clock_skew(
     store: SegmentStore, cluster_folder: str, clock: Clock, randomness: Randomness
 ) -> int | None:
-    """By how many milliseconds this machine's clock is ahead of the storage's; negative: it is
+    """The milliseconds by which this machine's clock is ahead of the storage's; negative: it is
     slow. None: the storage has no modification times."""
     before = clock.now_ms()
     stored = storage_now(store, cluster_folder, randomness)

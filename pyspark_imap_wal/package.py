@@ -25,7 +25,7 @@ FOLDER = "imap-wal"
 """Where Spark unpacks it, in the working folder of an executor."""
 PACKAGES = (storage_backends, imap_wal, pyspark_imap_wal)
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Of every file, so that the same content gives the same zip."""
+"""The time of every file, so that the same content gives the same zip."""
 _MODE = 0o644
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")

@@ -123,8 +123,8 @@ def _open(url: Location, clock_ms: Callable[[], int]) -> SegmentStore:
 
 
 def _local(path: str, file_mode: int) -> LocalStore:
-    """A store in a folder that exists or can be created. `StorageError` if the path, or the part of
-    it that exists, is not a folder."""
+    """A store in a folder that exists or can be created. Raises `StorageError` if the path, or the
+    part of it that exists, is not a folder."""
     store = LocalStore(path, file_mode)
     above = store.root
     while not os.path.lexists(above):

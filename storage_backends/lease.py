@@ -78,7 +78,7 @@ class Lease(LockContext):
         self.expires_ms = expires_ms
 
     def check(self) -> None:
-        """`Locked` if a successor has taken the lease, whatever the clocks say."""
+        """Raises `Locked` if a successor has taken the lease, whatever the clocks say."""
         numbers = _numbers(self._store, self.path)
         if numbers and numbers[-1] > self.number:
             raise Locked(self.path, _read(self._store, self.path, numbers[-1])["holder"])

@@ -108,8 +108,8 @@ class Location(str):
 
 
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
-    """Split a URL; `options` override those in it. `StorageError` for unreadable options, without
-    showing them."""
+    """Split a URL; `options` override those in it. Raises `StorageError` for unreadable options,
+    without showing them."""
     wal_dir, file_mode, encryption_keys = "", PRIVATE, ""
     found: dict[str, Any] = {}
     known: Mapping[str, Mapping[str, Any]] = {}

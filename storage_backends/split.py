@@ -107,7 +107,8 @@ class SplitStore:
 
 
 def recorded(root: SegmentStore) -> str:
-    """The URL in the root's record; "" without a record. `StorageError` for an unreadable one."""
+    """The URL in the root's record; "" without a record. Raises `StorageError` for an unreadable
+    one."""
     try:
         data = json.loads(root.read(RECORD))
     except NotFound:
@@ -129,7 +130,7 @@ def recorded(root: SegmentStore) -> str:
 
 def record(root: SegmentStore, wal_dir: str) -> None:
     """Record in a root without segments that they are at `wal_dir`, a URL without options.
-    `StorageError` if the segments are already somewhere else."""
+    Raises `StorageError` if the segments are already somewhere else."""
     known = recorded(root)
     if not known:
         if any(is_wal(file.path) for file in root.list("")):

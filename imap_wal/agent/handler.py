@@ -104,7 +104,7 @@ class RequestHandler:
         self._commit_ready, self._statistics = commit_ready, statistics
         self.appends = self.duplicates = 0
         self.kept: dict[bytes, Kept] = {}
-        """By sender."""
+        """The waiting hellos, by sender."""
         self._schemas: dict[int, Schema] = {}
         """The schemas that this agent wrote or found in its node's manifest. `Reads` has the
         others."""

@@ -37,7 +37,7 @@ class Lane:
     def __init__(self, clock: Clock, room: Room) -> None:
         self._clock, self._room = clock, room
         self._waiting: dict[bytes, _Waiting] = {}
-        """By the sender; the first is served next."""
+        """The waiting requests, by sender; the first sender is served next."""
         self._next_at = self._busy_until = 0.0
 
     def put(self, message: Message) -> bool:

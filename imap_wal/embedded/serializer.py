@@ -20,10 +20,22 @@ class Serializer(Protocol):
     """Stored as the class of keys and values. A map can only be read with a serializer of the same
     name."""
 
-    def dump_key(self, key: Any) -> bytes: ...
-    def load_key(self, data: bytes) -> Any: ...
-    def dump(self, value: Any) -> bytes: ...
-    def load(self, data: bytes) -> Any: ...
+    def dump_key(self, key: Any) -> bytes:
+        """The bytes of a key. Raises `NotSerializable`."""
+        ...
+
+    def load_key(self, data: bytes) -> Any:
+        """The key of these bytes. Its errors are raised by the method of the map that reads it."""
+        ...
+
+    def dump(self, value: Any) -> bytes:
+        """The bytes of a value. Raises `NotSerializable`."""
+        ...
+
+    def load(self, data: bytes) -> Any:
+        """The value of these bytes. Its errors are raised by the method of the map that reads
+        it."""
+        ...
 
 
 class _Packer(threading.local):

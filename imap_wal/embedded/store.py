@@ -44,7 +44,9 @@ REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal r
 
 @dataclass(frozen=True, slots=True)
 class StoreStatistics:
-    """Counters of a store since it was opened."""
+    """Counters of a store since it was opened. `recovery`: the result of the open.
+    `restore_seconds`: how long it took to load the maps. `entries`: keys in memory, including
+    expired ones that are not removed yet."""
 
     commits: CommitStatistics
     ring: RingStatistics
@@ -82,6 +84,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self.changes.closed
 
     # ---- maps ----

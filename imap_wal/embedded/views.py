@@ -31,6 +31,7 @@ class MapReads(Mapping[Any, Any]):
 
     @property
     def name(self) -> str:
+        """The name of the map."""
         return self._state.name
 
     def __getitem__(self, key: Any) -> Any:

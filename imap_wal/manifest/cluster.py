@@ -222,13 +222,13 @@ class ClusterManifest:
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""
     claims: Mapping[str, Whole] = field(default_factory=dict)
-    """Of a log of version 1. Newer logs have a separate manifest, `ClaimManifest`."""
+    """The claims of a log of version 1. Newer logs have a separate manifest, `ClaimManifest`."""
     lifetimes: tuple[IncarnationRecord, ...] = ()
     nodes: Mapping[str, str] = field(default_factory=dict)
     """Node name → UUID of its log directory, for every node that has written and was not
     forgotten."""
     snapshots: Mapping[str, Snapshot] = field(default_factory=dict)
-    """By map name."""
+    """Map name → its snapshot."""
     generation: Whole = 0
     """The last assigned snapshot generation."""
     orphan_floor: Whole = 0

@@ -227,9 +227,9 @@ class ClusterLog:
         state: ClusterState | None = None,
     ) -> Iterator[EntryBatch]:
         """All entries that count: snapshots, then each node's log above its low-water marks (and
-        above `since`), in its order. What was archived meanwhile is read from the archive.
+        above `since`), in its order. What was archived meanwhile is read from the archive. Raises
         `NotFound` if a rewrite and a prune removed files meanwhile: then start again. `ShortLog`
-        names a missing file that the manifests name. `MissingNode`, `LogError`."""
+        names a missing file that the manifests name. Raises `MissingNode`, `LogError`."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:
@@ -294,10 +294,10 @@ class ClusterLog:
     ) -> Iterator[EntryBatch]:
         """`read_scan`, also during an archive run: if the file is deleted while it is read, the
         rest is read from the files that replaced it. Entries may appear twice and in any order;
-        reading cannot continue from `last` of such a batch. `NotFound` if they were removed because
-        a newer snapshot covers them, or after `attempts` in a row that read nothing. `MissingNode`
-        if this machine does not see the segments of the node. `store`: one of `ahead` for this
-        scan."""
+        reading cannot continue from `last` of such a batch. Raises `NotFound` if they were removed
+        because a newer snapshot covers them, or after `attempts` in a row that read nothing. Raises
+        `MissingNode` if this machine does not see the segments of the node. `store`: one of `ahead`
+        for this scan."""
         place = scan.since if scan.kind == SEGMENT else None
         try:
             for changes in read_scan(store or self.store, scan, maps):

@@ -67,7 +67,7 @@ def read_scan(
     *,
     positions: bool = False,
 ) -> Iterator[EntryBatch]:
-    """The entries of a scan that count, in log order. `NotFound` if the file was archived or
+    """The entries of a scan that count, in log order. Raises `NotFound` if the file was archived or
     pruned since the scan was made; `LogError`."""
     if scan.kind == SEGMENT:
         return _SegmentPass(store, scan, maps, positions).read()

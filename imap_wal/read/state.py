@@ -74,7 +74,7 @@ class ClusterState:
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> None:
-        """`MissingNode` unless no registered node is missing, or the policy allows it."""
+        """Raises `MissingNode` unless no registered node is missing, or the policy allows it."""
         if self.missing and policy is RecoveryPolicy.FULL:
             raise MissingNode(
                 "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),

@@ -36,7 +36,7 @@ class MergeProgress:
 
     @property
     def part(self) -> float:
-        """From 0 to 1, by bytes."""
+        """The progress from 0 to 1, by bytes."""
         return self.bytes / self.bytes_total if self.bytes_total else 1.0
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class MaterializedView:
 
     def catch_up(self) -> None:
         """The first call merges everything, later calls what was appended since; cheap if nothing
-        was. `MissingNode`, `LogError`, `StorageError`."""
+        was. Raises `MissingNode`, `LogError`, `StorageError`."""
         with self._lock:
             self._check_open()
             news = None if self._state is None else self._news(self._state)

@@ -50,7 +50,7 @@ class NodeRepair:
         self._plan, self._lost_manifests = plan, lost_manifests
         self._evidence = Evidence(0)
         self.highest = Highest()
-        """Of the entries; filled if an older manifest is used."""
+        """The highest numbers in entries; filled if an older manifest is used."""
 
     @property
     def node(self) -> NodeView:

@@ -181,7 +181,7 @@ class PartWriter:
         self._parts: list[Part] = []
         self._kept = deque(kept)
         self._lower: bytes | None = b""
-        """Of the current file, or the next one."""
+        """The lower border of the current file, or of the next one."""
         self._last = b""
         """The last key that was written."""
 

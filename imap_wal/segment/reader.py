@@ -82,8 +82,8 @@ class SegmentReader:
             yield opened
 
     def check_keys(self) -> None:
-        """`EncryptionError` if `frames` could not read this segment, or if its header was made
-        without the key. Also for a segment without frames, which could hide that there were
+        """Raises `EncryptionError` if `frames` could not read this segment, or if its header was
+        made without the key. Also for a segment without frames, which could hide that there were
         some."""
         cipher_of(self._store, self.header, self._head, self.path)
 

@@ -98,8 +98,8 @@ class Scan(NamedTuple):
 
 def scan_segment(store: SegmentStore, path: str, home: Home) -> Scan:
     """Read all readable frames of a segment. `home`: the segment's place. Reads no frames if the
-    header names another place. A forged frame is a gap. `UnsupportedVersion`, also for a frame of
-    an unknown type. `EncryptionError`."""
+    header names another place. A forged frame is a gap. Raises `UnsupportedVersion`, also for a
+    frame of an unknown type. Raises `EncryptionError`."""
     data = store.read(path)
     header: SegmentHeader | None = None
     seed: int | None = None

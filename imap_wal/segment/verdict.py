@@ -138,7 +138,7 @@ def judge(
     """Read a segment from start to end; returns the verdict. `visit` gets every whole frame before
     the damage. `said`: see `at_end`. `opened=False`: encrypted frames are not decrypted, so no keys
     are needed, and no frame is found to be forged. The reader is None without a header.
-    `EncryptionError`."""
+    Raises `EncryptionError`."""
     reader = begin(store, place)
     if isinstance(reader, Verdict):
         return reader, None
@@ -156,7 +156,7 @@ def judge(
 
 def begin(store: SegmentStore, place: Place, attempts: int = 2) -> SegmentReader | Verdict:
     """A reader of the segment, or the verdict if its header is not readable. Reads the header again
-    if it was perhaps being written. `NotFound`."""
+    if it was perhaps being written. Raises `NotFound`."""
     try:
         reader = SegmentReader(store, place.path)
     except UnsupportedVersion as error:

@@ -104,7 +104,8 @@ class CommitRequest:
 
 @dataclass(frozen=True, slots=True)
 class CommitStatistics:
-    """Statistics since the log was opened."""
+    """Counters since the log was opened. `records`: entries. `sync_seconds`: the time spent in
+    syncs. `rotations`: sealed segments."""
 
     commits: int
     records: int
@@ -160,8 +161,8 @@ class Committer:
         return self._failure
 
     def submit(self, batch: CommitRequest) -> None:
-        """Put the batch in the ring; while the ring is full, commit. `TooLarge` if no frame can
-        hold it."""
+        """Put the batch in the ring; while the ring is full, commit. Raises `TooLarge` if no frame
+        can hold it."""
         if batch.size > PAYLOAD_BYTES_MAX or batch.count > COUNT_MAX:
             raise TooLarge(
                 f"{batch.count} changes of {batch.size} bytes at once; a commit takes at "

@@ -166,7 +166,7 @@ class Registration:
 def demand_current(
     files: Iterable[StoredFile], folder: str, manifest: NodeManifest, wal: WalFolder
 ) -> None:
-    """`CorruptLog` if the files next to a node's manifest are newer than it: see
+    """Raises `CorruptLog` if the files next to a node's manifest are newer than it: see
     `imap_wal.manifest.evidence`."""
     newer = evidence.of_files(files, manifest, {each.name for each in wal.segments}).newer
     if newer:

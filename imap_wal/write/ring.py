@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RingStatistics:
-    """Statistics. `published`: all items so far; `waiting`: those that are not consumed."""
+    """Counters of a ring. `published`: all items so far; `waiting`: those that are not consumed."""
 
     slots: int
     published: int
     waiting: int
     waiting_bytes: int
     waits: int
-    """How often a producer found the ring full."""
+    """The number of times that a producer found the ring full."""
 
 
 class RingBuffer(Generic[T]):

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def public_key(text: str) -> str:
-    """A public key, given as text or as the name of its file. `InvalidSetting`."""
+    """A public key, given as text or as the name of its file. Raises `InvalidSetting`."""
     return read_public(text).public if Path(text).is_file() else key_bytes(text, text).hex()
 
 

@@ -33,6 +33,6 @@ def audit(what: str, **about: object) -> None:
 
 
 def _user() -> str:
-    """With sudo, also the user who ran it."""
+    """The user of this process; with sudo, also the user who ran it."""
     caller = os.environ.get(_SUDO, "")
     return user_name(os.geteuid()) + (f", by sudo of {caller}" if caller else "")

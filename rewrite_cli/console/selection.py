@@ -193,7 +193,7 @@ def selection_options(
 
 
 def refuse_nested(source: str, target: str) -> None:
-    """`Failed` if a copy of a log would be written into the log, or around it."""
+    """Raises `Failed` if a copy of a log would be written into the log, or around it."""
     inside, around = _place(target), _place(source)
     if inside[0] != around[0]:
         return

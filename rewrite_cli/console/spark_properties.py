@@ -18,7 +18,8 @@ PREFIX = "spark."
 
 
 def of_flags(given: Iterable[str]) -> dict[str, str]:
-    """From texts `KEY=VALUE`. Raises `UsageError`, without showing a value: it may be a secret."""
+    """Properties from texts `KEY=VALUE`. Raises `UsageError`, without showing a value: it may be a
+    secret."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -34,7 +35,7 @@ def of_flags(given: Iterable[str]) -> dict[str, str]:
 
 
 def of_table(path: Path, table: Mapping[str, Any]) -> dict[str, str]:
-    """From the table `[spark]`. Raises `UsageError`, without showing a value."""
+    """Properties from the table `[spark]`. Raises `UsageError`, without showing a value."""
     return {
         name if name.startswith(PREFIX) else f"{PREFIX}{name}": value
         for name, value in _flat(path, table, "")

@@ -72,9 +72,9 @@ def merge(
     partial: bool,
     as_of_ms: int | None = None,
 ) -> LiveCluster:
-    """Merge everything once. `stack` frees memory and scratch files when it closes. `MissingNode`
-    unless `partial`; `Failed` if the log no longer has the state at `as_of_ms` (Unix time in
-    milliseconds)."""
+    """Merge everything once. `stack` frees memory and scratch files when it closes. Raises
+    `MissingNode` unless `partial`; `Failed` if the log no longer has the state at `as_of_ms` (Unix
+    time in milliseconds)."""
     settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)

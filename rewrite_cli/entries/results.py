@@ -177,5 +177,5 @@ def _parsed(text: str) -> Any:
 
 
 def _hex(data: bytes | bytearray | memoryview) -> str:
-    """As `dump --key` takes it."""
+    """The form that `dump --key` takes."""
     return f"hex:{bytes(data).hex()}"

@@ -35,7 +35,7 @@ def plugin_jar() -> Path:
 
 
 def _check(jar: Path) -> None:
-    """`Failed` unless this is the jar that the wheel was built with."""
+    """Raises `Failed` unless this is the jar that the wheel was built with."""
     expected = jar.with_name(f"{jar.name}.sha256").read_text(encoding="ascii").split()[0]
     found = hashlib.sha256(jar.read_bytes()).hexdigest()
     if found != expected:

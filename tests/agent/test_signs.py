@@ -27,7 +27,7 @@ def test_a_beat_is_answered(tmp_path: Path) -> None:
 def test_beats_show_the_progress_of_a_merge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a member can tell a merge that takes long from one that hangs."""
+    """So a member can distinguish a long merge from one that hangs."""
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:
         for number in range(20):

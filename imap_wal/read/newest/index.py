@@ -44,7 +44,8 @@ PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 16 * 1024 * 1024
 class NewestIndex:
     """Not thread-safe. `memory_bytes` limits its memory; for more it uses files in `scratch`
     (default: the system's temporary folder). They have no names, so nothing is left even after a
-    kill. `StorageUnavailable` if there is no room for them; earlier rows are not lost then."""
+    kill. Raises `StorageUnavailable` if there is no room for them; earlier rows are not lost
+    then."""
 
     def __init__(
         self, memory_bytes: int, scratch: Path | None = None, *, spill: bool = True

@@ -17,7 +17,7 @@ from itertools import chain, islice
 from storage_backends.extras import needs
 
 SEED = 0x01000193
-"""Of Hazelcast's MurmurHash3_x86_32."""
+"""The seed of Hazelcast's MurmurHash3_x86_32."""
 DATA = 8
 """Where the data begins."""
 NO_HASH = bytes(4)
@@ -109,7 +109,7 @@ def partition_number(key: bytes) -> int:
 
 @cache
 def _murmur3() -> Callable[[bytes, int], int]:
-    """From a library that only logs of Hazelcast clusters need. `MissingExtra` without it."""
+    """Imported from a library that only logs of Hazelcast clusters need. Raises `MissingExtra`."""
     with needs("hazelcast"):
         from mmh3 import hash as found
 

@@ -156,7 +156,7 @@ final class AgentConnection implements Closeable {
         }
     }
 
-    /** With the answers from now on. */
+    /** Sets the patience for the next answers. */
     void patience(ZmtpConnection.Patience now) {
         wire.patience(now);
     }

@@ -37,7 +37,7 @@ final class ZmtpConnection implements Closeable {
     private static final int GREETING = 64;
     private static final int BUFFER = 64 * 1024;
 
-    /** Whether a wait may go on after its deadline. */
+    /** Whether a wait may continue after its deadline. */
     interface Patience {
         Patience NONE = () -> 0;
 
@@ -130,7 +130,7 @@ final class ZmtpConnection implements Closeable {
         }
     }
 
-    /** Of the waits from now on. */
+    /** Sets the patience of later waits. */
     void patience(Patience now) {
         patience = now;
     }

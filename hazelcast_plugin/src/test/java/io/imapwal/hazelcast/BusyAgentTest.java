@@ -17,8 +17,8 @@ import static org.junit.jupiter.api.Assertions.assertThrows;
 import static org.junit.jupiter.api.Assertions.assertTrue;
 
 /**
- * An agent that works for long is waited for, as one that merges all logs with a small part of a
- * processor. One that stops working is not.
+ * A member waits for an agent that works for long, such as one that merges all logs with a small
+ * part of a processor. It does not wait for an agent that stops working.
  */
 class BusyAgentTest {
     private static final String NEVER = "600000";

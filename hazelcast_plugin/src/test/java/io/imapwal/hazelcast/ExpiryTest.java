@@ -50,7 +50,7 @@ class ExpiryTest {
     private void puts() {
         changes.put("set", map -> map.set(KEY, 9));
         changes.put("set 2 h", map -> map.set(KEY, 9, 2, HOURS));
-        changes.put("set for ever", map -> map.set(KEY, 9, 0, HOURS));
+        changes.put("set without expiry", map -> map.set(KEY, 9, 0, HOURS));
         changes.put("set with the usual expiry", map -> map.set(KEY, 9, -1, HOURS));
         changes.put("put", map -> map.put(KEY, 9));
         changes.put("tryPut", map -> map.tryPut(KEY, 9, 1, SECONDS));
@@ -61,7 +61,7 @@ class ExpiryTest {
         changes.put("compute", map -> map.compute(KEY, (key, former) -> 6));
         changes.put("merge", map -> map.merge(KEY, 8, Integer::sum));
         changes.put("setTtl", map -> map.setTtl(KEY, 2, HOURS));
-        changes.put("setTtl for ever", map -> map.setTtl(KEY, 0, HOURS));
+        changes.put("setTtl without expiry", map -> map.setTtl(KEY, 0, HOURS));
         changes.put("setTtl as usual", map -> map.setTtl(KEY, -1, HOURS));
     }
 
@@ -71,7 +71,7 @@ class ExpiryTest {
                 entry -> entry.setValue(2)));
         changes.put("executeOnEntries", map -> map.executeOnEntries(entry -> entry.setValue(2)));
         changes.put("executeOnKey 50 min", map -> map.executeOnKey(KEY, expiring(50)));
-        changes.put("executeOnKey for ever", map -> map.executeOnKey(KEY, expiring(0)));
+        changes.put("executeOnKey without expiry", map -> map.executeOnKey(KEY, expiring(0)));
         changes.put("executeOnKey, kept", map -> map.executeOnKey(KEY, keepingExpiry()));
         changes.put("executeOnKeys, kept",
                 map -> map.executeOnKeys(Set.of(KEY), keepingExpiry()));

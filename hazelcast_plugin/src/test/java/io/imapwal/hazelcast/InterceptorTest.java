@@ -17,7 +17,7 @@ import static io.imapwal.hazelcast.TestCluster.fill;
 import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertThrows;
 
-/** The log has what an interceptor made of a value, and the interceptor must not change it again. */
+/** The log has the result of an interceptor, and the interceptor must not change it again. */
 class InterceptorTest extends SettlementFixture {
     @Test
     void settledValuesAreThoseOfLog() throws Exception {
