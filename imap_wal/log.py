@@ -42,7 +42,8 @@ from imap_wal.errors import (
 )
 from imap_wal.format import CLEARS, COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, START, Position
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
+from imap_wal.manifest.claims import claim_manifests
+from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog

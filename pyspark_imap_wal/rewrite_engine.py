@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from imap_wal.clock import SystemRandomness
 from imap_wal.entry import KEY, MAP, ORDER, VALUE, Row, subject
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
-from imap_wal.manifest.cluster import NO_VERSIONS, PartitionVersions
+from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions
 from imap_wal.parquet import file as parquet_file
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, SNAPSHOT, FileScan

@@ -19,7 +19,7 @@ from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.inspect.verify import plan
-from imap_wal.manifest.cluster import CLOSED_ADVICE
+from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts

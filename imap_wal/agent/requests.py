@@ -18,7 +18,7 @@ from msgspec.msgpack import Decoder
 from imap_wal.agent.bounds import HEADER_BYTES_MAX, LOAD_BYTES_MAX, LOAD_KEYS_MAX
 from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
-from imap_wal.manifest.cluster import MEMBERS_MAX
+from imap_wal.manifest.claims import MEMBERS_MAX
 
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A UUID of a cluster, member or plug-in, as Java and Python write it."""

@@ -19,7 +19,8 @@ from imap_wal.embedded.store import Store
 from imap_wal.embedded.wal_filter import WalFilter
 from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
-from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
+from imap_wal.manifest.claims import claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter

@@ -10,12 +10,8 @@ from functools import cached_property
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.format import Home
-from imap_wal.manifest.cluster import (
-    ClaimManifest,
-    ClusterManifest,
-    claim_manifests,
-    cluster_manifests,
-)
+from imap_wal.manifest.claims import ClaimManifest, claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out

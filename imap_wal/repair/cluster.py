@@ -25,16 +25,11 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import (
-    CLOSED_ADVICE,
-    ClaimManifest,
-    ClusterManifest,
-    LowWaterMark,
-    claim_manifests,
-    cluster_manifests,
-)
+from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest, claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
+from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.manifest import encoded, with_made_manifests

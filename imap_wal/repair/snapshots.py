@@ -8,7 +8,7 @@ from itertools import zip_longest
 
 from imap_wal.clock import Clock
 from imap_wal.inspect.inventory import ClusterView
-from imap_wal.manifest.cluster import Snapshot
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet import salvage
 from imap_wal.parquet.file import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item

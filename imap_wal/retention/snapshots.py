@@ -25,7 +25,8 @@ from weakref import WeakKeyDictionary
 from imap_wal import layout
 from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import CorruptLog
-from imap_wal.manifest.cluster import ClusterManifest, Snapshot
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.contents import check_contents
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.storage_clock import storage_now

@@ -8,13 +8,8 @@ from dataclasses import replace
 
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.manifest.cluster import (
-    NO_VERSIONS,
-    ClusterManifest,
-    LowWaterMark,
-    PartitionVersions,
-    Snapshot,
-)
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans

@@ -38,7 +38,8 @@ from imap_wal import layout
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, PARTITION, TIMESTAMP_MS, Row, subject
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
-from imap_wal.manifest.cluster import NO_VERSIONS, ClusterManifest, PartitionVersions, Snapshot
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch

@@ -9,13 +9,8 @@ from dataclasses import replace
 
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, LostRace, ShortLog
-from imap_wal.manifest.cluster import (
-    NO_VERSIONS,
-    ClusterManifest,
-    LowWaterMark,
-    PartitionVersions,
-    Snapshot,
-)
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.snapshots import NO_VERSIONS, LowWaterMark, PartitionVersions, Snapshot
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from imap_wal.manifest.cluster import Snapshot
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.rewrite.plan import Part, RewritePlan
 from storage_backends import SegmentStore

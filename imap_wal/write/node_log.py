@@ -34,7 +34,8 @@ from imap_wal.errors import (
 )
 from imap_wal.format import Position, SegmentHeader
 from imap_wal.manifest import key_checks
-from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
+from imap_wal.manifest.claims import claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.security.encryption import keys_of, sealed

@@ -103,7 +103,8 @@ class NamedClient(Client):
 
 @contextmanager
 def serving(settings: AgentConfig) -> Iterator[Agent]:
-    """An agent on a thread of this process, stopped cleanly at the end."""
+    """An agent on a thread of this process, stopped cleanly at the end. Its loop looks ten times as
+    often as in production whether it is to end or has reopened its log: a test waits for both."""
     agent = Agent(settings)
     errors: list[BaseException] = []
 
@@ -113,6 +114,8 @@ def serving(settings: AgentConfig) -> Iterator[Agent]:
         except BaseException as error:
             errors.append(error)
 
+    turn = agent._turn
+    agent._turn = lambda timeout_ms: turn(min(timeout_ms, 20))  # type: ignore[method-assign]
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:

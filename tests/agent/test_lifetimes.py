@@ -9,7 +9,8 @@ from imap_wal import format
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
+from imap_wal.manifest.claims import claim_manifests
+from imap_wal.manifest.cluster import cluster_manifests
 from storage_backends import open_store
 from tests.agent.harness import config, named, plugin, serving
 from tests.kit.agents import live

@@ -16,7 +16,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
-from imap_wal.manifest.cluster import Snapshot
+from imap_wal.manifest.snapshots import Snapshot
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 
 KEYS = [f"k{number:02d}" for number in range(30)]
@@ -112,7 +112,7 @@ def test_a_listing_ends_when_its_map_is_dropped(agent: Agent, member: Plugin) ->
 
 
 def _mark(agent: Agent) -> Any:
-    from imap_wal.manifest.cluster import LowWaterMark
+    from imap_wal.manifest.snapshots import LowWaterMark
 
     return LowWaterMark(agent._node_log.directory, agent._node_log.end)
 

@@ -10,13 +10,9 @@ import pytest
 
 from imap_wal.clock import SeededRandomness
 from imap_wal.inspect.inventory import take_inventory
-from imap_wal.manifest.cluster import (
-    ClaimManifest,
-    ClusterManifest,
-    Snapshot,
-    claim_manifests,
-    cluster_manifests,
-)
+from imap_wal.manifest.claims import ClaimManifest, claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.repair.cluster import OF_NO_CLUSTER
 from imap_wal.repair.snapshots import SnapshotRepair
 from storage_backends import StoredFile, open_store

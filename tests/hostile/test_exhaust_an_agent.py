@@ -19,7 +19,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import InvalidSetting
-from imap_wal.manifest.cluster import claim_manifests
+from imap_wal.manifest.claims import claim_manifests
 from imap_wal.settings import Settings
 from storage_backends import open_store
 from tests.agent.harness import Plugin, config, plugin, serving

@@ -14,7 +14,8 @@ import pytest
 import imap_wal
 from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.errors import CorruptLog
-from imap_wal.manifest.cluster import claim_manifests, cluster_manifests
+from imap_wal.manifest.claims import claim_manifests
+from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
 from storage_backends import open_store

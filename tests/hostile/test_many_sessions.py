@@ -15,7 +15,7 @@ from imap_wal.agent.membership.sessions import IDLE_SESSIONS_KEPT, SessionRegist
 from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
 from imap_wal.errors import TooLarge
-from imap_wal.manifest.cluster import MEMBERS_MAX, ClaimManifest
+from imap_wal.manifest.claims import MEMBERS_MAX, ClaimManifest
 from imap_wal.write.node_log import PLUGINS_KEPT
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore

@@ -16,7 +16,7 @@ from imap_wal import layout
 from imap_wal.agent.membership import claims
 from imap_wal.agent.reads import reads
 from imap_wal.errors import ImapWalError, LostRace
-from imap_wal.manifest.cluster import NO_VERSIONS
+from imap_wal.manifest.snapshots import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.clears import Cleared

@@ -6,7 +6,7 @@ from typing import Any
 
 from imap_wal.agent.membership import claims, former, sessions
 from imap_wal.errors import OutcomeUnknown
-from imap_wal.manifest.cluster import ClaimManifest
+from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.read.cluster import pin_cuts
 from tests.simulation.actors import Op, Spec
 from tests.simulation.drills import DRILLS, ORDERS

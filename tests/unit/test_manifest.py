@@ -17,8 +17,9 @@ from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import document as document_of_manifests
-from imap_wal.manifest.cluster import ClusterManifest, LowWaterMark, Snapshot, cluster_manifests
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
+from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
 from storage_backends.faults import Fault, FaultyStore, Plan

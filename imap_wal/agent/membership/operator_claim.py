@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from imap_wal.agent.membership.claims import begin, reserve
 from imap_wal.agent.membership.liveness import present, signs
 from imap_wal.layout import parse_sign_path
-from imap_wal.manifest.cluster import ClaimManifest, ClusterManifest, claim_manifests
+from imap_wal.manifest.claims import ClaimManifest, claim_manifests
+from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import NotFound
 

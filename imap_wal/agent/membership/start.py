@@ -19,7 +19,7 @@ from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.liveness import Presence, Watch
 from imap_wal.clock import Clock
 from imap_wal.errors import ImapWalError, LogError
-from imap_wal.manifest.cluster import ClaimManifest
+from imap_wal.manifest.claims import ClaimManifest
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
 

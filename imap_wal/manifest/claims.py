@@ -1,0 +1,143 @@
+"""Which Hazelcast cluster, and which of its members, may write: a manifest of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import TooLarge
+from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
+from imap_wal.manifest.store import ManifestLog
+from storage_backends import SegmentStore
+
+MEMBERS_MAX = 1000
+"""The most members of a view, and the most that are kept out of it."""
+
+
+CLAIMS_KEPT = 1000
+"""The number of replaced clusters that are remembered."""
+
+
+CLOSED_ADVICE = (
+    "decide who may: imap-wal claim --only-token FILE, or --forget-tokens for every client"
+)
+"""Advice for closed claims."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimManifest:
+    """Which Hazelcast cluster may write. This is checked between every sync and acknowledgement, so
+    it is a separate, small manifest. `claims`: cluster id → its claimed incarnation. After a newer
+    claim, agents acknowledge nothing for an older one. Only then are the cutoffs read and the
+    lifetime published, so no acknowledged change is above a cutoff.
+
+    The newest claim may be a view: then only `members` may write in it. The list is always
+    complete: a later member is entered before its first change."""
+
+    claims: Mapping[str, Whole] = field(default_factory=dict)
+    permits: Whole = 0
+    """Claims from this incarnation on have a permit (`layout.claim_path`); 0: none."""
+    members: tuple[str, ...] = ()
+    """UUIDs of the Hazelcast members of the newest claim; (): any member of its cluster."""
+    lost: tuple[str, ...] = ()
+    """UUIDs of members that were lost before the newest claim, or before their first hello. They
+    may not write in it."""
+    forced: bool = False
+    """The newest claim is an operator's (`imap-wal claim --force`). The next cluster does not wait
+    for nodes."""
+    tokens: tuple[str, ...] = ()
+    """SHA-256 of each token of this cluster. Agents claim only for clients with one of them; ():
+    for all clients that may connect."""
+    closed: bool = False
+    """A repair found that claims were lost, perhaps with a token: agents claim for no cluster until
+    an operator decides (`imap-wal claim`)."""
+
+    @property
+    def newest(self) -> int:
+        """The last claimed incarnation; 0 without a claim."""
+        return max(self.claims.values(), default=0)
+
+    @property
+    def cluster_id(self) -> str:
+        """The cluster of the newest claim; "" without a claim."""
+        return max(self.claims, key=lambda each: self.claims[each], default="")
+
+    def with_claim(
+        self,
+        cluster_id: str,
+        incarnation: int,
+        members: tuple[str, ...] = (),
+        lost: tuple[str, ...] = (),
+    ) -> ClaimManifest:
+        kept = sorted({**self.claims, cluster_id: incarnation}.items(), key=lambda claim: claim[1])[
+            -CLAIMS_KEPT:
+        ]
+        return ClaimManifest(
+            dict(kept),
+            self.permits or incarnation,
+            members,
+            lost,
+            tokens=self.tokens,
+            closed=self.closed,
+        )
+
+    def admits(self, member: str, view: int) -> bool:
+        """Whether this member of the newest claim's cluster may write, if its hello names this
+        view."""
+        return (
+            not self.members
+            or member in self.members
+            or (view == self.newest and member not in self.lost)
+        )
+
+    def with_member(self, member: str) -> ClaimManifest:
+        """The manifest with this member in the list. Raises `TooLarge` if the list is full."""
+        if not self.members or member in self.members:
+            return self
+        if len(self.members) >= MEMBERS_MAX:
+            raise TooLarge(
+                f"view {self.newest} has {len(self.members)} members, which is the most; "
+                f"member {member} is not one of them"
+            )
+        return replace(self, members=(*self.members, member))
+
+    def barring(self, lost: Collection[str]) -> ClaimManifest | None:
+        """The manifest with more lost members, none of which is in the list. None if they are too
+        many: then another view follows, whose number they do not know."""
+        found = {*self.lost, *lost}
+        return replace(self, lost=tuple(sorted(found))) if len(found) <= MEMBERS_MAX else None
+
+    @property
+    def names_token(self) -> bool:
+        """Whether it is known who may claim, if the cluster has a token."""
+        return bool(self.tokens) or self.closed
+
+    @property
+    def permitted(self) -> bool:
+        """Whether the newest claim has a permit."""
+        return 0 < self.permits <= self.newest
+
+    def to_json(self) -> dict[str, Any]:
+        return without_defaults(
+            fields_of(self), ("permits", "members", "lost", "forced", "tokens", "closed")
+        )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        require(data, "claims")
+        return checked(data, cls)
+
+
+def claim_manifests(
+    store: SegmentStore,
+    cluster_folder: str,
+    former: Mapping[str, int],
+    clock: Clock,
+    randomness: Randomness,
+) -> ManifestLog[ClaimManifest]:
+    """`former`: the claims in the cluster's own manifest, of a log of version 1."""
+    return ManifestLog(
+        store, f"{cluster_folder}/claims", ClaimManifest, ClaimManifest(former), clock, randomness
+    )

@@ -1,0 +1,198 @@
+"""What the cluster's manifest says about the snapshot of each map."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from imap_wal.format import START, Position
+from imap_wal.manifest.document import Packed, Whole, checked, fields_of, without_defaults
+from imap_wal.manifest.node import Pair, without_turn
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionVersions:
+    """Partition → the highest pair that was in the logs at some moment. A partition owner with a
+    lower pair was replaced before that moment, and acknowledges nothing any more."""
+
+    pairs: Mapping[int, Pair] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """Runs of partitions with one pair, as `first+count:incarnation.version`, with commas."""
+        runs: list[tuple[int, int, Pair]] = []
+        for partition, pair in sorted(self.pairs.items()):
+            if runs and runs[-1][0] + runs[-1][1] == partition and runs[-1][2] == pair:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, pair)
+            else:
+                runs.append((partition, 1, pair))
+        return ",".join(f"{first}+{count}:{pair[0]}.{pair[1]}" for first, count, pair in runs)
+
+    @classmethod
+    def decode(cls, text: str) -> Self:
+        pairs: dict[int, Pair] = {}
+        for run in filter(None, text.split(",")):
+            partitions, _, pair = run.partition(":")
+            first, count = map(int, partitions.split("+"))
+            incarnation, version = map(int, pair.split("."))
+            pairs |= dict.fromkeys(range(first, first + count), (incarnation, version))
+        return cls(pairs)
+
+    def raised(self, pairs: Iterable[tuple[int, Pair]]) -> Self:
+        """The table with these pairs, without turns, where they are higher."""
+        found = dict(self.pairs)
+        for partition, given in pairs:
+            pair = without_turn(given)
+            if found.get(partition, ()) < pair:
+                found[partition] = pair
+        return replace(self, pairs=found)
+
+
+NO_VERSIONS = PartitionVersions()
+
+
+@dataclass(frozen=True, slots=True)
+class LowWaterMark:
+    """A snapshot covers the positions up to `position` of log `directory`."""
+
+    directory: str
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A published snapshot of one map: `files` have the newest change of every key up to `marks`. A
+    dropped map has no files."""
+
+    generation: Whole
+    files: tuple[str, ...]
+    marks: Mapping[str, LowWaterMark]
+    live: int
+    tombstones: int
+    bytes: int
+    created_ms: int
+    dropped: int = 0
+    """Generation of the last drop of this map. A reader that merged entries before it must discard
+    them."""
+    checksums: tuple[int, ...] = ()
+    """CRC-32C of each whole file; empty: unknown."""
+    until_ms: int = 0
+    """The state of the map before this Unix time is unknown: older changes of its keys are
+    removed."""
+    sizes: tuple[int, ...] = ()
+    """Bytes of each file; empty: unknown."""
+    rows: tuple[int, ...] = ()
+    """The number of rows of each file; empty: unknown."""
+    versions: Whole = 0
+    """The table in `ClusterManifest.versions` for entries above `marks`; 0: none."""
+    last_expiry_ms: int = 0
+    """When the last row expires; 0: a row never expires, or unknown."""
+    borders: tuple[str, ...] = ()
+    """For each file, in hexadecimal digits: no key of it is lower, and each key of the files before
+    it is. Empty: unknown."""
+    expiries: tuple[int, ...] = ()
+    """When the first row of each file expires; 0: no row does. Empty: unknown."""
+
+    def to_json(self, shared: str | None = None) -> dict[str, Any]:
+        """`shared`: the number of its marks, if several snapshots have the same."""
+        document = {**fields_of(self), "marks": shared or _marks_json(self.marks)}
+        return without_defaults(
+            document, ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries")
+        )
+
+    @classmethod
+    def from_json(
+        cls, data: dict[str, Any], shared: Mapping[str, Mapping[str, LowWaterMark]] | None = None
+    ) -> Self:
+        """`shared`: marks of several snapshots, by number."""
+        given = data["marks"]
+        marks = (
+            (shared or {})[given]
+            if isinstance(given, str)
+            else checked(given, dict[str, LowWaterMark])
+        )
+        return replace(checked({**data, "marks": {}}, cls), marks=marks)
+
+
+def _marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
+    return {node: fields_of(mark) for node, mark in marks.items()}
+
+
+def with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Snapshots as JSON, and the marks that several of them share, once. 1,000 maps in the logs of
+    100 nodes have 100,000 marks, but after a rewrite of all maps only 100 distinct ones."""
+    # The marks of one manifest or one rewrite are mostly one object. Its content is compared once.
+    distinct = {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}
+    content = {
+        each: tuple(sorted(marks.items(), key=lambda item: item[0]))
+        for each, marks in distinct.items()
+    }
+    same: dict[tuple[Any, ...], int] = {}
+    first = {each: same.setdefault(key, each) for each, key in content.items()}
+    users = Counter(first[id(snapshot.marks)] for snapshot in snapshots.values())
+    numbers = {
+        each: str(number)
+        for number, each in enumerate((each for each, count in users.items() if count > 1), 1)
+    }
+    found = {}
+    for name, snapshot in snapshots.items():
+        number = numbers.get(first[id(snapshot.marks)])
+        found[name] = snapshot.to_json(number)
+    return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
+
+
+def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:
+    """The inverse of `with_marks_once`. Raises ValueError and KeyError."""
+    shared = checked(marks, dict[str, dict[str, LowWaterMark]])
+    return {
+        name: Snapshot.from_json(snapshot, shared)
+        for name, snapshot in checked(snapshots, dict[str, dict[str, Any]]).items()
+    }
+
+
+def marks_by_node(snapshots: Mapping[str, Snapshot]) -> dict[str, tuple[LowWaterMark, ...]]:
+    """Node → for each of its log directories, the farthest mark of any snapshot."""
+    farthest: dict[tuple[str, str], Position] = {}
+    for marks in {id(snapshot.marks): snapshot.marks for snapshot in snapshots.values()}.values():
+        for node, mark in marks.items():
+            log = (node, mark.directory)
+            farthest[log] = max(mark.position, farthest.get(log, START))
+    found: dict[str, tuple[LowWaterMark, ...]] = {}
+    for (node, directory), position in farthest.items():
+        found[node] = (*found.get(node, ()), LowWaterMark(directory, position))
+    return found
+
+
+class SnapshotTable(Packed[Mapping[str, Snapshot]], Mapping[str, Snapshot]):
+    """The snapshots of many maps. An open and a claim copy the table without parsing it; they use
+    only `covered`, which is stored separately."""
+
+    __slots__ = ("marks_by_node",)
+
+    def __init__(
+        self,
+        snapshots: Mapping[str, Snapshot] | None,
+        text: str = "",
+        covered: Mapping[str, tuple[LowWaterMark, ...]] | None = None,
+        file: str = "",
+    ) -> None:
+        """Pass the first argument, or the other three; see `Packed`."""
+        super().__init__(snapshots, text, file)
+        self.marks_by_node = covered
+
+    def _to_document(self, value: Mapping[str, Snapshot]) -> Any:
+        return with_marks_once(value)
+
+    def _from_document(self, document: Any) -> Mapping[str, Snapshot]:
+        return from_json_with_marks(*checked(document, tuple[Any, Any]))
+
+    @property
+    def covered(self) -> Mapping[str, tuple[LowWaterMark, ...]]:
+        """Node → for each of its log directories, the farthest mark of any snapshot."""
+        if self.marks_by_node is None:
+            self.marks_by_node = marks_by_node(self.whole)
+        return self.marks_by_node
+
+    def __getitem__(self, name: str) -> Snapshot:
+        return self.whole[name]
