@@ -1,6 +1,7 @@
 package io.imapwal.hazelcast;
 
 import com.hazelcast.cluster.Address;
+import com.hazelcast.config.InMemoryFormat;
 import com.hazelcast.core.EntryEventType;
 import com.hazelcast.internal.iteration.IterationPointer;
 import com.hazelcast.internal.serialization.Data;
@@ -11,8 +12,10 @@ import com.hazelcast.map.impl.MapKeyLoader;
 import com.hazelcast.map.impl.iterator.MapEntriesWithCursor;
 import com.hazelcast.map.impl.iterator.MapKeysWithCursor;
 import com.hazelcast.map.impl.operation.AddIndexOperation;
+import com.hazelcast.map.impl.operation.EntryOperation;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.operation.MapPartitionDestroyOperation;
+import com.hazelcast.map.impl.operation.MultipleEntryOperation;
 import com.hazelcast.map.impl.operation.PartitionWideEntryOperation;
 import com.hazelcast.map.impl.record.Record;
 import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
@@ -197,6 +200,35 @@ final class LoggedRecordStore extends DefaultRecordStore {
     }
 
     /**
+     * A change of the key is not logged, or it is not known whether it is. With in-memory-format
+     * OBJECT, an entry processor may have changed the object in memory itself. So memory gets what
+     * the log has. Called on any thread.
+     */
+    void notLogged(Data key) {
+        if (getInMemoryFormat() != InMemoryFormat.OBJECT) {
+            return;
+        }
+        if (PartitionThreads.task(getPartitionId()) instanceof MapOperation operation) {
+            forgetProcessed(key, operation);
+        } else {
+            // With offload. It runs before the next operation of the queue begins.
+            new PartitionThreads(mapServiceContext.getNodeEngine()).next(getPartitionId(),
+                    id -> forgetProcessed(key, state.underWay(id)));
+        }
+    }
+
+    private void forgetProcessed(Data key, MapOperation operation) {
+        if (operation instanceof EntryOperation || operation instanceof MultipleEntryOperation) {
+            // The next operation on the key reads the log.
+            removeReplicatedRecord(key, false);
+            state.wholeness().evicted(getPartitionId());
+        } else if (operation instanceof PartitionWideEntryOperation) {
+            // Hazelcast repeats it, and would not find a key that is not in memory.
+            state.settle(key);
+        }
+    }
+
+    /**
      * For entry processors. With {@code setValueWithoutChangingExpiryTime} Hazelcast keeps the
      * expiry in memory, but passes the map's usual one to a map store.
      */
@@ -284,6 +316,15 @@ final class LoggedRecordStore extends DefaultRecordStore {
                 requireWhole();
             }
             return super.add(operation);
+        }
+
+        /** The operation has ended, with or without success. */
+        @Override
+        public boolean remove(Object operation) {
+            if (getMapDataStore() instanceof LoggedDataStore store) {
+                store.ended().forEach(state::settle);
+            }
+            return super.remove(operation);
         }
     }
 }

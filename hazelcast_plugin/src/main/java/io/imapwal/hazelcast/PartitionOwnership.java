@@ -13,6 +13,7 @@ import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.services.ManagedService;
 import com.hazelcast.internal.services.MembershipAwareService;
 import com.hazelcast.internal.services.MembershipServiceEvent;
+import com.hazelcast.map.impl.operation.EntryOperation;
 import com.hazelcast.map.impl.operation.KeyBasedMapOperation;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.spi.exception.RetryableHazelcastException;
@@ -283,12 +284,14 @@ public final class PartitionOwnership implements ManagedService, MigrationAwareS
 
     /**
      * With offload, a change that the log has may not be in memory yet. Hazelcast repeats it at the
-     * next owner, but not if this member dies.
+     * next owner, but not if this member dies. An entry processor may have changed memory already,
+     * and must not find that when it is repeated.
      */
     private void addUnderWay(int partition, Set<String> whole, Map<String, List<Data>> changed) {
         forMaps(state -> {
             MapOperation operation = state.underWay(partition);
-            if (operation instanceof KeyBasedMapOperation single) {
+            if (operation instanceof KeyBasedMapOperation single
+                    && !(operation instanceof EntryOperation)) {
                 changed.computeIfAbsent(state.map(), map -> new ArrayList<>())
                         .add(single.getKey());
             } else if (operation != null) {

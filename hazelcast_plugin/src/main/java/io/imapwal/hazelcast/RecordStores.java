@@ -201,7 +201,7 @@ final class RecordStores {
             if (EvictionWatch.possible()) {
                 EvictionWatch.watch(store, state.wholeness(), partition);
             }
-            LoggedClear.place(store, mapStore, partition);
+            LoggedDataStore.place(store, mapStore);
             return store;
         }
     }

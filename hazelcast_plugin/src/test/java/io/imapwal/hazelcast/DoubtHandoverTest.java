@@ -153,7 +153,10 @@ class DoubtHandoverTest extends SettlementFixture {
         assertEquals(Set.of("orders"), single.whole());
         CarriedState batch = carriedAfterAppend(a, () -> map.setAllAsync(Map.of(1, 3)));
         assertEquals(Set.of(), batch.whole());
-        eventually(() -> map.get(1) == 3);
+        CarriedState processed = carriedAfterAppend(a,
+                () -> map.submitToKey(1, entry -> entry.setValue(4)));
+        assertEquals(Set.of(), processed.whole());
+        eventually(() -> map.get(1) == 4);
     }
 
     /** What the next owner of the partition of key 1 gets when the change is in the log only. */

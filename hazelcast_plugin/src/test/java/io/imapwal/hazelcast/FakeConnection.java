@@ -201,6 +201,9 @@ final class FakeConnection {
         long session = header.integer();
         long first = header.integer();
         long count = header.integer();
+        if (fault == OnAppend.FULL_LATER) {
+            faults.onAppend = OnAppend.FULL;
+        }
         if (fault == OnAppend.FULL || fault == OnAppend.FULL_ONCE) {
             faults.onAppend = fault == OnAppend.FULL ? fault : OnAppend.ACK;
             return refuse(number, "full", "no room");

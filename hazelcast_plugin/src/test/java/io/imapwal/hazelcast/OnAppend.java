@@ -21,5 +21,7 @@ enum OnAppend {
     VIEW_BEFORE,
     FULL,
     /** Refuses one append, and acknowledges the next ones. */
-    FULL_ONCE
+    FULL_ONCE,
+    /** Acknowledges one append, and refuses the next ones. */
+    FULL_LATER
 }
