@@ -290,14 +290,17 @@ final class SettlementWorker {
         } finally {
             // Some of them may be settled, also if one failed.
             long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();
-            plugin.logger().log(read + set + removed == 0 && settled == partitions.size()
-                    ? Level.FINE : Level.INFO, String.format(
-                        "imap-wal: map \"%s\": %d of %d partition(s) %s from %s: %,d entries"
-                        + " compared, %,d set, "
-                            + "%,d removed, in %,d ms", state.map(), settled, partitions.size(),
-                            state.isLoaded() ? "settled" : "restored",
-                    plugin.link(settings).agent(), read, set, removed,
-                    TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
+            Level level = read + set + removed == 0 && settled == partitions.size()
+                    ? Level.FINE : Level.INFO;
+            // For thousands of empty maps, making the text took most of the time here.
+            if (plugin.logger().isLoggable(level)) {
+                plugin.logger().log(level, String.format("imap-wal: map \"%s\": %d of %d"
+                        + " partition(s) %s from %s: %,d entries compared, %,d set, "
+                        + "%,d removed, in %,d ms", state.map(), settled, partitions.size(),
+                        state.isLoaded() ? "settled" : "restored", plugin.link(settings).agent(),
+                        read, set, removed,
+                        TimeUnit.NANOSECONDS.toMillis(System.nanoTime() - from)));
+            }
         }
     }
 

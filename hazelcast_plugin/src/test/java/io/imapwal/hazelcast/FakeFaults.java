@@ -20,6 +20,9 @@ final class FakeFaults {
     volatile long helloDelayMs;
     /** Before each load and each page of a listing with entries. */
     volatile long readDelayMs;
+    /** Loads and pages with entries after so many wait until {@link #heldLoads} is zero. */
+    volatile int holdsAfterLoads = Integer.MAX_VALUE;
+    final CountDownLatch heldLoads = new CountDownLatch(1);
     /** All reads fail with this text; null: none. */
     volatile String readError;
     /** Loads and listings that read this key fail. */

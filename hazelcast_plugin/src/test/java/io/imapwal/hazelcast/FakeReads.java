@@ -125,6 +125,9 @@ final class FakeReads {
     private boolean stopsAtLoad() throws IOException, InterruptedException {
         agent.loads++;
         Thread.sleep(faults.readDelayMs);
+        if (agent.loads > faults.holdsAfterLoads) {
+            faults.heldLoads.await();
+        }
         if (faults.stopsAtLoad()) {
             agent.stop();
             return true;

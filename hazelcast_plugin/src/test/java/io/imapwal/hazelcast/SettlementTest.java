@@ -372,8 +372,8 @@ class SettlementTest extends SettlementFixture {
         int partition = a.getPartitionService().getPartition(0).getPartitionId();
         Map<Integer, Integer> entries = fillPartition(a, partition, 1500);
         FakeAgent agent = agents.get(0);
-        agent.faults.readDelayMs = 1000;
         int before = agent.loads;
+        agent.faults.holdsAfterLoads = before + 1;
         WalPlugin plugin = WalPlugin.of(a);
         plugin.state("orders").doubt(partition, null);
         plugin.settlements().wake();
@@ -381,8 +381,8 @@ class SettlementTest extends SettlementFixture {
         eventually(() -> agent.loads == before + 2);
         entries.keySet().stream().limit(100).forEach(map::evict);
         assertFalse(plugin.state("orders").wholeness().whole(partition));
+        agent.faults.heldLoads.countDown();
         eventually(() -> plugin.state("orders").wholeness().whole(partition));
-        agent.faults.readDelayMs = 0;
         assertEquals(entries, map.getAll(entries.keySet()));
     }
 }
