@@ -139,7 +139,9 @@ class SegmentPlanner:
             )
         except EncryptionError as error:
             given = keys_of(plan.store).key_ring
-            if not (error.key_id or error.is_missing) or not key_checks.all_given(given, plan.view.manifest.keys):
+            if not (error.key_id or error.is_missing) or not key_checks.all_given(
+                given, plan.view.manifest.keys
+            ):
                 raise
             aside = f"{plan.node.folder}/lost/{segment.path.rpartition('/')[2]}.foreign"
             plan.writes.append(Write(aside, source=segment.path, until=None))

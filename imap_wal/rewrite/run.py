@@ -13,7 +13,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
-from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -38,6 +38,9 @@ def rewrite(
     Raises `InvalidSetting` if this machine's clock differs from the storage's by more than
     `skew_ms_max`, and the errors of `prepare` and `confirm`."""
     start = log.clock.monotonic()
+    log = ClusterLog(
+        with_fixed_keys(log.store), log.namespace, log.cluster, log.clock, log.randomness
+    )
     skew_ms = (
         None
         if dry_run

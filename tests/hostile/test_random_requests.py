@@ -42,11 +42,32 @@ def settings(tmp_path: Path) -> AgentConfig:
 
 
 ANSWERS = frozenset(
-    "error welcome view ack keys list entries maps schemas stat beat bye".split()
+    [
+        "error",
+        "welcome",
+        "view",
+        "ack",
+        "keys",
+        "list",
+        "entries",
+        "maps",
+        "schemas",
+        "stat",
+        "beat",
+        "bye",
+    ]
 )
 CODES = frozenset(
-    "bad-request not-ready unsupported-version superseded void-incarnation too-large "
-    "schema-refused listing-gone".split()
+    [
+        "bad-request",
+        "not-ready",
+        "unsupported-version",
+        "superseded",
+        "void-incarnation",
+        "too-large",
+        "schema-refused",
+        "listing-gone",
+    ]
 )
 
 numbers = st.one_of(
@@ -306,6 +327,11 @@ def test_no_request_of_200_000_damages_the_log_or_fills_the_memory(
         for run in range(40):
             fuzzer.attack(100, first_seed=run)
             memory.append(agent.memory)
-            print(run, agent.memory >> 20, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10, flush=True)
+            print(
+                run,
+                agent.memory >> 20,
+                resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+                flush=True,
+            )
         fuzzer.end()
     read_whole(settings)
