@@ -29,7 +29,7 @@ from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
 from tests.encrypted import key, key_file, key_ring, keyed, other
 from tests.kit.encrypted_maps import content
-from tests.support import IDENTITY, segments
+from tests.support import IDENTITY, overwrite, segments
 
 __all__ = ["run"]
 
@@ -228,15 +228,20 @@ def test_a_run_uses_the_keys_that_it_compared(
     assert any(each.endswith(".parquet") for each in everything(place))
 
 
-def test_a_copy_has_the_keys_that_the_repair_compared(tmp_path: Path) -> None:
-    """The file of keys is replaced while a repair runs."""
+def test_a_copy_has_the_keys_that_the_repair_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of keys is replaced while a repair rewrites a damaged archive."""
+    monkeypatch.setattr("imap_wal.parquet.file.GROUP_ROWS_MAX", 1)
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, node="n1", encryption_keys=source) as opened:
-        opened.map("orders")["k"] = "v"
+        for name in "klm":
+            opened.map("orders")[name] = "v"
     store = with_keys(open_store(place), source)
-    rewrite_all(store)
-    with imap_wal.open(place, node="n1", encryption_keys=source) as opened:
-        opened.map("orders")["l"] = "w"
+    archive(store)
+    (path,) = [each for each in everything(place) if each.endswith(".parquet")]
+    content = store.read(path)
+    overwrite(store, path, content[:40] + bytes([content[40] ^ 1]) + content[41:])
     file, copy = Path(source.removeprefix("file:")), str(tmp_path / "copy")
     (view,), lost = tolerant_inventory(store, (), ())
     repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
@@ -245,7 +250,7 @@ def test_a_copy_has_the_keys_that_the_repair_compared(tmp_path: Path) -> None:
     repair.write(with_keys(open_store(copy), source))
     file.write_text(key("a"))
     with imap_wal.open(copy, node="n1", encryption_keys=source) as opened:
-        assert dict(opened.map("orders")) == {"k": "v", "l": "w"}
+        assert dict(opened.map("orders")) == {"l": "v", "m": "v"}
 
 
 class OtherKeys(LocalEngine):
