@@ -14,6 +14,7 @@ from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
+from imap_wal.agent.map_limit import MapLimit, TooManyMaps
 from imap_wal.agent.membership.claims import VoidIncarnation
 from imap_wal.agent.membership.sessions import Connection
 from imap_wal.agent.membership.start import NotLooked, Waits
@@ -112,6 +113,7 @@ class RequestHandler:
     def connect(self, router: Router, reads: Reads) -> None:
         """Where requests come from, and who answers those that read."""
         self._router, self._reads = router, reads
+        self._maps = MapLimit(self._config.max_maps, lambda: reads.maps)
 
     def use(self, log: OpenLog) -> None:
         """The log that is open now."""
@@ -173,6 +175,9 @@ class RequestHandler:
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self.refuse(message, "too-large", _text(error), pending)
+        except TooManyMaps as error:
+            self._lines.warning("map refused", str(error), error=str(error))
+            self.refuse(message, "full", str(error), pending)
         except BadSchema as error:  # the connection stays usable: no change was refused
             self._lines.warning(
                 "schema refused",
@@ -363,13 +368,14 @@ class RequestHandler:
                 pending.append(Pending(sender, number, first, count))
                 return
             connection = self._sessions.connection(sender)
-            clears = check_entries(
+            checked = check_entries(
                 payload,
                 count,
                 (self._sessions.session(session).incarnation, session, first),
                 self._config.log.max_value_bytes,
                 connection.partition_count if connection is not None else 0,
             )
+            self._maps.demand(checked.maps)
             entries = count
             if first <= known:  # its first changes are in the log already
                 payload, entries = without_front(payload, known - first + 1), last - known
@@ -377,7 +383,7 @@ class RequestHandler:
             batch = CommitRequest(
                 [payload],
                 entries,
-                kind=CLEARS if clears else ENTRIES,
+                kind=CLEARS if checked.clears else ENTRIES,
                 session=session,
                 request=last,
             )
