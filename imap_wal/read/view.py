@@ -146,6 +146,12 @@ class MaterializedView:
             self._check_open()
             return self._index.maps()
 
+    def clear_counts(self) -> set[int]:
+        """The different partition counts of all clears."""
+        with self._lock:
+            self._check_open()
+            return self._index.clear_counts()
+
     def hash_keys(self, count: int) -> None:
         """Hash keys for listings of some of `count` partitions. A later call hashes only new
         keys."""

@@ -130,7 +130,9 @@ class Reads:
         """The valid schemas of all logs by their ids, from the last merge for a request. The dict
         is replaced, never changed, so that other threads may read it."""
         self.maps: frozenset[str] | None = None
-        """The names of all maps in the logs, from the last merge; None: there was none yet."""
+        self.clear_counts: frozenset[int] | None = None
+        """The names of all maps in the logs, and the partition counts of their clears, from the
+        last merge; None: there was none yet."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -257,6 +259,7 @@ class Reads:
     def _merge(self) -> None:
         self._view.catch_up()
         self.maps = frozenset(self._view.names())
+        self.clear_counts = frozenset(self._view.clear_counts())
 
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
