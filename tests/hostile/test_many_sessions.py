@@ -138,3 +138,18 @@ def test_another_view_bounds_the_list_of_lost_members(memory: MemoryStore) -> No
         "it does not know the number of the view that followed"
     )
     log.close()
+
+
+def test_a_view_keeps_few_records_of_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session of a member adds a record to the log; a running agent merges all of them."""
+    monkeypatch.setattr("imap_wal.read.view.MEMBERS_MAX", 3)
+    settings = config(tmp_path)
+    with serving(settings) as agent:
+        for number in range(6):
+            with plugin(settings, uuid=f"plugin-{number}") as member:
+                assert member.put(a=str(number))[0] == "ack"
+                member.keys()
+        sessions = [item[4] for item in agent._reads._view.metadata()]
+    assert sessions == [4, 5, 6]
