@@ -18,8 +18,8 @@ from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.claims import VoidIncarnation
 from imap_wal.agent.membership.sessions import Connection
 from imap_wal.agent.membership.start import NotLooked, Waits
-from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.node_schemas import NodeSchemas
+from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.payloads import check_entries, without_front
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.requests import (

@@ -3,7 +3,8 @@ and snapshots, and different partition counts of clears make each lookup of a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
 from imap_wal.errors import NotAppended
@@ -25,12 +26,12 @@ class Limit(Generic[T]):
     were not read since the start. `what`, `advice`: for the text of the error."""
 
     def __init__(
-        self, what: str, most: int, of_log: Callable[[], Set[T] | None], advice: str
+        self, what: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
     ) -> None:
         self._what, self._most, self._of_log, self._advice = what, most, of_log, advice
         self._known: set[T] = set()
 
-    def demand(self, values: Set[T]) -> None:
+    def demand(self, values: AbstractSet[T]) -> None:
         """Admit changes with these values. `TooMany` if one of them is new and there is no room:
         what the log has is always admitted."""
         if values <= self._known:

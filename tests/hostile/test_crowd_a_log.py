@@ -58,7 +58,10 @@ def test_maps_without_end_are_refused(tmp_path: Path) -> None:
         assert put(member, "a", "b")[0] == put(member, "c")[0] == "ack"
         with capture_logs() as lines:
             code, text = put(member, "a", "d", "e")[1:]
-        assert code == "full" and "map 'd' is new, and there are 3 others; the most is 3. Raise max_maps" in text
+        assert (
+            code == "full"
+            and "map 'd' is new, and there are 3 others; the most is 3. Raise max_maps" in text
+        )
         assert [line["event"] for line in lines] == ["change refused"]
         member.hello()
         assert put(member, "a", "b", "c")[0] == "ack"
@@ -99,9 +102,7 @@ def clear(member: Plugin, count: int) -> list[object]:
     member.hello(partition_count=count)
     first = member.request + 1
     row = list(clear_of("orders", 0, count, 1_763_720_000_000, member.order(first)))
-    header, _ = member.client.ask(
-        "append", member.session, first, 1, payload=msgpack.packb(row)
-    )
+    header, _ = member.client.ask("append", member.session, first, 1, payload=msgpack.packb(row))
     if header[0] == "ack":
         member.request += 1
     return [header[0], *header[2:]]

@@ -247,8 +247,8 @@ class Router:
 
     def _end_revoked(self) -> None:
         """Close the connections of revoked keys. libzmq tells the key of a connection with its
-        messages only. So if a key is revoked, all connections without a message are closed too: now,
-        and later those that the gate admitted by the list of before."""
+        messages only. So if a key is revoked, all connections without a message are closed too:
+        now, and later those that the gate admitted by the list of before."""
         now, before = self._now(), self._clients
         if now is not before:
             self._clients = now
