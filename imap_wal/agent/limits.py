@@ -28,7 +28,8 @@ class Limit(Generic[T]):
     def __init__(
         self, what: str, most: int, of_log: Callable[[], AbstractSet[T] | None], advice: str
     ) -> None:
-        self._what, self._most, self._of_log, self._advice = what, most, of_log, advice
+        self._what, self._most, self._advice = what, most, advice
+        self._of_log: Callable[[], AbstractSet[T] | None] = of_log
         self._known: set[T] = set()
 
     def demand(self, values: AbstractSet[T]) -> None:
