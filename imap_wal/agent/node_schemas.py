@@ -30,7 +30,7 @@ class NodeSchemas:
         """Check the schemas of a metadata message, and add them. `others`: of all logs. Raises
         ValueError, and `BadSchema` if one is not valid, another one is known by its id, or there is
         no room."""
-        found = schemas_of(payload, count, others | self._known)
+        found = schemas_of(payload, count, {**others, **self._known})
         new = {number: each for number, each in found.items() if number not in self._known}
         size = sum(len(each.to_bytes()) for each in new.values())
         if len(self._known) + len(new) > SCHEMAS_MAX or self._bytes + size > SCHEMAS_BYTES_MAX:

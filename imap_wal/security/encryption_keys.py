@@ -86,8 +86,8 @@ def _key(encoded: str, where: str) -> bytes:
 
 class Keys:
     """A key ring and its source. A file is read again after it changed, and any source if a key id
-    is unknown. So a key can be added while the log is open. `fixed` keys are not read
-    again. Thread-safe."""
+    is unknown. So a key can be added while the log is open. `fixed` keys are not read again.
+    Thread-safe."""
 
     def __init__(
         self, source: str = "", key_ring: KeyRing | None = None, *, follows: bool = True
