@@ -15,8 +15,8 @@ from imap_wal.errors import EncryptionError
 from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.cluster import ClusterRepair
-from imap_wal.repair.report import SALVAGE
 from imap_wal.repair.inventory import tolerant_inventory
+from imap_wal.repair.report import SALVAGE
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
