@@ -16,7 +16,7 @@ MB = 1024 * 1024
     ("count", "size", "heap"),
     [
         (12, 8 * MB, "1500m"),
-        pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(1500))),
+        pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(3600))),
     ],
     ids=["12 of 8 MB", "64 of 64 MB"],
 )
