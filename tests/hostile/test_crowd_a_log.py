@@ -60,7 +60,7 @@ def test_maps_without_end_are_refused(tmp_path: Path) -> None:
             code, text = put(member, "a", "d", "e")[1:]
         assert (
             code == "full"
-            and "map 'd' is new, and there are 3 others; the most is 3. Raise max_maps" in text
+            and "map 'd' is new, and there are 3 others; the most is 3. Raise max_maps" in str(text)
         )
         assert [line["event"] for line in lines] == ["change refused"]
         member.hello()
