@@ -314,7 +314,7 @@ def test_no_request_ends_the_agent_or_damages_the_log(settings: AgentConfig) -> 
 
 
 @pytest.mark.torture
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
 def test_200_000_requests_neither_damage_the_log_nor_fill_memory(
     settings: AgentConfig, tmp_path: Path
 ) -> None:
