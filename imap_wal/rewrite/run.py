@@ -38,9 +38,7 @@ def rewrite(
     Raises `InvalidSetting` if this machine's clock differs from the storage's by more than
     `skew_ms_max`, and the errors of `prepare` and `confirm`."""
     start = log.clock.monotonic()
-    log = ClusterLog(
-        with_fixed_keys(log.store), log.namespace, log.cluster, log.clock, log.randomness
-    )
+    log = _with_fixed_keys(log)
     skew_ms = (
         None
         if dry_run
@@ -83,6 +81,11 @@ def rewrite(
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
     )
+
+
+def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
+    store = with_fixed_keys(log.store)
+    return ClusterLog(store, log.namespace, log.cluster, log.clock, log.randomness)
 
 
 def _merge(
