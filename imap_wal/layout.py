@@ -17,6 +17,7 @@
         wal/{epoch}-{segment}.wal
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
+        lost/{epoch}-{segment}.wal.foreign  put aside by a repair: no key opens it
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
 
 A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in

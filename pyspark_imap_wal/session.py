@@ -29,11 +29,16 @@ SPARKS_DEFAULT = "local[*]"
 """The master that spark-submit writes if the user named none."""
 SPARKS_NAME = "pyspark-shell"
 """The name of an application that the user gave no name."""
-HIDDEN = re.compile(r"(?i)secret|password|token|access[.]?key")
-"""Spark's own default of `spark.redaction.regex`. Properties with such names do not go onto the
-command line of the JVM, which every user of the machine can read."""
+HIDDEN = re.compile(r"(?i)secret|password|passphrase|token|credential|(^|[._-])(key|sas)([._-]|$)")
+"""Properties with such names do not go onto the command line of the JVM, which every user of the
+machine can read, and Spark does not show them. Its own default does not know the keys of Azure and
+Google, such as `fs.azure.account.key.ACCOUNT`."""
 PYTHON = "spark.pyspark.python"
-_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_DEFAULTS = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.redaction.regex": HIDDEN.pattern,
+}
 _WITHOUT_MODULE = re.compile(r"No module named '([\w.]+)'")
 _RAISED = re.compile(r"[A-Za-z_][\w.$]*(Error|Exception): \S")
 _PACKAGES = ("imap_wal", "pyspark_imap_wal", "storage_backends")
@@ -82,7 +87,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
         conf.setMaster(LOCAL)
     if conf.get("spark.app.name", SPARKS_NAME) == SPARKS_NAME:
         conf.setAppName("imap-wal")
-    for name, value in _QUIET.items():
+    for name, value in _DEFAULTS.items():
         conf.setIfMissing(name, value)
     if is_local(conf):
         conf.setIfMissing("spark.ui.enabled", "false")

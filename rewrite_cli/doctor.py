@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from imap_wal import layout
 from imap_wal.agent.access.keys import KeyPair
@@ -112,12 +113,19 @@ def java_side() -> Iterator[Check]:
             )
 
 
+NO_AGENT = "look who listens there: use agent and command of one release"
+
+
 def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Iterator[Check]:
     """Whether an agent answers, and its own report. `key`, `agent_key`: as for `Client`."""
+    from imap_wal.agent.transport.client import NoAgent
     from rewrite_cli.local_cluster.launcher import ask_stat
 
     try:
         health = ask_stat(endpoint, key=key, agent_key=agent_key)
+    except NoAgent as error:
+        yield Check("agent", PROBLEM, str(error), NO_AGENT)
+        return
     except NotAllowed as error:
         yield Check(
             "agent",
@@ -136,6 +144,16 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "its configuration?",
         )
         return
+    try:
+        yield from _statistics(endpoint, health)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        yield Check(
+            "agent", PROBLEM, f"{endpoint}: its statistics have another form ({error})", NO_AGENT
+        )
+
+
+def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
+    """What an agent reports of itself. Raises errors of Python if it has another form."""
     where = (
         f"node {health.get('node')!r} at {endpoint}, epoch {health.get('epoch')}, durability "
         f"{health.get('durability')}, {health.get('appends')} appends"

@@ -180,5 +180,5 @@ def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:
             "expires_ms": int(found["expires_ms"]),
             "nonce": str(found["nonce"]),
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise StorageError(f"not a lease: {error}", _object(path, number)) from error

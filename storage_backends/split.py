@@ -113,7 +113,7 @@ def recorded(root: SegmentStore) -> str:
         data = json.loads(root.read(RECORD))
     except NotFound:
         return ""
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StorageError(
             f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD
         ) from error

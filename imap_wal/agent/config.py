@@ -22,6 +22,7 @@ from storage_backends.location import without_secrets
 CLOCK_OFFSET_MS_MAX = 10**12
 """About 30 years."""
 CONNECTIONS_MOST = 2**16
+MAPS_MAX, MAPS_MOST = 10_000, 10**6
 VALUE_BYTES_MAX = 2**29
 """An answer may contain a few of the largest keys and values, and must be below 2 GiB, the largest
 frame that a member accepts."""
@@ -38,7 +39,7 @@ class AgentConfig:
 
     `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `endpoint_mode`, `allow_uids`,
     `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
-    of simultaneous connections.
+    of simultaneous connections. `max_maps`: changes of a new map are refused above this number.
 
     `restore_at_start`: merge all logs while the members start, not at the first request.
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
@@ -62,6 +63,7 @@ class AgentConfig:
     key: str = ""
     clients: str = ""
     connections_max: int = CONNECTIONS_MAX
+    max_maps: int = MAPS_MAX
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -99,6 +101,10 @@ class AgentConfig:
             raise InvalidSetting(
                 f"connections_max is {self.connections_max}; it takes a number from "
                 f"{CONNECTIONS_LEAST} to {CONNECTIONS_MOST}"
+            )
+        if not 1 <= self.max_maps <= MAPS_MOST:
+            raise InvalidSetting(
+                f"max_maps is {self.max_maps}; it takes a number from 1 to {MAPS_MOST}"
             )
         if self.log.max_value_bytes > VALUE_BYTES_MAX:
             raise InvalidSetting(

@@ -13,12 +13,14 @@ from imap_wal.agent.access.peers import Peer, Right, demand
 from imap_wal.agent.bounds import Bounds
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lane import TURN_S, Lane
+from imap_wal.agent.limits import CLEAR_COUNTS_MAX, Limit, TooMany
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.membership.claims import VoidIncarnation
 from imap_wal.agent.membership.sessions import Connection
 from imap_wal.agent.membership.start import NotLooked, Waits
+from imap_wal.agent.node_schemas import NodeSchemas
 from imap_wal.agent.open_log import OpenLog
-from imap_wal.agent.payloads import check_entries, schemas_of, without_front
+from imap_wal.agent.payloads import check_entries, without_front
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.requests import (
     SUPPORTED,
@@ -43,8 +45,7 @@ from imap_wal.errors import (
     TooLarge,
 )
 from imap_wal.format import CLEARS, ENTRIES, METADATA, PAYLOAD_BYTES_MAX
-from imap_wal.read.cluster import from_manifest
-from imap_wal.schemas import BadSchema, Schema, sound_schemas
+from imap_wal.schemas import BadSchema
 from imap_wal.settings import Durability
 from imap_wal.version import VERSION
 from imap_wal.write.committer import CommitRequest
@@ -105,20 +106,31 @@ class RequestHandler:
         self.appends = self.duplicates = 0
         self.kept: dict[bytes, Kept] = {}
         """The waiting hellos, by sender."""
-        self._schemas: dict[int, Schema] = {}
-        """The schemas that this agent wrote or found in its node's manifest. `Reads` has the
-        others."""
+        self._schemas = NodeSchemas()
 
     def connect(self, router: Router, reads: Reads) -> None:
         """Where requests come from, and who answers those that read."""
         self._router, self._reads = router, reads
+        self._maps = Limit(
+            "map",
+            self._config.max_maps,
+            lambda: reads.maps,
+            "Raise max_maps in the agent's configuration, or remove maps with `imap-wal drop` and "
+            "start the agent again",
+        )
+        self._clear_counts = Limit(
+            "partition count",
+            CLEAR_COUNTS_MAX,
+            lambda: reads.clear_counts,
+            "A cluster has one, and a restore must look at each of those in the log's clears; "
+            "`imap-wal rewrite` and `prune` remove old clears",
+        )
 
     def use(self, log: OpenLog) -> None:
         """The log that is open now."""
         self._node_log, self._sessions = log.node_log, log.sessions
         self._committer = log.writer.committer
-        sound, _ = sound_schemas(map(from_manifest, log.node_log.metadata))
-        self._schemas = sound | self._schemas
+        self._schemas.use(log.node_log.metadata)
 
     def take_up(self, pending: list[Pending]) -> None:
         """Serve the hellos whose look is done or takes too long, as many as fit into a turn."""
@@ -173,6 +185,9 @@ class RequestHandler:
             self._sessions.heard(message.sender)
         except TooLarge as error:
             self.refuse(message, "too-large", _text(error), pending)
+        except TooMany as error:
+            self._lines.warning("change refused", str(error), error=str(error))
+            self.refuse(message, "full", str(error), pending)
         except BadSchema as error:  # the connection stays usable: no change was refused
             self._lines.warning(
                 "schema refused",
@@ -353,7 +368,7 @@ class RequestHandler:
             raise TooLarge(f"one message of {len(payload)} bytes; it takes less than 2 GiB")
         if isinstance(request, Metadata):
             first = 0
-            self._schemas.update(schemas_of(payload, count, self._reads.schemas | self._schemas))
+            self._schemas.take(payload, count, self._reads.schemas)
             batch = CommitRequest([payload], count, kind=METADATA)
         else:
             first, last = request.first, request.first + count - 1
@@ -363,13 +378,16 @@ class RequestHandler:
                 pending.append(Pending(sender, number, first, count))
                 return
             connection = self._sessions.connection(sender)
-            clears = check_entries(
+            checked = check_entries(
                 payload,
                 count,
                 (self._sessions.session(session).incarnation, session, first),
                 self._config.log.max_value_bytes,
                 connection.partition_count if connection is not None else 0,
             )
+            self._maps.demand(checked.maps)
+            if checked.clears and connection is not None:
+                self._clear_counts.demand({connection.partition_count})
             entries = count
             if first <= known:  # its first changes are in the log already
                 payload, entries = without_front(payload, known - first + 1), last - known
@@ -377,7 +395,7 @@ class RequestHandler:
             batch = CommitRequest(
                 [payload],
                 entries,
-                kind=CLEARS if clears else ENTRIES,
+                kind=CLEARS if checked.clears else ENTRIES,
                 session=session,
                 request=last,
             )

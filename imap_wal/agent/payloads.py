@@ -4,7 +4,7 @@ readable."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -24,23 +24,31 @@ from imap_wal.errors import TooLarge
 from imap_wal.schemas import BadSchema, Schema, check_known, read_schema
 
 
+class Checked(NamedTuple):
+    """`clears`: whether there is a clear. `maps`: the names of all maps."""
+
+    clears: bool
+    maps: set[str]
+
+
 def check_entries(
     payload: bytes,
     count: int,
     first: tuple[int, int, int],
     value_bytes_max: int,
     partition_count: int,
-) -> bool:
+) -> Checked:
     """Checks that every value is a DataEntry of this incarnation and session, numbered from the
-    request on (`first`: these three), because the log must always be readable. Returns whether
-    there is a clear. Raises ValueError and `TooLarge`."""
+    request on (`first`: these three), because the log must always be readable. Raises ValueError
+    and `TooLarge`."""
     incarnation, session, request = first
-    name, clears = "", False
+    name, clears, maps = "", False, set[str]()
     for row in _entries(payload, count, request):
         key, value, order = row[KEY], row[VALUE], row[ORDER]
         if row[MAP] != name:
             name = row[MAP]
             layout.check_map_name(name)
+            maps.add(name)
         if not 0 <= row[PARTITION] <= PARTITION_MAX:
             raise ValueError(
                 f"request {request}: partition is {row[PARTITION]}; it takes 0 to 2^31 - 2"
@@ -59,7 +67,7 @@ def check_entries(
                 f"max_value_bytes is {value_bytes_max}"
             )
         request += 1
-    return clears
+    return Checked(clears, maps)
 
 
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:

@@ -17,6 +17,8 @@ from msgspec import Meta
 from imap_wal.errors import CorruptLog
 
 INDENTED_BYTES_MAX = 16 * 1024
+UNPACKED_BYTES_MAX = 256 * 1024 * 1024
+"""Of a packed list; 10,000 snapshots take a few megabytes."""
 MANIFEST_ADVICE = (
     "bring it back from a copy, or write a repaired copy of the log with `imap-wal repair`"
 )
@@ -85,7 +87,13 @@ def packed(document: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
-    return json.loads(zlib.decompress(b64decode(text)))
+    """The inverse of `packed`. ValueError for more than `UNPACKED_BYTES_MAX`, among others: a few
+    kilobytes of deflated zeros take gigabytes."""
+    whole = zlib.decompressobj()
+    document = whole.decompress(b64decode(text), UNPACKED_BYTES_MAX)
+    if not whole.eof:
+        raise ValueError(f"a packed list does not end within {UNPACKED_BYTES_MAX} bytes")
+    return json.loads(document)
 
 
 C = TypeVar("C", bound=Collection[Any])

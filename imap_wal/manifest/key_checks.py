@@ -35,6 +35,12 @@ def demand_same(key_ring: KeyRing, known: Mapping[str, str], folder: str) -> Non
         )
 
 
+def all_given(key_ring: KeyRing, known: Mapping[str, str]) -> bool:
+    """Whether `key_ring` has all keys that were ever used to write here. `known`: as above; without
+    it, they are not known. Call it after `demand_same`."""
+    return bool(known) and known.keys() <= key_ring.keys.keys()
+
+
 def what_differs(ids: list[str]) -> str:
     """The text about different keys, for errors and findings."""
     names = ", ".join(map(repr, ids))

@@ -19,6 +19,9 @@ END = Position(2**62, 0, 0, 0)
 """After everything."""
 
 Metadata: TypeAlias = tuple[Any, ...]
+MEMBERS_MAX = 1000
+"""Metadata records that a manifest or a view keeps, besides schemas; the oldest are dropped
+first."""
 Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 

@@ -12,7 +12,7 @@ from imap_wal.errors import Closed, ImapWalError
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, T, from_manifest
-from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
+from imap_wal.read.file_scan import MEMBERS_MAX, SEGMENT, FileScan, Metadata
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Noted
@@ -86,7 +86,9 @@ class MaterializedView:
         self._cursors: dict[str, _Cursor] = {}
         self._generations: dict[str, int] = {}
         self._lifetimes: tuple[object, ...] = ()
-        self._metadata: dict[Metadata, None] = {}
+        self._schemas: dict[Metadata, None] = {}
+        self._members: dict[Metadata, None] = {}
+        """The newest `MEMBERS_MAX` of the other metadata: each session of a member adds one."""
         self._missing: Mapping[str, str] = {}
         self._state: ClusterState | None = None
         """The merged state; None if unknown, or if nothing is merged."""
@@ -145,6 +147,12 @@ class MaterializedView:
         with self._lock:
             self._check_open()
             return self._index.maps()
+
+    def clear_counts(self) -> set[int]:
+        """The different partition counts of all clears."""
+        with self._lock:
+            self._check_open()
+            return self._index.clear_counts()
 
     def hash_keys(self, count: int) -> None:
         """Hash keys for listings of some of `count` partitions. A later call hashes only new
@@ -208,9 +216,9 @@ class MaterializedView:
         return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
 
     def metadata(self) -> list[Metadata]:
-        """All metadata of all nodes, each once, in the order they were read."""
+        """The schemas of all nodes and the newest other metadata, each once."""
         with self._lock:
-            return list(self._metadata)
+            return [*self._schemas, *self._members]
 
     def ends(self) -> dict[str, Position]:
         """The position up to which each node's log is merged."""
@@ -341,7 +349,7 @@ class MaterializedView:
             if cursor is None or cursor.directory != log.manifest.directory:
                 cursor = self._cursors[node] = _Cursor(log.manifest.directory)
             for item in log.manifest.metadata:
-                self._metadata.setdefault(from_manifest(item))
+                self._note(from_manifest(item))
             for scan in node_scans(
                 state, node, since=cursor.position if cursor.position > START else None
             ):
@@ -374,7 +382,7 @@ class MaterializedView:
                     )
                     self._records += len(changes.rows)
                 for item in changes.metadata:
-                    self._metadata.setdefault(item)
+                    self._note(item)
                 if forward and scan.kind == SEGMENT:
                     cursor = self._cursors[scan.node]
                     self._cursors[scan.node] = _Cursor(
@@ -396,6 +404,14 @@ class MaterializedView:
             done += scan.bytes
             if self._progress is not None:
                 self._progress(MergeProgress(count + 1, len(scans), done, total, self._records))
+
+    def _note(self, item: Metadata) -> None:
+        if item[:1] == ("schema",):
+            self._schemas.setdefault(item)
+            return
+        self._members.setdefault(item)
+        if len(self._members) > MEMBERS_MAX:
+            del self._members[next(iter(self._members))]
 
     def _heed_lifetimes(self, state: ClusterState) -> None:
         """Start again if a new lifetime voids merged entries: their bytes were written after the

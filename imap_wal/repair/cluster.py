@@ -42,7 +42,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import MapRewrite
 from imap_wal.rewrite.run import rewrite
-from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption import keys_of, with_fixed_keys, with_keys_of
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import SegmentStore
 
@@ -78,6 +78,9 @@ class ClusterRepair:
     _manifest: ClusterManifest | None = None
     _claims: ClaimManifest | None = None
     """None: the newest readable one is copied."""
+
+    def __post_init__(self) -> None:
+        self.store = with_fixed_keys(self.store)  # `plan` compares them, `write` uses them
 
     def plan(self) -> None:
         """Read everything and fill `items`. Raises `NotRepairable` if manifests are missing and the
@@ -155,6 +158,7 @@ class ClusterRepair:
         """Write the copy. Returns the maps with claims of several nodes. `prefer`: the node whose
         claims count. After a failure, the target cannot be opened as a log, and another repair does
         not treat it as a whole copy."""
+        target = with_keys_of(self.store, target)
         folders = [self.view.folder, *(repair.node.folder for repair in self._nodes)]
         marker: dict[str, Any] = {"format": UNFINISHED}
         text = with_checksum(marker)

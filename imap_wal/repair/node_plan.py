@@ -23,7 +23,7 @@ class Write:
     rewritten segment."""
 
     path: str
-    head: bytes
+    head: bytes = b""
     """It replaces as many bytes at the start of the original; b"" replaces nothing."""
     source: str = ""
     until: int | None = 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from imap_wal import format, layout
-from imap_wal.errors import NotRepairable
+from imap_wal.errors import EncryptionError, NotRepairable
 from imap_wal.format import START, Home, Position
 from imap_wal.inspect import older_manifests
+from imap_wal.manifest import key_checks
 from imap_wal.repair.node_copy import frame_of
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
@@ -31,8 +32,8 @@ from imap_wal.repair.segment import (
     renamed,
     text,
 )
-from imap_wal.security.encryption import SEAL_BYTES, resealed
-from imap_wal.segment.listing import WalFolder
+from imap_wal.security.encryption import SEAL_BYTES, keys_of, resealed
+from imap_wal.segment.listing import SegmentFile, WalFolder
 from imap_wal.segment.salvage import Scan, WholeFrame, scan_segment
 
 MISSING_MAX = 10_000
@@ -71,13 +72,7 @@ class SegmentPlanner:
         found: dict[int, Segment] = {}
         for index, segment in enumerate(living):
             self._plan.tell(segment.path)
-            found[segment.number] = look_at(
-                self._plan.store,
-                segment,
-                self._plan.view.home(self._plan.node, segment),
-                manifest,
-                newest=index == len(living) - 1,
-            )
+            found[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
         find_missing_ends(found)
         before: int | None = None
         # A missing segment keeps its name if that is known: then no low-water mark in it is above
@@ -129,6 +124,34 @@ class SegmentPlanner:
             )
         if not found and manifest.checkpoint[:2] <= manifest.archived:
             self._plan.end = manifest.checkpoint
+
+    def _look_at(self, segment: SegmentFile, *, newest: bool) -> Segment:
+        """Read all of a segment. One that no key opens is not of this log if all keys are given
+        that this log was ever written with: then it is set aside. `EncryptionError` otherwise."""
+        plan = self._plan
+        try:
+            return look_at(
+                plan.store,
+                segment,
+                plan.view.home(plan.node, segment),
+                plan.manifest,
+                newest=newest,
+            )
+        except EncryptionError as error:
+            given = keys_of(plan.store).key_ring
+            if not (error.key_id or error.is_missing) or not key_checks.all_given(
+                given, plan.view.manifest.keys
+            ):
+                raise
+            aside = f"{plan.node.folder}/lost/{segment.path.rpartition('/')[2]}.foreign"
+            plan.writes.append(Write(aside, source=segment.path, until=None))
+            what = (
+                f"it is not of this log: {error.what}, and all keys are given that this log was "
+                f"written with; its bytes are kept in {aside}"
+            )
+            return Segment(
+                segment.path, segment.epoch, segment.number, segment.bytes, "corrupt", what
+            )
 
     def _marks(self) -> list[Position]:
         """The positions up to which snapshots cover this log."""

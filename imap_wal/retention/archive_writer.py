@@ -24,7 +24,7 @@ from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, t
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.sealed_segments import Summary
-from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.security.encryption_keys import Keys
 from storage_backends import SegmentStore
 
@@ -68,6 +68,7 @@ class Written:
 def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     """Read the segments, and write and store a Parquet file per map. The files do not count until
     the manifest names them."""
+    store = with_fixed_keys(store)
     clusters = cluster_manifests(
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )

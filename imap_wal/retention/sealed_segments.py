@@ -11,14 +11,10 @@ from imap_wal.disposal import dispose
 from imap_wal.entry import MAP, ORDER
 from imap_wal.format import START, Position
 from imap_wal.manifest.node import NodeManifest
-from imap_wal.read.file_scan import EntryBatch, FileScan, Metadata
+from imap_wal.read.file_scan import MEMBERS_MAX, EntryBatch, FileScan, Metadata
 from imap_wal.read.scan import read_scan
 from imap_wal.segment.listing import sorted_out
 from storage_backends import SegmentStore
-
-MEMBERS_MAX = 1000
-"""The number of metadata records, besides schemas, that a manifest keeps. The oldest are dropped
-first."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
 from imap_wal.rewrite.publish import confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
-from imap_wal.security.encryption import keys_of
+from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX, demand_clock
 from storage_backends import NotFound
@@ -38,6 +38,7 @@ def rewrite(
     Raises `InvalidSetting` if this machine's clock differs from the storage's by more than
     `skew_ms_max`, and the errors of `prepare` and `confirm`."""
     start = log.clock.monotonic()
+    log = _with_fixed_keys(log)
     skew_ms = (
         None
         if dry_run
@@ -80,6 +81,11 @@ def rewrite(
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
     )
+
+
+def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
+    store = with_fixed_keys(log.store)
+    return ClusterLog(store, log.namespace, log.cluster, log.clock, log.randomness)
 
 
 def _merge(

@@ -113,6 +113,18 @@ def keys_of(store: object) -> Keys:
     return NO_KEYS
 
 
+def with_fixed_keys(store: SegmentStore) -> SegmentStore:
+    """The store with its current keys, even if their source changes later."""
+    keys = keys_of(store)
+    return store if keys is NO_KEYS else KeyedStore(store, keys.fixed())
+
+
+def with_keys_of(other: SegmentStore, store: SegmentStore) -> SegmentStore:
+    """The store with the same keys as `other`."""
+    keys = keys_of(other)
+    return store if keys is NO_KEYS else KeyedStore(store, keys)
+
+
 # ---- segments ------------------------------------------------------------------------------------
 
 

@@ -86,14 +86,18 @@ def _key(encoded: str, where: str) -> bytes:
 
 class Keys:
     """A key ring and its source. A file is read again after it changed, and any source if a key id
-    is unknown. So a key can be added while the log is open. Thread-safe."""
+    is unknown. So a key can be added while the log is open. `fixed` keys are not read again.
+    Thread-safe."""
 
-    def __init__(self, source: str = "", key_ring: KeyRing | None = None) -> None:
-        """Reads the source, unless `key_ring` is given. Raises `InvalidSetting`."""
+    def __init__(
+        self, source: str = "", key_ring: KeyRing | None = None, *, follows: bool = True
+    ) -> None:
+        """Reads the source, unless `key_ring` is given. `follows`: whether it is read again. Raises
+        `InvalidSetting`."""
         check_source(source)
-        self.source = source
+        self.source, self._follows = source, follows
         self._source = Watched(
-            _path_of(source),
+            _path_of(source) if follows else None,
             lambda: _read(source) if source else KeyRing(),
             lambda error: _log.warning(
                 "the keys cannot be read again; the previous ones stay in use: %s", error
@@ -107,10 +111,15 @@ class Keys:
         in the log."""
         return self._source.look()
 
+    def fixed(self) -> Keys:
+        """The current keys, which no longer follow their source: for a run that compares them once,
+        and must write with nothing else."""
+        return Keys(self.source, self.key_ring, follows=False)
+
     def find(self, file: str, key_id: str) -> bytes:
         """The key of a file. Raises `EncryptionError`."""
         key = self._source.last.keys.get(key_id)
-        if key is None and self.source:
+        if key is None and self.source and self._follows:
             key = self._source.read_again().keys.get(key_id)
         if key is None:
             raise EncryptionError(

@@ -186,7 +186,7 @@ def _find_cipher(
             f"{keys_of(store).advice}. If all keys are given, move the file away. The log "
             f"directory of this place is {log}"
         )
-        raise EncryptionError(path, "", what, advice)
+        raise EncryptionError(path, "", what, advice, is_missing=True)
     if found is None:
         keys_of(store).demand_plain(path)
     return found

@@ -272,14 +272,18 @@ class Cluster:
 def ask_stat(
     endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = ""
 ) -> dict[str, Any] | None:
-    """An agent's statistics; None if it does not answer. `NotAllowed` if it refuses the connection.
-    `key`, `agent_key`: as for `Client`."""
-    from imap_wal.agent.transport.client import Client
+    """An agent's statistics; None if it does not answer. The errors of `Client.answer`. `key`,
+    `agent_key`: as for `Client`."""
+    from imap_wal.agent.transport.client import Client, NoAgent
 
     client = Client(endpoint, timeout_ms, key, agent_key)
     try:
         header, _ = client.ask("stat")
-        return dict(header[2]) if header[0] == "stat" else None
+        if header[0] != "stat":
+            return None
+        if len(header) < 3 or type(header[2]) is not dict:
+            raise NoAgent(f"what listens at {endpoint} is no agent: its statistics are no map")
+        return header[2]
     except TimeoutError:
         return None
     finally:

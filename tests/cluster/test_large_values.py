@@ -16,7 +16,7 @@ MB = 1024 * 1024
     ("count", "size", "heap"),
     [
         (12, 8 * MB, "1500m"),
-        pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(1500))),
+        pytest.param(64, 64 * MB, "8g", marks=(pytest.mark.torture, pytest.mark.timeout(3600))),
     ],
     ids=["12 of 8 MB", "64 of 64 MB"],
 )
@@ -24,7 +24,8 @@ def test_values_larger_together_than_an_answer_are_restored(
     tmp_path: Path, count: int, size: int, heap: str
 ) -> None:
     def configs(endpoint: str) -> dict[str, object]:
-        return {"default": logged_map(endpoint, {"timeout-ms": "60000"})}
+        patience = {"timeout-ms": "60000", "agent-timeout-ms": "30000"}
+        return {"default": logged_map(endpoint, patience)}
 
     with Cluster(
         tmp_path, compile_java(tmp_path), configs, options=(f"-Xmx{heap}",), durability="os"

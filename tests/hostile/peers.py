@@ -143,7 +143,7 @@ class AgentProcess:
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files)),
         )
         try:
-            eventually(lambda: self._answers(settings.endpoint), "the agent listens")
+            eventually(lambda: self._answers(settings.endpoint), "the agent listens", 120)
         except BaseException:
             self.process.kill()
             raise

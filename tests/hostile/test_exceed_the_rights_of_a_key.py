@@ -139,9 +139,25 @@ def test_a_revoked_key_ends_open_connections(settings: AgentConfig, tmp_path: Pa
         line["event"].startswith("clients not read again") and line["log_level"] == "error"
         for line in lines
     )
-    assert [line["reason"] for line in lines if line["event"] == "connection closed"] == [
-        "its key was revoked"
-    ]
+    reasons = [line["reason"] for line in lines if line["event"] == "connection closed"]
+    assert reasons.count("its key was revoked") == 1
+
+
+def test_a_revoked_key_ends_silent_connections(settings: AgentConfig, tmp_path: Path) -> None:
+    """The agent does not know the keys of connections without a message, and closes all of them.
+    A client whose key is valid connects again by itself."""
+    with (
+        serving(settings),
+        plugin(settings, READER) as reader,
+        plugin(settings, MEMBER) as silent,
+        plugin(settings, MEMBER) as member,
+    ):
+        eventually(lambda: member.stat()["connections"]["open"] == 3, "all have connected")
+        write_clients(tmp_path, member=set(Right))
+        # It connects again, and is refused.
+        eventually(lambda: reader.client._refusals.poll(0), "the connection is closed")
+        assert silent.stat()["connections"]["revoked"] == 0
+        assert member.hello()["session"]
 
 
 @pytest.mark.parametrize("rights", [{Right.READ}, {Right.READ, Right.CLAIM}])

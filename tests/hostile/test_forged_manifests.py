@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.document import with_checksum
 from imap_wal.manifest.node import node_manifests
-from storage_backends import open_store
+from storage_backends import StorageError, lease, open_store
 from storage_backends.memory import MemoryStore
 from tests.cli.conftest import Run, run
 
@@ -242,6 +243,24 @@ def test_an_unreadable_packed_list_is_damage(text: str, memory: MemoryStore) -> 
         read({**NODE, "format": 2, "archives": text}, "node", memory)
     with pytest.raises(CorruptLog, match="manifest/0000000001"):
         read({**CLUSTER, "format": 2, "snapshots": text, "covered": {}}, "cluster", memory)
+
+
+def test_a_packed_list_of_any_size_is_damage(memory: MemoryStore) -> None:
+    """Half a megabyte of text that would become half a gigabyte."""
+    bomb = zlib.compressobj()
+    zeros = bytes(1024 * 1024)
+    content = b"".join(bomb.compress(zeros) for _ in range(512)) + bomb.flush()
+    with pytest.raises(CorruptLog, match="does not end within 268435456 bytes"):
+        read({**NODE, "format": 2, "archives": b64encode(content).decode()}, "node", memory)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[" * 100_000, b'{"holder": "x", "nonce": "y", "expires_ms": Infinity}', b"{}", b"1"]
+)
+def test_a_forged_lease_is_an_error_of_the_storage(text: bytes, memory: MemoryStore) -> None:
+    memory.create("lock/00000001.json", text)
+    with pytest.raises(StorageError, match="not a lease"):
+        lease._read(memory, "lock", 1)
 
 
 def test_json_that_is_nested_deeply_is_damage(memory: MemoryStore) -> None:

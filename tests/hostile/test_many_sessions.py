@@ -16,6 +16,7 @@ from imap_wal.agent.membership.start import Start
 from imap_wal.agent.requests import About, Wish
 from imap_wal.errors import TooLarge
 from imap_wal.manifest.claims import MEMBERS_MAX, ClaimManifest
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.node_log import PLUGINS_KEPT
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
@@ -138,3 +139,42 @@ def test_another_view_bounds_the_list_of_lost_members(memory: MemoryStore) -> No
         "it does not know the number of the view that followed"
     )
     log.close()
+
+
+def test_a_view_keeps_few_records_of_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each session of a member adds a record to the log; a running agent merges all of them."""
+    monkeypatch.setattr("imap_wal.read.view.MEMBERS_MAX", 3)
+    settings = config(tmp_path)
+    with serving(settings) as agent:
+        for number in range(6):
+            with plugin(settings, uuid=f"plugin-{number}") as member:
+                assert member.put(a=str(number))[0] == "ack"
+                member.keys()
+        sessions = [item[4] for item in agent._reads._view.metadata()]
+    assert sessions == [4, 5, 6]
+
+
+def test_views_without_changes_leave_one_lifetime(tmp_path: Path) -> None:
+    """The manifest of the cluster has every lifetime that can void an entry."""
+    settings = config(tmp_path)
+    with serving(settings), plugin(settings) as member:
+        assert member.put(a="1")[0] == "ack"
+        sizes = []
+        for number in range(30):
+            wish = {
+                "cluster_id": "cluster-1",
+                "member_uuid": "member-1",
+                "members": ["member-1", f"added-{number}"],
+                "lost": [f"added-{number - 1}"],
+            }
+            answer, _ = member.client.ask("view", wish)
+            assert answer[:3] == ["view", answer[1], 2 + number]
+            sizes.append(
+                len(ClusterLog(open_store(settings.url), "default", "c").manifest().lifetimes)
+            )
+        assert set(sizes) == {2}
+        member.hello(view=31)
+        assert member.put(b="2")[0] == "ack"
+        assert member.values() == {"a": "1", "b": "2"}

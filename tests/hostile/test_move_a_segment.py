@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from imap_wal import format
+from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
 from imap_wal.manifest.node import node_manifests
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.inventory import tolerant_inventory
-from imap_wal.repair.report import POINT_IN_TIME, SALVAGE
+from imap_wal.repair.report import EMPTIED, POINT_IN_TIME, SALVAGE
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.security.encryption import KeyedStore
 from imap_wal.segment.reader import SegmentReader
@@ -39,6 +39,7 @@ from tests.support import (
 )
 
 FORGED = "forged"
+OTHER_LOG = "00000000-0000-4000-8000-000000000009"
 
 
 def _flipped(at: int) -> Callable[[bytes, Home], bytes]:
@@ -70,7 +71,7 @@ VALUES = {
     "namespace": st.sampled_from(["other", "defaulu"]),
     "cluster": st.sampled_from(["other", "embedde"]),
     "node": st.sampled_from(["n2", "n10"]),
-    "directory": st.sampled_from(["00000000-0000-4000-8000-000000000009", ""]),
+    "directory": st.sampled_from([OTHER_LOG, ""]),
     "epoch": st.integers(2, 300),
     "number": st.integers(4, 300),
 }
@@ -83,10 +84,10 @@ def elsewhere() -> st.SearchStrategy[dict[str, object]]:
     )
 
 
-def donor(home: Home) -> bytes:
-    """A segment of that place, with two frames, written with the same key."""
+def donor(home: Home, key: str = "a") -> bytes:
+    """A segment of that place, with two frames; `key`: the log's is "a"."""
     memory = MemoryStore("donor")
-    store = keyed(memory, "a")
+    store = keyed(memory, key)
     try:
         writer = SegmentWriter(
             store,
@@ -226,10 +227,51 @@ def test_a_segment_of_a_former_log_does_not_open() -> None:
     store = victim()
     path = segments(store)[2]
     own = SegmentReader(store, path).header.home
-    former = donor(own._replace(directory="00000000-0000-4000-8000-000000000009"))
+    former = donor(own._replace(directory=OTHER_LOG))
     overwrite(store, path, former)
     with pytest.raises(LogError, match="this log has the directory"):
         contents_of(store, "torn-tail")
     overwrite(store, path, CHANGES["names"](former, own))
-    with pytest.raises(EncryptionError, match="it is not of this place"):
-        repaired(store, SALVAGE)
+    copy = repaired(store, SALVAGE)
+    assert aside_of(copy) == CHANGES["names"](former, own)
+    with embedded(copy) as opened:
+        assert sorted(opened.map("m", raw=True)) == [b"own-0", b"own-1", b"own-2", b"own-3"]
+
+
+@pytest.mark.parametrize("key", ["a", "b"])
+@pytest.mark.parametrize("change", ["names", "end of the header", "as it was"])
+def test_a_segment_that_was_put_there_stops_no_repair(key: str, change: str) -> None:
+    """It comes after the newest one; it was written with the log's key for another place, or with
+    the key of another log."""
+    store = victim()
+    home = SegmentReader(store, segments(store)[-1]).header.home
+    home = home._replace(number=home.number + 1)
+    strange = CHANGES[change](
+        donor(home if key == "b" else home._replace(directory=OTHER_LOG), key), home
+    )
+    path = layout.wal_path(IDENTITY.node_folder, home.epoch, home.number)
+    store.create(path, strange)
+    (view,), lost = tolerant_inventory(store, (), ())
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    repair.plan()
+    (item,) = [each for each in repair.items if each.file == path]
+    assert item.action == EMPTIED and item.given_up is not None, item
+    assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)}
+    if (key, change) != ("a", "as it was"):  # its header says where it is from
+        assert "not of this log" in item.what
+        assert aside_of(repaired(store, SALVAGE)) == strange
+
+
+def test_a_repair_without_a_key_of_the_log_stops() -> None:
+    """The segment that no key opens may be one of the log's own."""
+    store = victim()
+    path = segments(store)[1]
+    overwrite(store, path, CHANGES["names"](store.read(path), header().home))
+    with pytest.raises(EncryptionError, match="the keys given are b"):
+        repaired(keyed(store.inner, "b"), SALVAGE)
+
+
+def aside_of(copy: SegmentStore) -> bytes:
+    """The one file that the repair set aside."""
+    (file,) = copy.list(f"{IDENTITY.node_folder}/lost")
+    return copy.read(file.path)

@@ -10,15 +10,26 @@ import pytest
 
 import imap_wal
 from imap_wal import log
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import EncryptionError
-from imap_wal.security.encryption import check_value
+from imap_wal.manifest.node import node_manifests
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.repair.cluster import ClusterRepair
+from imap_wal.repair.inventory import tolerant_inventory
+from imap_wal.repair.report import SALVAGE
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.plan import Result, RewritePlan
+from imap_wal.rewrite.run import rewrite
+from imap_wal.security.encryption import check_value, with_keys
 from imap_wal.segment.reader import SegmentReader
-from storage_backends import open_store
+from storage_backends import SegmentStore, open_store
+from storage_backends.gated import GatedStore
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run, run
-from tests.encrypted import key, key_file, key_ring, other
+from tests.encrypted import key, key_file, key_ring, keyed, other
 from tests.kit.encrypted_maps import content
-from tests.support import segments
+from tests.support import IDENTITY, overwrite, segments
 
 __all__ = ["run"]
 
@@ -175,3 +186,85 @@ def test_a_repaired_copy_knows_the_keys_of_the_log(place: str, tmp_path: Path, r
     for name in "ab":
         with pytest.raises(EncryptionError, match=f"'{name}' another key"):
             imap_wal.open(copy, node="n2", encryption_keys=key_file(tmp_path, other(name)))
+
+
+class Replacing(GatedStore):
+    """A storage at which the file of keys is replaced when a segment or a Parquet file is read."""
+
+    def __init__(self, inner: SegmentStore, keys: Path) -> None:
+        super().__init__(inner)
+        self._keys = keys
+
+    def there(self, path: str = "") -> SegmentStore:
+        if path.endswith((".wal", ".parquet")):
+            self._keys.write_text(other("a"))
+        return self.inner
+
+
+def archive(store: SegmentStore) -> None:
+    randomness = SystemRandomness()
+    nodes = node_manifests(store, IDENTITY.node_folder, SystemClock(), randomness)
+    archive_sealed(store, IDENTITY.node_folder, "n1", nodes)
+
+
+def rewrite_all(store: SegmentStore) -> None:
+    rewrite(ClusterLog(store, "default", "embedded"), LocalEngine())
+
+
+@pytest.mark.parametrize("run_it", [archive, rewrite_all])
+def test_a_run_uses_the_keys_that_it_compared(
+    tmp_path: Path, run_it: Callable[[SegmentStore], None]
+) -> None:
+    """The file of keys is replaced while an archive or a rewrite runs."""
+    place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
+    with imap_wal.open(place, node="n1", encryption_keys=source) as store:
+        store.map("orders")["k"] = "v"
+    file = Path(source.removeprefix("file:"))
+    run_it(Replacing(with_keys(open_store(place), source), file))
+    assert file.read_text() == other("a")
+    file.write_text(key("a"))
+    with imap_wal.open(place, node="n1", encryption_keys=source) as store:
+        assert dict(store.map("orders")) == {"k": "v"}
+    assert any(each.endswith(".parquet") for each in everything(place))
+
+
+def test_a_copy_has_the_keys_that_the_repair_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of keys is replaced while a repair rewrites a damaged archive."""
+    monkeypatch.setattr("imap_wal.parquet.file.GROUP_ROWS_MAX", 1)
+    place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
+    with imap_wal.open(place, node="n1", encryption_keys=source) as opened:
+        for name in "klm":
+            opened.map("orders")[name] = "v"
+    store = with_keys(open_store(place), source)
+    archive(store)
+    (path,) = [each for each in everything(place) if each.endswith(".parquet")]
+    content = store.read(path)
+    overwrite(store, path, content[:40] + bytes([content[40] ^ 1]) + content[41:])
+    file, copy = Path(source.removeprefix("file:")), str(tmp_path / "copy")
+    (view,), lost = tolerant_inventory(store, (), ())
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    repair.plan()
+    file.write_text(other("a"))
+    repair.write(with_keys(open_store(copy), source))
+    file.write_text(key("a"))
+    with imap_wal.open(copy, node="n1", encryption_keys=source) as opened:
+        assert dict(opened.map("orders")) == {"l": "v", "m": "v"}
+
+
+class OtherKeys(LocalEngine):
+    """An engine whose workers read another file of keys."""
+
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        store = keyed(log.store, "b", "a")
+        return super().run(job, ClusterLog(store, log.namespace, log.cluster))
+
+
+def test_files_of_workers_with_another_key_are_not_published(place: str, tmp_path: Path) -> None:
+    """A worker of Spark may read another file of keys than the process that publishes."""
+    store = with_keys(open_store(place), key_file(tmp_path, "a"))
+    log_of_all = ClusterLog(store, "default", "embedded")
+    with pytest.raises(EncryptionError, match="its key is missing"):
+        rewrite(log_of_all, OtherKeys())
+    assert not log_of_all.manifest().snapshots

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given
+from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import settings as options
 from hypothesis import strategies as st
 
@@ -29,6 +29,7 @@ from tests.agent.harness import (
     plugin,
     serving,
 )
+from tests.hostile.peers import agent_process
 from tests.kit.malformed import nested, pack
 
 CLUSTER, MEMBER, FUZZ, LOST = map(identity, ("cluster-1", "member-1", "fuzz", "gone"))
@@ -38,6 +39,36 @@ CLUSTER, MEMBER, FUZZ, LOST = map(identity, ("cluster-1", "member-1", "fuzz", "g
 def settings(tmp_path: Path) -> AgentConfig:
     return config(tmp_path)
 
+
+ANSWERS = frozenset(
+    [
+        "error",
+        "welcome",
+        "view",
+        "ack",
+        "keys",
+        "list",
+        "entries",
+        "maps",
+        "schemas",
+        "stat",
+        "beat",
+        "bye",
+    ]
+)
+CODES = frozenset(
+    [
+        "bad-request",
+        "not-ready",
+        "unsupported-version",
+        "superseded",
+        "void-incarnation",
+        "too-large",
+        "schema-refused",
+        "listing-gone",
+        "full",
+    ]
+)
 
 numbers = st.one_of(
     st.integers(-3, 300),
@@ -178,42 +209,55 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
     return draw(like(kind, number, *([["fuzzed", "orders"]] if kind == "maps" else []))), payload
 
 
-def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
-    """Send `together` messages, `examples` times. A member in between must not be affected. In the
-    end the whole log is archived and read.
+class Fuzzer:
+    """A peer that sends random requests, and a member beside it that must not be affected.
 
     The answer may depend on time: a read that is sent with a hello is served before or after it. So
     the first failure is raised unchanged. Hypothesis would try the example again, find another
     answer, and report that instead."""
-    good = Plugin(settings.endpoint)
-    expected: dict[str, str] = {}
-    fuzzing = Plugin(settings.endpoint, uuid="fuzz-plugin", member=FUZZ)
-    fuzzing.hello()
 
-    failures: list[Exception] = []
+    def __init__(self, settings: AgentConfig, together: int) -> None:
+        self.together = together
+        self._endpoint = settings.endpoint
+        self._good = Plugin(settings.endpoint)
+        self._expected: dict[str, str] = {}
+        self._puts = 0
+        self._fuzzing = Plugin(settings.endpoint, uuid="fuzz-plugin", member=FUZZ)
+        self._fuzzing.hello()
+        self._failure: Exception | None = None
 
-    @options(
-        max_examples=examples,
-        database=None,
-        derandomize=True,
-        deadline=None,
-        phases=[Phase.generate],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.data())
-    def attack(data: st.DataObject) -> None:
-        if failures:
-            raise failures[0]
+    def attack(self, examples: int, first_seed: int) -> None:
+        """Send `together` messages, `examples` times."""
+
+        @seed(first_seed)
+        @options(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            phases=[Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(st.data())
+        def attack(data: st.DataObject) -> None:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._send_and_check(data)
+            except (AssertionError, OSError) as error:
+                self._failure = error
+                raise
+
         try:
-            send_and_check(data)
-        except (AssertionError, OSError) as error:
-            failures.append(error)
-            raise
+            attack()
+        finally:
+            if self._failure is not None:
+                raise self._failure
 
-    def send_and_check(data: st.DataObject) -> None:
+    def _send_and_check(self, data: st.DataObject) -> None:
+        fuzzing, good, together = self._fuzzing, self._good, self.together
         fuzzing.client.close()
-        fuzzing.client = NamedClient(settings.endpoint, 20_000)
+        fuzzing.client = NamedClient(self._endpoint, 20_000)
         if data.draw(st.booleans()):
             fuzzing.hello()
         socket = fuzzing.client._socket
@@ -227,45 +271,21 @@ def fuzz(settings: AgentConfig, examples: int, together: int = 20) -> None:
             assert socket.poll(20_000), f"{sent - answered} messages are not answered"
             answered += 1
             header = parts(socket.recv())[0]
-            assert header[0] in (
-                "error",
-                "welcome",
-                "view",
-                "ack",
-                "keys",
-                "list",
-                "entries",
-                "maps",
-                "schemas",
-                "stat",
-                "beat",
-                "bye",
-            )
-            assert header[0] != "error" or header[2] in (
-                "bad-request",
-                "not-ready",
-                "unsupported-version",
-                "superseded",
-                "void-incarnation",
-                "too-large",
-                "schema-refused",
-                "listing-gone",
-            )
+            assert header[0] in ANSWERS
+            assert header[0] != "error" or header[2] in CODES
         assert not socket.poll(0), "one message has two answers"
         good.hello()
-        key = f"key-{len(expected) % 50}"
-        assert good.put(**{key: str(len(expected))})[0] == "ack"
-        expected[key] = str(len(expected))
+        self._puts += 1
+        key, value = f"key-{self._puts % 50}", str(self._puts)
+        assert good.put(**{key: value})[0] == "ack"
+        self._expected[key] = value
 
-    try:
-        attack()
-    finally:
-        if failures:
-            raise failures[0]
-    assert good.stat()["healthy"]
-    assert good.values() == expected
-    good.close()
-    fuzzing.close()
+    def end(self) -> None:
+        """The member still reads what it wrote."""
+        assert self._good.stat()["healthy"]
+        assert self._good.values() == self._expected
+        self._good.close()
+        self._fuzzing.close()
 
 
 def read_whole(settings: AgentConfig) -> None:
@@ -287,14 +307,26 @@ def read_whole(settings: AgentConfig) -> None:
 def test_no_request_ends_the_agent_or_damages_the_log(settings: AgentConfig) -> None:
     """The log can be read after all of these requests."""
     with serving(settings):
-        fuzz(settings, 40)
+        fuzzer = Fuzzer(settings, together=20)
+        fuzzer.attack(40, first_seed=0)
+        fuzzer.end()
     read_whole(settings)
 
 
 @pytest.mark.torture
-@pytest.mark.timeout(3600)
-def test_no_request_of_200_000_damages_the_log(settings: AgentConfig) -> None:
-    """As the test above, with 200,000 requests; the agent does not end either."""
-    with serving(settings):
-        fuzz(settings, 4000, together=50)
+@pytest.mark.timeout(7200)
+def test_200_000_requests_neither_damage_the_log_nor_fill_memory(
+    settings: AgentConfig, tmp_path: Path
+) -> None:
+    """To an agent in a process of its own. Hypothesis keeps what it drew in one run: these are 40
+    runs of 100 examples, each with the number of the run as its seed."""
+    memory: list[int] = []
+    with agent_process(settings, tmp_path) as agent:
+        fuzzer = Fuzzer(settings, together=50)
+        for run in range(40):
+            fuzzer.attack(100, first_seed=run)
+            memory.append(agent.memory)
+        fuzzer.end()
+    print(f"memory of the agent in MiB, after each run: {[each >> 20 for each in memory]}")
+    assert max(memory) - memory[0] < 32 * 1024 * 1024
     read_whole(settings)

@@ -188,3 +188,9 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(
     plain = located("s3://slow/maps?key=z").knowing({"s3://fast": {"key": "b"}})
     open_store(plain)  # the options of a URL win for the root, and are not those of another bucket
     assert found == {"s3://slow/maps": {"key": "z"}, "s3://fast/wal": {"key": "b"}}
+
+
+def test_a_record_that_is_nested_deeply_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    (tmp_path / "wal_dir.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(StorageError, match="not JSON"):
+        open_store(str(tmp_path))

@@ -11,10 +11,22 @@ from typing import Any
 import pytest
 
 from imap_wal.errors import InvalidSetting
-from pyspark_imap_wal.session import configuration
+from pyspark_imap_wal.session import HIDDEN, configuration
 from tests.kit.spark_cluster import driver_environment
 
 pytestmark = pytest.mark.spark
+
+SECRETS = (
+    "spark.hadoop.fs.s3a.access.key",
+    "spark.hadoop.fs.s3a.secret.key",
+    "spark.hadoop.fs.s3a.session.token",
+    "spark.hadoop.fs.s3a.encryption.key",
+    "spark.hadoop.fs.azure.account.key.maps.dfs.core.windows.net",
+    "spark.hadoop.fs.azure.sas.fixed.token.maps.dfs.core.windows.net",
+    "spark.hadoop.fs.azure.sas.container.maps.blob.core.windows.net",
+    "spark.hadoop.fs.gs.auth.service.account.private.key",
+    "spark.ssl.keyPassword",
+)
 
 PROGRAM = """
 import json, os, sys
@@ -73,11 +85,31 @@ def test_what_spark_submit_was_given_holds(tmp_path: Path) -> None:
     assert found["python"] == "/p"
 
 
-def test_a_secret_property_is_not_on_a_command_line() -> None:
-    name = "spark.hadoop.fs.s3a.secret.key"
-    found = started({name: "never-shown"})
-    assert found["conf"][name] == "never-shown"
+def test_secret_properties_are_not_on_a_command_line() -> None:
+    """Spark does not show them either."""
+    given = dict.fromkeys(SECRETS, "never-shown")
+    found = started(given)
+    assert found["conf"].items() >= given.items()
     assert not found["shown"]
+    assert found["conf"]["spark.redaction.regex"] == HIDDEN.pattern
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_the_name_of_a_secret_is_known(name: str) -> None:
+    assert HIDDEN.search(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.executor.memory",
+        "spark.ssl.keyStore",
+        "spark.kubernetes.container.image",
+        "spark.jars",
+    ],
+)
+def test_other_properties_are_shown(name: str) -> None:
+    assert not HIDDEN.search(name)
 
 
 def test_properties_of_others_and_spark_connect_are_refused(

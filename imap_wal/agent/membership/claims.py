@@ -322,10 +322,10 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             pinned is None or pinned[0] != manifest.lifetimes
         ):  # the cutoffs must not be below those of an earlier lifetime
             pinned = manifest.lifetimes, pin(cluster, claims)
-        lifetimes = (
-            *manifest.lifetimes,
-            IncarnationRecord(claims.cluster_id, incarnation, pinned[1]),
-        )
+        # One with the same cuts voids nothing that the new one does not void: without appends
+        # between them, any number of claims leaves one record.
+        earlier = [each for each in manifest.lifetimes if each.cuts != pinned[1]]
+        lifetimes = (*earlier, IncarnationRecord(claims.cluster_id, incarnation, pinned[1]))
         return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
 
     return _begun(cluster.manifests.update(publish), incarnation)

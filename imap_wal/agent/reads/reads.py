@@ -133,6 +133,10 @@ class Reads:
         self.schemas: dict[int, Schema] = {}
         """The valid schemas of all logs by their ids, from the last merge for a request. The dict
         is replaced, never changed, so that other threads may read it."""
+        self.maps: frozenset[str] | None = None
+        self.clear_counts: frozenset[int] | None = None
+        """The names of all maps in the logs, and the partition counts of their clears, from the
+        last merge; None: there was none yet."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -257,6 +261,11 @@ class Reads:
             until = self._fresh_at
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
+    def _merge(self) -> None:
+        self._view.catch_up()
+        self.maps = frozenset(self._view.names())
+        self.clear_counts = frozenset(self._view.clear_counts())
+
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
         not, it is tried again later."""
@@ -265,7 +274,7 @@ class Reads:
             min(2 * self._pause, AGAIN_S_MAX),
         )
         try:
-            self._view.catch_up()
+            self._merge()
         except (ImapWalError, StorageError) as error:
             _log.warning("restore at start failed", error=str(error))
             return False
@@ -280,7 +289,7 @@ class Reads:
         if not self.served or self.unmerged_bytes < FRESH_BYTES:
             return False
         try:
-            self._view.catch_up()
+            self._merge()
             if self._partition_count:
                 self._view.hash_keys(self._partition_count)
         except (ImapWalError, StorageError) as error:
@@ -316,7 +325,7 @@ class Reads:
         version, covered = self._covered
         if arrived > covered or version != self._view.version:
             newest, appended = self._arrived, self._appended()
-            self._view.catch_up()
+            self._merge()
             self._merged_bytes = appended
             self._covered = self._view.version, newest
             self._gather_schemas()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from typing import Any
 
@@ -10,17 +11,21 @@ import msgpack
 from imap_wal.agent.access.keys import KeyPair
 from imap_wal.agent.transport.gate import identify
 from imap_wal.agent.transport.router import parts
-from imap_wal.errors import NotAllowed
+from imap_wal.errors import ImapWalError, NotAllowed
 from storage_backends.extras import needs
 
 with needs("agent"):
     import zmq
 
 
+class NoAgent(ImapWalError):
+    """An answer is not in the form of an agent's. Check the endpoint, and who listens there."""
+
+
 class Client:
     """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
-    both for an endpoint with keys. `answer` raises TimeoutError if no answer arrives, and
-    `NotAllowed` if the agent refuses the connection."""
+    both for an endpoint with keys. `answer` raises TimeoutError if no answer arrives, `NotAllowed`
+    if the agent refuses the connection, and `NoAgent`."""
 
     def __init__(
         self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
@@ -55,10 +60,22 @@ class Client:
         while ready := dict(self._poller.poll(self._timeout_ms)):
             if self._socket not in ready:
                 raise self._refusal()
-            header, payload = parts(self._socket.recv())
+            header, payload = self._parts(self._socket.recv())
             if header[1] == number:
                 return header, payload
         raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
+
+    def _parts(self, frame: bytes) -> tuple[list[Any], bytes]:
+        try:
+            header, payload = parts(frame)
+        except (struct.error, ValueError, msgpack.UnpackException):
+            header, payload = [], b""
+        if type(header) is not list or len(header) < 2 or type(header[0]) is not str:
+            raise NoAgent(
+                f"what listens at {self.endpoint} is no agent, or one of another version: its "
+                "answer has another form"
+            )
+        return header, payload
 
     def _refusal(self) -> NotAllowed:
         event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)

@@ -236,6 +236,13 @@ class Door:
                 self._lines.warning("connection closed", why, reason=why)
                 self._shut(known)
 
+    def shut_silent(self, why: str) -> None:
+        """Close all connections that have sent no message yet, and log the reason."""
+        with self._mutex:
+            for known in [each for each in self._open.values() if not each.sender]:
+                self._lines.warning("connection closed", why, reason=why)
+                self._shut(known)
+
     def gone(self) -> list[bytes]:
         """The senders whose connections have ended since the last call."""
         with self._mutex:

@@ -39,6 +39,9 @@ this many unanswered probes. ZeroMQ heartbeats do not work here, because the plu
 while it waits for an answer."""
 CURVE_BYTES = 64
 """CURVE adds 33 bytes to a frame, and libzmq counts them as a part of it."""
+SETTLED_S = 1.0
+"""After a change of the clients, no connection is admitted by the earlier ones after this time."""
+REVOKED = "it has sent nothing, and a key was revoked, which may be its own"
 TRACKED_BYTES = 4096
 """A larger answer is not copied. When its memory is released, it has left the agent."""
 
@@ -116,6 +119,7 @@ class Router:
         """Sender of at least one message → its unanswered requests."""
         self._users: dict[bytes, str] = {}
         """Sender of at least one message, with a key → its public key."""
+        self._clock, self._silent_until = clock, 0.0
         self._clients = self._rules.clients() if self._rules is not None else {}
         """The clients when the connections were last compared with them."""
         self.revoked = 0
@@ -242,14 +246,20 @@ class Router:
         return self._rules.clients() if self._rules is not None else {}
 
     def _end_revoked(self) -> None:
-        """Close the connections of revoked keys. The key of a connection without messages is not
-        known: it is closed at its first message, and is among the first to be closed to make
-        room."""
-        now = self._now()
-        if now is not self._clients:
+        """Close the connections of revoked keys. libzmq tells the key of a connection with its
+        messages only. So if a key is revoked, all connections without a message are closed too:
+        now, and later those that the gate admitted by the list of before."""
+        now, before = self._now(), self._clients
+        if now is not before:
             self._clients = now
             for sender in [sender for sender, user in self._users.items() if user not in now]:
                 self._end(sender)
+            if not before.keys() <= now.keys():
+                self.door.shut_silent(REVOKED)
+                self._silent_until = self._clock.monotonic() + SETTLED_S
+        if self._silent_until and self._clock.monotonic() >= self._silent_until:
+            self._silent_until = 0.0
+            self.door.shut_silent(REVOKED)
 
     def _end(self, sender: bytes) -> None:
         if self._users.pop(sender, None) is not None:

@@ -15,7 +15,7 @@ may have had another number. A clear may be dropped when a tombstone in its plac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from imap_wal.entry import MAP, ORDER, PARTITION, PARTITION_COUNT, Order, Row, is_clear
 from imap_wal.errors import ImapWalError
@@ -63,6 +63,10 @@ class Floors:
             newest[row[PARTITION]] = row, node
         self._top = max(self._top, row[ORDER])
 
+    def counts(self) -> Iterable[int]:
+        """The different numbers of partitions."""
+        return self._newest.keys()
+
     def claims(self) -> list[Claim]:
         """The newest clears, and the nodes that wrote them."""
         return [
@@ -105,6 +109,10 @@ class Cleared:
 
     def maps(self) -> list[str]:
         return list(self._maps)
+
+    def counts(self) -> set[int]:
+        """The different numbers of partitions of all clears."""
+        return {count for floors in self._maps.values() for count in floors.counts()}
 
     def claims(self, name: str) -> list[Claim]:
         """The newest clear of each partition of a map, and the node that wrote it."""

@@ -111,6 +111,10 @@ class NewestIndex:
         if self._grown > self._room:
             self._tighten()
 
+    def clear_counts(self) -> set[int]:
+        """The different partition counts of all clears."""
+        return self._cleared.counts()
+
     def maps(self) -> list[str]:
         """Names of all maps that have a row, also a tombstone or a clear."""
         in_memory = {name for name, table in self._tables.items() if table.rows}

@@ -1,0 +1,47 @@
+"""The Compact schemas of one node's log. Its manifest has all of them, so their number and size are
+limited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from imap_wal.agent.payloads import schemas_of
+from imap_wal.read.cluster import from_manifest
+from imap_wal.schemas import BadSchema, Schema, sound_schemas
+
+SCHEMAS_MAX = 10_000
+SCHEMAS_BYTES_MAX = 16 * 1024 * 1024
+
+
+class NodeSchemas:
+    """Used by the serving thread. The schemas that this agent wrote, or found in its node's
+    manifest."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Schema] = {}
+        self._bytes = 0
+
+    def use(self, metadata: Iterable[tuple[Any, ...]]) -> None:
+        """Add those of a node's manifest."""
+        self._add(sound_schemas(map(from_manifest, metadata))[0])
+
+    def take(self, payload: bytes, count: int, others: Mapping[int, Schema]) -> None:
+        """Check the schemas of a metadata message, and add them. `others`: of all logs. Raises
+        ValueError, and `BadSchema` if one is not valid, another one is known by its id, or there is
+        no room."""
+        found = schemas_of(payload, count, {**others, **self._known})
+        new = {number: each for number, each in found.items() if number not in self._known}
+        size = sum(len(each.to_bytes()) for each in new.values())
+        if len(self._known) + len(new) > SCHEMAS_MAX or self._bytes + size > SCHEMAS_BYTES_MAX:
+            raise BadSchema(
+                f"this node has {len(self._known)} schemas of {self._bytes} bytes; the most is "
+                f"{SCHEMAS_MAX} schemas of {SCHEMAS_BYTES_MAX} bytes together"
+            )
+        self._add(new)
+
+    def _add(self, found: Mapping[int, Schema]) -> None:
+        for number, schema in found.items():
+            if number not in self._known:
+                self._known[number] = schema
+                self._bytes += len(schema.to_bytes())
