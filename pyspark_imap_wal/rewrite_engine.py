@@ -33,7 +33,7 @@ from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import Table
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, snapshot_scans
-from imap_wal.rewrite.local_engine import PartWriter
+from imap_wal.rewrite.part_writer import PartWriter
 from imap_wal.rewrite.plan import (
     Merged,
     Part,

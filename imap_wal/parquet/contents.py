@@ -35,7 +35,7 @@ def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[Bina
             yield source
         elif isinstance(source, io.BufferedReader | io.BytesIO):
             crc = 0
-            for data in _chunks(source, path):
+            for data in chunks(source, path):
                 crc = google_crc32c.extend(crc, data)
             demand_checksum(path, crc, checksum)
             source.seek(0)
@@ -43,7 +43,7 @@ def open_checked(store: SegmentStore, path: str, checksum: int) -> Iterator[Bina
         else:
             with tempfile.SpooledTemporaryFile(SPOOL_BYTES, prefix="imap-wal-read-") as copy:
                 crc = 0
-                for data in _chunks(source, path):
+                for data in chunks(source, path):
                     crc = google_crc32c.extend(crc, data)
                     _keep(copy, data, path)
                 demand_checksum(path, crc, checksum)
@@ -62,7 +62,7 @@ def check_contents(store: SegmentStore, path: str, checksum: int, size: int = 0)
         return
     crc = 0
     with store.open_input(path) as source:
-        for data in _chunks(source, path):
+        for data in chunks(source, path):
             crc = google_crc32c.extend(crc, data)
     demand_checksum(path, crc, checksum)
 
@@ -74,7 +74,7 @@ def demand_checksum(path: str, found: int, wanted: int) -> None:
         raise CorruptLog(path, 0, what, ADVICE)
 
 
-def _chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
+def chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
     """The bytes of a file. Errors of the driver that opened it are raised as StorageErrors."""
     while True:
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,7 @@ from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
 _ENTRY_FIELDS = [
@@ -209,6 +211,74 @@ def batches(
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
+    with _reading(store, path, checksum, log) as file:
+        found = 0
+        # One group at a time: a pass over all groups would keep in memory all that it has read.
+        for group in range(file.num_row_groups):
+            count = _batch_rows(file.metadata.row_group(group), columns, rows_max)
+            for batch in file.iter_batches(count, row_groups=[group], columns=columns):
+                validate(batch)
+                found += len(batch)
+                yield batch
+        promised = (file.metadata.metadata or {}).get(ROWS)
+    if promised != b"%d" % found:
+        promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+        raise CorruptLog(
+            path,
+            0,
+            f"this Parquet file promises {promise} and has {found} rows",
+            "restore it from a copy",
+        )
+    if records and found != records:
+        what = f"this Parquet file has {found} rows, the manifest says {records}"
+        raise CorruptLog(path, 0, what, "restore it from a copy")
+
+
+def rows_at(
+    store: SegmentStore, path: str, rows: Any, columns: list[str], *, log: str = ""
+) -> Iterator[Any]:
+    """Only some rows of a file, in batches: those with the numbers `rows`, an Arrow array of
+    integers that increase. Row groups without such a row are not read. The whole file must have
+    been read with `batches` before: its checksum is not compared again. `NotFound`,
+    `CorruptLog`."""
+    with _reading(store, path, 0, log) as file:
+        start = first = 0
+        for group in range(file.num_row_groups):
+            described = file.metadata.row_group(group)
+            if start == len(rows) or rows[start].as_py() >= first + described.num_rows:
+                first += described.num_rows
+                continue
+            count = _batch_rows(described, columns, GROUP_ROWS_MAX)
+            for batch in file.iter_batches(count, row_groups=[group], columns=columns):
+                stop = bisect_left(rows, first + len(batch), start, key=_number)
+                if stop > start:
+                    validate(batch)
+                    yield batch.take(pc.subtract(rows.slice(start, stop - start), first))
+                start, first = stop, first + len(batch)
+        if start < len(rows):
+            what = f"this Parquet file has {first} rows now, and had more before"
+            raise CorruptLog(path, 0, what, "restore it from a copy")
+
+
+def _number(scalar: Any) -> int:
+    return int(scalar.as_py())
+
+
+def _batch_rows(described: Any, columns: list[str] | None, rows_max: int) -> int:
+    """How many rows of a row group are about `BATCH_BYTES` in these columns; at most `rows_max`."""
+    chunks = [described.column(index) for index in range(described.num_columns)]
+    size = sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if columns is None or chunk.path_in_schema in columns
+    )
+    return int(max(1, min(rows_max, BATCH_BYTES * described.num_rows // max(1, size))))
+
+
+@contextmanager
+def _reading(store: SegmentStore, path: str, checksum: int, log: str) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile` of ours. What pyarrow raises for damage while it is open
+    becomes `CorruptLog`."""
     with open_checked(store, path, checksum) as source:
         try:
             file = open_parquet(source, path, keys_of(store), log)
@@ -220,22 +290,7 @@ def batches(
                     "not ours",
                     "restore it from a copy",
                 )
-            promised = (file.metadata.metadata or {}).get(ROWS)
-            found = 0
-            # One group at a time: a pass over all groups would keep in memory all that it has read.
-            for group in range(file.num_row_groups):
-                described = file.metadata.row_group(group)
-                rows = max(
-                    1,
-                    min(
-                        rows_max,
-                        BATCH_BYTES * described.num_rows // max(1, described.total_byte_size),
-                    ),
-                )
-                for batch in file.iter_batches(rows, row_groups=[group], columns=columns):
-                    validate(batch)
-                    found += len(batch)
-                    yield batch
+            yield file
         except ImapWalError:
             raise  # some of them are ValueErrors
         except (
@@ -249,17 +304,6 @@ def batches(
             raise CorruptLog(
                 path, 0, f"this Parquet file cannot be read ({error})", "restore it from a copy"
             ) from error
-        if promised != b"%d" % found:
-            promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
-            raise CorruptLog(
-                path,
-                0,
-                f"this Parquet file promises {promise} and has {found} rows",
-                "restore it from a copy",
-            )
-        if records and found != records:
-            what = f"this Parquet file has {found} rows, the manifest says {records}"
-            raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
 def open_parquet(source: BinaryIO, path: str, keys: Keys, log: str) -> Any:

@@ -29,7 +29,7 @@ tombstones and expired ones too, until `resolve` decides or something newer is w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Protocol, TypeAlias
@@ -194,7 +194,7 @@ class Tally:
     highest pair of each partition at or below it."""
 
     def __init__(self, job: RewritePlan) -> None:
-        self._settled, self._pairs_wanted = job.settled, job.versions is not None
+        self._settled, self.pairs_wanted = job.settled, job.versions is not None
         self.maps: dict[str, Totals] = {}
         self.late: set[Subject] = set()
         self.pairs: dict[int, tuple[int, int]] = {}
@@ -212,21 +212,37 @@ class Tally:
             # A tombstone that an earlier rewrite kept may be dropped now, and no log has its pair
             # any more.
             self._learn([row for row in rows if row[DELETED] or row[EXPIRES_AT_MS]])
-        elif changes.last > self._settled.get(changes.node, START):
+        elif self.is_late(changes.node, changes.last):
             self.late.update(subject(row) for row in rows if row[DELETED] or row[EXPIRES_AT_MS])
         else:
             self._learn(rows)
 
+    def is_late(self, node: str, last: Position) -> bool:
+        """Whether entries of a node up to `last` may have been appended after the first look."""
+        return last > self._settled.get(node, START)
+
+    def count(self, name: str, records: int) -> None:
+        """Add entries of one map that were read by columns."""
+        self.maps.setdefault(name, Totals()).records += records
+
+    def learn(self, found: Callable[[], Iterable[tuple[int, int, int]]]) -> None:
+        """Record pairs, as (partition, incarnation, version), of entries at or below `settled`.
+        `found` is called only if they are wanted."""
+        if self.pairs_wanted:
+            raise_pairs(self.pairs, found())
+
     def _learn(self, rows: Iterable[Row]) -> None:
         """Record the pairs of rows at or below `settled`."""
-        if self._pairs_wanted:
+        if self.pairs_wanted:
             raise_versions(self.pairs, rows)
 
 
 def raise_versions(pairs: dict[int, tuple[int, int]], rows: Iterable[Row]) -> None:
-    for partition, incarnation, version in {
-        (row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows
-    }:
+    raise_pairs(pairs, {(row[PARTITION], row[ORDER][0], row[ORDER][1]) for row in rows})
+
+
+def raise_pairs(pairs: dict[int, tuple[int, int]], found: Iterable[tuple[int, int, int]]) -> None:
+    for partition, incarnation, version in found:
         if pairs.get(partition, (-1, -1)) < (incarnation, version):
             pairs[partition] = incarnation, version
 

@@ -276,9 +276,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a rewrite drops the claims that lost",
-        "imap_wal/rewrite/local_engine.py",
-        "                    writer.add(rows, nodes, tally.late, conflicts)\n",
-        "                    writer.add(rows, nodes, tally.late)\n",
+        "imap_wal/rewrite/columns/choice.py",
+        "            lost.update(losers)\n",
+        "            gone.update(losers)\n",
         "tests/cli/test_conflicts.py::test_a_rewrite_keeps_all_claims_without_a_resolution",
     ),
     Mutation(

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imap_wal.errors import CorruptLog, ShortLog
-from imap_wal.rewrite import local_engine, ranges
+from imap_wal.rewrite import part_writer, ranges
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.report import MapRewrite
 from storage_backends.memory import MemoryStore, forget
@@ -27,9 +27,7 @@ ROWS_A_PART = 10
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_engine, "PART_ROWS_MAX", ROWS_A_PART)
-    # A part ends between two pages: here each has one row.
-    monkeypatch.setattr(local_engine, "GROUP_BYTES_MAX", 1)
+    monkeypatch.setattr(part_writer, "PART_ROWS_MAX", ROWS_A_PART)
 
 
 class Keys:
@@ -214,7 +212,7 @@ def test_random_histories_with_one_key_a_file(
     monkeypatch: pytest.MonkeyPatch, history: list[tuple[str, int, int, int]]
 ) -> None:
     """Two nodes, deletions, clears, conflicts, new lifetimes."""
-    monkeypatch.setattr(local_engine, "PART_ROWS_MAX", 1)
+    monkeypatch.setattr(part_writer, "PART_ROWS_MAX", 1)
     name = f"incremental-{next(_numbers)}"
     found = histories.Cluster(MemoryStore(name))
     try:

@@ -20,7 +20,7 @@ from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
 from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.rewrite import local_engine
+from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan, prepare
@@ -281,7 +281,7 @@ def test_rewrite_restarts_when_its_log_was_pruned(
 def test_many_parts_are_one_snapshot_in_key_order(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(local_engine, "PART_ROWS_MAX", 100)
+    monkeypatch.setattr(part_writer, "PART_ROWS_MAX", 10_000)
     random_ = random.Random(seed)
     keys = [f"k{number:05d}" for number in range(25_000)]
     random_.shuffle(keys)

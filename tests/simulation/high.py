@@ -21,7 +21,7 @@ from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.view import MaterializedView
-from imap_wal.rewrite import conflicts, drop, local_engine, plan
+from imap_wal.rewrite import conflicts, drop, part_writer, plan
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -72,16 +72,14 @@ class Maintainer(Actor):
 
     def rewrite_in_ranges(self) -> None:
         """Two ranges of keys, with one part for each row."""
-        kept = {name: getattr(local_engine, name) for name in ("PART_ROWS_MAX", "GROUP_BYTES_MAX")}
-        for name in kept:
-            setattr(local_engine, name, 1)
+        kept = part_writer.PART_ROWS_MAX
+        part_writer.PART_ROWS_MAX = 1
         try:
             rewrite(self.cluster(), TwoRanges(self, kills=False))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
-            for name, value in kept.items():
-                setattr(local_engine, name, value)
+            part_writer.PART_ROWS_MAX = kept
 
     def rewrite_until_now(self) -> None:
         """With `--as-of`, a rewrite may drop no tombstone."""

@@ -96,6 +96,10 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
     return found
 
 
+_rows_of = _of_batch("rows", parquet_file.to_rows)
+_nodes_of = _of_batch("nodes", parquet_file.nodes_of)
+
+
 class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
@@ -120,8 +124,8 @@ class File(parquet_file.ParquetFile):
         self.flush()
         name = str(self.local)
         if name not in _local:
-            rows = [row for batch in self._done for row in batch.rows]
-            nodes = [node for batch in self._done for node in batch.nodes]
+            rows = [row for batch in self._done for row in _rows_of(batch)]
+            nodes = [node for batch in self._done for node in _nodes_of(batch)]
             places = None
             if self._placed:
                 places = [place for batch in self._done for place in batch.places]
@@ -169,7 +173,7 @@ def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in all modules that write or read such files."""
     from imap_wal.read import parquet_scan
     from imap_wal.retention import archive, archive_writer
-    from imap_wal.rewrite import conflicts, local_engine, plan, publish
+    from imap_wal.rewrite import conflicts, local_engine, part_writer, plan, publish
     from pyspark_imap_wal import rewrite_engine
 
     fakes = {
@@ -178,9 +182,9 @@ def patches() -> list[tuple[Any, str, Any]]:
         "to_batch": to_batch,
         "plain": lambda batch: batch,
         "written_otherwise": lambda *_: False,
-        "to_rows": _of_batch("rows", parquet_file.to_rows),
+        "to_rows": _rows_of,
         "to_positions": _of_batch("places", parquet_file.to_positions),
-        "nodes_of": _of_batch("nodes", parquet_file.nodes_of),
+        "nodes_of": _nodes_of,
         "tempfile": _Tempfile,
     }
     users = (
@@ -189,6 +193,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         archive_writer,
         conflicts,
         local_engine,
+        part_writer,
         plan,
         publish,
         rewrite_engine,
@@ -198,6 +203,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         for module in users
         for name, fake in fakes.items()
         if getattr(module, name, None) is getattr(parquet_file, name)
+        and (module, name) != (part_writer, "to_batch")  # it works with columns
     ]
     assert {name for _, name, _ in found} == fakes.keys(), "a name has moved"
     return found

@@ -334,7 +334,7 @@ def test_range_of_many_parts_is_complete_and_ordered(
 ) -> None:
     """A range of more than a thousand parts is whole and in key order. There are two ranges, of
     some 1,300 keys each."""
-    from imap_wal.rewrite import local_engine
+    from imap_wal.rewrite import part_writer
     from pyspark_imap_wal import rewrite_engine
 
     store = open_store(str(tmp_path))
@@ -347,15 +347,15 @@ def test_range_of_many_parts_is_complete_and_ordered(
         write = once(*given)
 
         def in_worker(batches: Any) -> Any:
-            from imap_wal.rewrite import local_engine
+            from imap_wal.rewrite import part_writer
             from pyspark_imap_wal import rewrite_engine as spark
 
-            local_engine.PART_ROWS_MAX, before = 1, local_engine.PART_ROWS_MAX
+            part_writer.PART_ROWS_MAX, before = 1, part_writer.PART_ROWS_MAX
             spark._KEYS_A_BATCH, batch = 1, spark._KEYS_A_BATCH
             try:
                 yield from write(batches)
             finally:
-                local_engine.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
+                part_writer.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
 
         return in_worker
 
@@ -367,7 +367,7 @@ def test_range_of_many_parts_is_complete_and_ordered(
     found = [
         row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
     ]
-    assert found == keys and local_engine.PART_ROWS_MAX > 1
+    assert found == keys and part_writer.PART_ROWS_MAX > 1
     assert len(values(view(store))) == 2600
 
 

@@ -1,0 +1,121 @@
+"""A rewrite engine that merges row by row, as the library did before it merged by columns. It is
+the reference that `imap_wal.rewrite.local_engine` is compared with."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from imap_wal.parquet.file import batches, nodes_of, to_rows
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, EntryBatch
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.scan import read_scan
+from imap_wal.read.scan_list import cluster_scans, snapshot_scans
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.part_writer import PartWriter
+from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
+from imap_wal.rewrite.ranges import KeptPart, kept_parts, parts_of
+from imap_wal.settings import Settings
+
+
+class RowEngine:
+    name = "rows"
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        index = NewestIndex(self._settings.restore_memory_bytes)
+        try:
+            return self._run(job, log, index)
+        finally:
+            index.close()
+
+    def _run(self, job: RewritePlan, log: ClusterLog, index: NewestIndex) -> Result:
+        tally, counting = Tally(job), job.decisions.counting
+
+        def add(found: Iterable[EntryBatch], kind: str) -> None:
+            for changes in found:
+                if changes.rows:
+                    tally.add(changes, count_bytes=kind == SEGMENT, settled=kind == "snapshot")
+                    rows = counting(changes.node, changes.rows)
+                    index.add(changes.node, rows, changes.bytes, clears=changes.clears)
+
+        for scan in cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False):
+            add(log.read_on(scan, job.maps), scan.kind)
+        merged: list[Merged] = []
+        touched = set(tally.maps)
+        kept: dict[str, tuple[KeptPart, ...]] = {}
+        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
+            if not job.wants(name):
+                continue
+            if name not in touched and not worth_reading(job, snapshot, log.store):
+                merged.append(Merged(name, 0, 0, (), unchanged=True))
+                continue
+            if not index.clears(name):
+                kept[name] = kept_parts(job, parts_of(snapshot), _keys(index, name), log.store)
+            paths = {each.part.path for each in kept.get(name, ())}
+            for scan in snapshot_scans(name, snapshot):
+                if scan.path not in paths:
+                    add(read_scan(log.store, scan), "snapshot")
+            touched.add(name)
+        for name in sorted(touched):
+            with tempfile.TemporaryDirectory() as folder:
+                writer = PartWriter(log.store, job, name, Path(folder), kept=kept.get(name, ()))
+                writer.add_clears(index.clears(name), tally.late)
+                for rows, nodes, conflicts in index.batches_with_rivals(name):
+                    writer.add(rows, nodes, tally.late, conflicts)
+                parts = writer.close()
+            totals = tally.maps.get(name)
+            read = (totals.records, totals.bytes) if totals else (0, 0)
+            merged.append(Merged(name, *read, parts))
+        return Result(tuple(merged), tuple(tally.pairs.items()))
+
+
+def _keys(index: NewestIndex, name: str) -> Iterator[list[bytes]]:
+    for states in index.keys(name):
+        yield [key for key, _, _ in states]
+
+
+class ComparedEngine(LocalEngine):
+    """The local engine; its result must be that of `RowEngine`."""
+
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        # Without other writers each reading of a log is the same.
+        reference = replace(job, generation=job.generation + 1_000_000)
+        expected = summary(RowEngine(self._settings).run(reference, log), log)
+        result = super().run(job, log)
+        found = summary(result, log)
+        for name in {*expected, *found}:
+            assert found.get(name) == expected.get(name), name
+        return result
+
+
+def summary(result: Result, log: ClusterLog) -> dict[str, object]:
+    """What must not depend on the engine."""
+    found: dict[str, object] = {"pairs": sorted(result.pairs)}
+    for item in result.maps:
+        parts = item.parts
+        rows = [
+            (row, node)
+            for part in parts
+            for batch in batches(log.store, part.path, checksum=part.checksum, records=part.rows)
+            for row, node in zip(to_rows(batch), nodes_of(batch), strict=True)
+        ]
+        first = [part.first_expiry_ms for part in parts if part.first_expiry_ms]
+        found[item.map] = (
+            rows,
+            (item.records, item.read_bytes, item.unchanged),
+            sum(part.live for part in parts),
+            sum(part.tombstones for part in parts),
+            sum(part.conflicts for part in parts),
+            any(part.clears for part in parts),
+            min(first, default=0),
+            min((part.last_expiry_ms for part in parts), default=0)
+            and max(part.last_expiry_ms for part in parts),
+            [part.path for part in parts if part.is_kept],
+        )
+    return found
