@@ -33,7 +33,11 @@ HIDDEN = re.compile(r"(?i)secret|password|token|access[.]?key")
 """Spark's own default of `spark.redaction.regex`. Properties with such names do not go onto the
 command line of the JVM, which every user of the machine can read."""
 PYTHON = "spark.pyspark.python"
-_QUIET = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_OURS = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.python.filterPushdown.enabled": "true",
+}
 _WITHOUT_MODULE = re.compile(r"No module named '([\w.]+)'")
 _RAISED = re.compile(r"[A-Za-z_][\w.$]*(Error|Exception): \S")
 _PACKAGES = ("imap_wal", "pyspark_imap_wal", "storage_backends")
@@ -82,7 +86,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
         conf.setMaster(LOCAL)
     if conf.get("spark.app.name", SPARKS_NAME) == SPARKS_NAME:
         conf.setAppName("imap-wal")
-    for name, value in _QUIET.items():
+    for name, value in _OURS.items():
         conf.setIfMissing(name, value)
     if is_local(conf):
         conf.setIfMissing("spark.ui.enabled", "false")
