@@ -6,6 +6,7 @@
     snapshot/{map}/{generation}/part-*.parquet
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members
+    readers/{reader}/manifest/{number}.json how far a reader outside of the cluster has read
     claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
@@ -167,6 +168,11 @@ def node_folder(cluster: str, node: str) -> str:
     return f"{cluster}/nodes/{encode(node)}"
 
 
+def cluster_of(node_folder: str) -> str:
+    """The folder of the cluster of a node."""
+    return node_folder.rpartition("/nodes/")[0]
+
+
 LOCK = "writer.lock"
 
 
@@ -276,6 +282,11 @@ def parse_claim_path(path: str) -> int | None:
     """The incarnation of a permit, or None for another file."""
     found = _CLAIM.search(path)
     return int(found[1]) if found else None
+
+
+def readers_folder(cluster: str) -> str:
+    """The folder with a folder for each reader that prune respects."""
+    return f"{cluster}/readers"
 
 
 def alive_folder(cluster: str) -> str:
