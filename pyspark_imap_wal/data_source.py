@@ -2,11 +2,12 @@
 
 spark.read.format("imap_wal").load(url)      raw: every entry that counts
 …option("mode", "latest")                    the live view: a task per bucket of keys
+spark.readStream.format("imap_wal")          the changes, as they are appended
 """
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
@@ -29,7 +30,16 @@ class ImapWalDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         chosen = self._chosen()
+        of_streams = sorted(set(Options.OF_STREAMS) & set(self.options))
+        if of_streams:
+            raise InvalidSetting(f"the option {of_streams[0]} is for spark.readStream")
         return ImapWalReader(chosen, wanted(chosen, schema))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from pyspark_imap_wal.stream import ImapWalStreamReader
+
+        chosen = self._chosen()
+        return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
 
 def wanted(options: Options, schema: StructType) -> dict[str, str]:

@@ -17,6 +17,8 @@ from storage_backends import SegmentStore
 from storage_backends.location import Location
 
 RAW, LATEST = "raw", "latest"
+EARLIEST = "earliest"
+FAIL, IGNORE = "fail", "ignore"
 
 ENTRY_COLUMNS = {
     "namespace": "string",
@@ -81,7 +83,9 @@ class Options:
     limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
-    the size of a task of a `raw` read. `encryption_keys` says where each worker gets the keys of an
+    the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
+    JSON; `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the
+    stream has not read; `voided` is fail or ignore. `encryption_keys` says where each worker gets the keys of an
     encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
 
     path: str
@@ -96,7 +100,12 @@ class Options:
     decode: bool = False
     buckets: int = 1
     task_bytes: int = TASK_BYTES
+    starting: str = EARLIEST
+    rows_max: int = 0
+    reader_name: str = ""
+    voided: str = FAIL
 
+    OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
     KNOWN = (
         "path",
         "namespace",
@@ -111,6 +120,7 @@ class Options:
         "buckets",
         "task_bytes",
         "encryption_keys",
+        *OF_STREAMS,
     )
 
     @classmethod
@@ -130,6 +140,8 @@ class Options:
             raise InvalidSetting(
                 "mode latest is over all nodes; leave out the option node, or read mode raw"
             )
+        if given.get("voided", FAIL) not in (FAIL, IGNORE):
+            raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
         made = cls(
             path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
             namespaces=_names(given.get("namespace")),
@@ -143,9 +155,26 @@ class Options:
             decode=_flag("decode", given.get("decode")),
             buckets=_number("buckets", given.get("buckets"), 1),
             task_bytes=_number("task_bytes", given.get("task_bytes"), TASK_BYTES),
+            starting=given.get("starting", EARLIEST),
+            rows_max=_number("rows_per_batch", given.get("rows_per_batch"), 0),
+            reader_name=given.get("reader", ""),
+            voided=given.get("voided", FAIL),
         )
         made.kinds()
+        made.starts()
         return made
+
+    def starts(self) -> Mapping[str, Position] | None:
+        """The positions after which a stream starts; None for earliest and latest."""
+        if self.starting in (EARLIEST, LATEST):
+            return None
+        try:
+            return positions_of(json.loads(self.starting))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InvalidSetting(
+                f"starting is {self.starting!r}; it takes earliest, latest, or the last position "
+                f"of every node that was read before as JSON ({error})"
+            ) from error
 
     def kinds(self) -> dict[str, str]:
         """Column → type of Spark, for the columns that are read."""
