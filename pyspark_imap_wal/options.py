@@ -43,6 +43,8 @@ POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint
 DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
 LOG_FIELDS = ", ".join(f"{name} {kind}" for name, kind in ENTRY_COLUMNS.items())
 
+_OF_CATALOGUE = ("location", "owner", "provider", "serialization.format", "external")
+
 TASK_BYTES = 64 * 1024 * 1024
 """A task of a `raw` read has files of about this many bytes in total, or one larger file."""
 
@@ -126,6 +128,7 @@ class Options:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
         """Raises `InvalidSetting`, which names the mistake."""
+        given = _without_catalogue(given)
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
@@ -189,6 +192,18 @@ class Options:
                 f"there is no column {unknown[0]!r} here; columns takes {', '.join(known)}"
             )
         return {name: known[name] for name in self.columns or known}
+
+
+def _without_catalogue(given: Mapping[str, str]) -> Mapping[str, str]:
+    """Without what Spark adds to the options of a table in its catalogue."""
+    if "provider" not in given:
+        return given
+    own = {
+        name: text
+        for name, text in given.items()
+        if name not in _OF_CATALOGUE and not name.startswith("option.")
+    }
+    return {"path": given.get("location", ""), **own}
 
 
 def _names(text: str | None) -> tuple[str, ...]:
