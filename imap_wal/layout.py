@@ -19,6 +19,7 @@
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
+        archive/{map}/part-{nonce}.parquet  of a backfill
 
 A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in
 `imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
@@ -367,6 +368,12 @@ def archive_path(
     """The path of a new archive; `nonce` makes it unique. `epoch`: the node's epoch when the
     archive was made."""
     return f"{folder}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
+
+
+def part_path(folder: str, map_name: str, nonce: str) -> str:
+    """The path of an archive of a backfill. Without a manifest that names it, it is no sign of a
+    newer manifest that was lost, as the archive of a log would be."""
+    return f"{folder}/archive/{map_component(map_name)}/part-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):

@@ -7,7 +7,12 @@ spark.readStream.format("imap_wal")          the changes, as they are appended
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
@@ -40,6 +45,25 @@ class ImapWalDataSource(DataSource):
 
         chosen = self._chosen()
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+        from pyspark_imap_wal.writer import ImapWalWriter, Target
+
+        chosen = self._chosen()
+        of_reads = sorted({*self.options} - {"path", "map", *_OF_WRITES})
+        if of_reads:
+            raise InvalidSetting(f"a backfill takes no option {of_reads[0]}")
+        names = chosen.namespaces or ("default",), chosen.clusters or ("embedded",)
+        if any(len(each) > 1 for each in (*names, chosen.maps)):
+            raise InvalidSetting("a backfill writes into one cluster and, by option, one map")
+        return ImapWalWriter(
+            Target(chosen.path, names[0][0], names[1][0], "".join(chosen.maps)),
+            {field.name: field.dataType.simpleString() for field in schema.fields},
+            overwrite=overwrite,
+        )
+
+
+_OF_WRITES = ("namespace", "cluster", "encryption_keys")
 
 
 def wanted(options: Options, schema: StructType) -> dict[str, str]:
