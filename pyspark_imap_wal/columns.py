@@ -157,7 +157,8 @@ def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[An
         needed.update(_RULES)
     if not _has_times(store, scan, wanted):
         return
-    for batch in _batches(store, scan, needed):
+    for read in _batches(store, scan, needed):
+        batch = read
         if partial:
             above = _after(batch, below)
             if scan.until is not None:
@@ -179,7 +180,8 @@ def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[A
     needed = wanted.needed - POSITION_COLUMNS.keys()
     if wanted.nodes:
         needed.add("node")
-    for batch in _batches(store, scan, needed):
+    for read in _batches(store, scan, needed):
+        batch = read
         if wanted.nodes:
             batch = batch.filter(pc.is_in(batch["node"].cast(pa.string()), pa.array(wanted.nodes)))
         for name in POSITION_COLUMNS:
@@ -190,9 +192,7 @@ def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[A
 def _batches(store: SegmentStore, scan: FileScan, needed: Collection[str]) -> Iterator[Any]:
     names = sorted(needed) or ["deleted"]  # of no column, the number of rows would be unknown
     log = scan.directory if scan.kind == ARCHIVE else ""
-    return batches(
-        store, scan.path, names, checksum=scan.checksum, records=scan.records, log=log
-    )
+    return batches(store, scan.path, names, checksum=scan.checksum, records=scan.records, log=log)
 
 
 def _has_times(store: SegmentStore, scan: FileScan, wanted: Wanted) -> bool:
@@ -220,9 +220,7 @@ def _after(batch: Any, place: Position) -> Any:
     for name, value in reversed(list(zip(POSITION_COLUMNS, place, strict=True))):
         above = pc.greater(batch[name], value)
         found = (
-            above
-            if found is None
-            else pc.or_(above, pc.and_(pc.equal(batch[name], value), found))
+            above if found is None else pc.or_(above, pc.and_(pc.equal(batch[name], value), found))
         )
     return found
 
@@ -235,9 +233,7 @@ def _overtaken(batch: Any, pairs: Any) -> Any:
     second = pc.take(pa.array([pair[1] for pair in pairs.values()], pa.int64()), places)
     lower = pc.or_(
         pc.less(batch["incarnation"], first),
-        pc.and_(
-            pc.equal(batch["incarnation"], first), pc.less(batch["partition_version"], second)
-        ),
+        pc.and_(pc.equal(batch["incarnation"], first), pc.less(batch["partition_version"], second)),
     )
     return pc.fill_null(lower, fill_value=False)
 

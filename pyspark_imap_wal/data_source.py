@@ -46,7 +46,7 @@ class ImapWalDataSource(DataSource):
         chosen = self._chosen()
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_imap_wal.writer import ImapWalWriter, Target
 
         chosen = self._chosen()

@@ -79,9 +79,7 @@ class Filters:
                 if name in _OF_FILES:
                     continue
                 self.columns.add(name)
-                self.condition = (
-                    condition if self.condition is None else self.condition & condition
-                )
+                self.condition = condition if self.condition is None else self.condition & condition
 
     def until(self, time_ms: int) -> None:
         """Leave out what is newer than a moment: Spark does not know of this filter."""

@@ -120,9 +120,7 @@ def _reach(
         maps=maps,
         covered=True,
     )
-    archives = sorted(
-        (scan for scan in scans if scan.kind == ARCHIVE), key=lambda scan: scan.first
-    )
+    archives = sorted((scan for scan in scans if scan.kind == ARCHIVE), key=lambda scan: scan.first)
     rows, place = 0, start
     while archives:
         group = [archives.pop(0)]
@@ -185,8 +183,4 @@ def _frames_of(
     )
     frames = [(Position(*line[:4]), line[4]) for line in lines]
     start, end = between
-    return sorted(
-        ((at, count) for at, count in frames if start < at <= end), key=itemgetter(0)
-    )
-
-
+    return sorted(((at, count) for at, count in frames if start < at <= end), key=itemgetter(0))

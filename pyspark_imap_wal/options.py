@@ -87,8 +87,9 @@ class Options:
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
     the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
     JSON; `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the
-    stream has not read; `voided` is fail or ignore. `encryption_keys` says where each worker gets the keys of an
-    encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
+    stream has not read; `voided` is fail or ignore. `encryption_keys` says where each worker gets
+    the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in
+    `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()

@@ -197,9 +197,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store = open_store(known(partition.place))
         try:
             log = ClusterLog(store, partition.namespace, partition.cluster)
-            wanted = Wanted(
-                schema_of(self._kinds), self._options.maps, metadata=partition.metadata
-            )
+            wanted = Wanted(schema_of(self._kinds), self._options.maps, metadata=partition.metadata)
             for scan, source in ahead(store, partition.scans):
                 yield from read_columns(log, scan, wanted, source)
         finally:

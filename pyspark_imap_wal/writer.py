@@ -184,9 +184,7 @@ class _Task:
             nonce = self._log.randomness.token().hex()[:16]
             path = layout.part_path(node, name, nonce)
             published = file.publish(store, path)
-        self._done.append(
-            Archive(name, path, *places, file.records, file.tombstones, *published)
-        )
+        self._done.append(Archive(name, path, *places, file.records, file.tombstones, *published))
 
     def _position(self, row: int) -> Position:
         return Position(EPOCH, self._partition + 1, 0, row)

@@ -85,7 +85,8 @@ def advance(
     clock: Clock,
     randomness: Randomness,
 ) -> None:
-    """Publish how far a reader has read. A lower position than before changes nothing. Raises `InvalidSetting` if the reader was forgotten."""
+    """Publish how far a reader has read. A lower position than before changes nothing. Raises
+    `InvalidSetting` if the reader was forgotten."""
 
     def change(reader: ReaderManifest) -> ReaderManifest:
         if reader.forgotten:

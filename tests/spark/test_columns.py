@@ -18,19 +18,19 @@ from imap_wal.entry import is_clear
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.format import Position
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan
+from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan import read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from imap_wal.write.node_log import NodeLog
 from pyspark_imap_wal import columns as columns_module
 from pyspark_imap_wal.batch import ImapWalReader, by_bytes, schema_of
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import ENTRY_COLUMNS, POSITION_COLUMNS, AsOf, Options
-from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import MAPS, NODES, Cluster, put, steps
@@ -46,9 +46,7 @@ _numbers = itertools.count()
 def archive(log: NodeLog) -> None:
     """Turn the sealed segments of a node into archives."""
     who = log.identity
-    archive_sealed(
-        log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed
-    )
+    archive_sealed(log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed)
 
 
 def found(log: ClusterLog, scans: list[FileScan], wanted: Wanted = ALL) -> list[dict[str, Any]]:
@@ -159,9 +157,7 @@ def test_columns_have_the_rows_of_every_other_reader(
             assert in_order(found(log, part)) == in_order(expected(log, part))
             asked = Filters()
             asked.push([made for made, _ in filters])
-            wanted = Wanted(
-                schema_of(KINDS), asked.only("map", ()), asked.only("node", ()), asked
-            )
+            wanted = Wanted(schema_of(KINDS), asked.only("map", ()), asked.only("node", ()), asked)
             scans = [scan for scan in whole if asked.wants(scan)]
             kept = [line for line in rows if all(rule(line) for _, rule in filters)]
             assert in_order(found(log, scans, wanted)) == in_order(kept)

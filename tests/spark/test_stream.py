@@ -54,9 +54,7 @@ class Engine:
         self.reader.stop()
         self.reader = reader(self.url, **self.options)
 
-    def batch(
-        self, rows_max: int = 0, between: Callable[[], None] = lambda: None
-    ) -> list[Line]:
+    def batch(self, rows_max: int = 0, between: Callable[[], None] = lambda: None) -> list[Line]:
         """The next batch, read twice, with a crash between."""
         end = self.reader.latestOffset(self.start, ReadMaxRows(rows_max) if rows_max else None)
         assert end == json.loads(json.dumps(end))
@@ -71,8 +69,11 @@ class Engine:
     def lines(self, end: dict[str, Any]) -> list[Line]:
         return sorted(
             (
-                (line["node"], *(line[name] for name in ("epoch", "segment", "frame", "index")))
-                + (line["request"],)
+                (
+                    line["node"],
+                    *(line[name] for name in ("epoch", "segment", "frame", "index")),
+                    line["request"],
+                )
                 for part in self.reader.partitions(self.start, end)
                 for batch in self.reader.read(part)
                 for line in batch.to_pylist()
@@ -255,7 +256,7 @@ def test_entries_voided_after_they_were_read_are_named(store: SegmentStore) -> N
     born = IncarnationRecord("id", 2, cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(log, put("c", "1", (2, 1, 1, 1)))
-    with pytest.raises(CorruptLog, match="2 entries that this stream has read.*voided=ignore"):
+    with pytest.raises(CorruptLog, match=r"2 entries that this stream has read.*voided=ignore"):
         engine.batch()
     going_on = Engine(store.url, voided="ignore")
     going_on.start = engine.start
@@ -305,5 +306,3 @@ def test_an_empty_log_gives_an_empty_batch(store: SegmentStore) -> None:
     assert engine.batch() == [] and engine.start["whole"]
     append(log, put("a", "1", (1, 1, 1, 1)))
     assert len(engine.rest()) == 1
-
-

@@ -34,7 +34,7 @@ def write(rows: DataFrame, batch: int) -> None:
 
 changes = (
     spark.readStream.format("imap_wal")
-    .option("rows_per_batch", "500")
+    .option("rows_per_batch", "200" if when != "never" else "5000")
     .option("reader", "copy")
     .load(url)
 )
