@@ -81,7 +81,8 @@ def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
+    """Options of the data source. `path` is the root's URL, and so is `url`, which Spark also keeps
+    for a table of its catalogue; `namespace`, `cluster`, `map`, `node`
     limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
@@ -111,6 +112,7 @@ class Options:
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
     KNOWN = (
         "path",
+        "url",
         "namespace",
         "cluster",
         "map",
@@ -130,13 +132,18 @@ class Options:
     def parse(cls, given: Mapping[str, str]) -> Options:
         """Raises `InvalidSetting`, which names the mistake."""
         given = _without_catalogue(given)
+        if given.get("url") and not given.get("path"):
+            given = {**given, "path": given["url"]}
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
                 f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}"
             )
         if not given.get("path"):
-            raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
+            raise InvalidSetting(
+                "imap_wal needs the root of the logs: .load(url), or the option url for a table of "
+                "the catalogue"
+            )
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
@@ -199,12 +206,11 @@ def _without_catalogue(given: Mapping[str, str]) -> Mapping[str, str]:
     """Without what Spark adds to the options of a table in its catalogue."""
     if "provider" not in given:
         return given
-    own = {
+    return {
         name: text
         for name, text in given.items()
         if name not in _OF_CATALOGUE and not name.startswith("option.")
     }
-    return {"path": given.get("location", ""), **own}
 
 
 def _names(text: str | None) -> tuple[str, ...]:

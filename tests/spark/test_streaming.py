@@ -44,9 +44,9 @@ def test_kill_9_of_the_driver_between_two_steps_loses_and_repeats_nothing(tmp_pa
         def write() -> None:
             for number in itertools.count():
                 sensors.update({f"k{number}-{at}": number for at in range(20)})
-                if number % 20 == 19:
+                if number % 10 == 9:
                     archived.append(store.archive())
-                if stop.wait(0.02 if number < 40 else 1):
+                if stop.wait(0.02 if number < 60 else 2):
                     return
 
         writer = threading.Thread(target=write)

@@ -66,7 +66,7 @@ def test_only_named_columns_are_read(spark: Any, root: Path) -> None:
 
 
 def test_a_log_is_a_table_of_the_catalogue(spark: Any, root: Path, tmp_path: Path) -> None:
-    spark.sql(f"create table entries using imap_wal options (path '{root}', map 'orders')")
+    spark.sql(f"create table entries using imap_wal options (url '{root}', map 'orders')")
     try:
         assert spark.sql("select count(*) from entries where not deleted").first()[0] == 4
         assert spark.sql("select max(request) from entries").first()[0] == 6
