@@ -93,10 +93,10 @@ def limited(
     nodes share it; what one does not use is for the next ones."""
     found: dict[str, Position] = {}
     left = rows_max
-    behind = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
-    for count, node in enumerate(behind):
+    waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
+    for count, node in enumerate(waiting):
         start = since.get(node, START)
-        share = max(1, left // (len(behind) - count))
+        share = max(1, left // (len(waiting) - count))
         rows, found[node] = _reach(log, state, node, (start, ends[node]), share, maps)
         left = max(0, left - rows)
     return found

@@ -88,9 +88,9 @@ class Options:
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
     the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
     JSON; `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the
-    stream has not read; `voided` is fail or ignore. `encryption_keys` says where each worker gets
-    the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in
-    `path`."""
+    stream has not read; `voided` is fail or ignore. `encryption_keys` is the source from which
+    each worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is
+    stored in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        """Raises `InvalidSetting`, which names the mistake."""
+        """Raises `InvalidSetting`; the text names the mistake."""
         given = _without_catalogue(given)
         if given.get("url") and not given.get("path"):
             given = {**given, "path": given["url"]}
@@ -249,7 +249,7 @@ def clusters_of(
 def known(url: str) -> Location:
     """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
     machine. Options that the driver has come with the task, and override the file of a worker. Of
-    the keys of an encrypted log, Spark sends only where they come from."""
+    the keys of an encrypted log, Spark sends only the name of their source."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

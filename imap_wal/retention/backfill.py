@@ -1,4 +1,4 @@
-"""Entries that are added to a closed log in bulk: as the archives of a node that nobody writes.
+"""Entries that are added to a closed log in bulk: as the archives of a node without a writer.
 
     begin     claim an incarnation: the entries are newer than all that are there; an empty manifest
               of a node that is not registered

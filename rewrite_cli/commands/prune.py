@@ -106,6 +106,11 @@ def command(
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return
+    _show(reports, dry_run=dry_run)
+    _note_readers(selection)
+
+
+def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
     if dry_run:
         out.note("dry run: nothing was removed")
     out.print_table(
@@ -125,7 +130,6 @@ def command(
     for report in reports:
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
-    _note_readers(selection)
 
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:
