@@ -2,10 +2,11 @@
 is read again after a crash.
 
     {"nodes": {"n1": "00000001.…"}, "directories": {"n1": "uuid"}, "incarnation": 4,
-     "snapshots": {"orders": 17}, "whole": false}
+     "snapshots": {"orders": 17}, "start": ""}
 
-`whole`: nothing was read before this; the batch that starts here begins with the snapshots, whose
-generations are in its end.
+`start` is where a new query starts, "" for all later offsets. "earliest": the first batch begins
+with the snapshots, whose generations are in its end. "latest": the first batch is empty. Spark asks
+for this offset again if the driver dies in the first batch, so it must not depend on when.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader
-from pyspark_imap_wal.options import POSITION_COLUMNS, positions_of
+from pyspark_imap_wal.options import EARLIEST, POSITION_COLUMNS, positions_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Offset:
     directories: Mapping[str, str] = field(default_factory=dict)
     incarnation: int = 0
     snapshots: Mapping[str, int] = field(default_factory=dict)
-    whole: bool = False
+    start: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """With sorted keys: Spark compares offsets as text."""
@@ -45,7 +46,7 @@ class Offset:
             "incarnation": self.incarnation,
             "nodes": {node: str(place) for node, place in sorted(self.nodes.items())},
             "snapshots": dict(sorted(self.snapshots.items())),
-            "whole": self.whole,
+            "start": self.start,
         }
 
     @classmethod
@@ -55,8 +56,13 @@ class Offset:
             data["directories"],
             data["incarnation"],
             data["snapshots"],
-            data["whole"],
+            data["start"],
         )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the batch that starts here begins with the snapshots."""
+        return self.start == EARLIEST
 
     def moved(self, state: ClusterState, ends: Mapping[str, Position]) -> Offset:
         """The offset at these ends. A node that is not in them stays where it is."""
@@ -73,7 +79,7 @@ class Offset:
             directories={**self.directories, **directories},
             incarnation=max([self.incarnation, *_incarnations(state)]),
             snapshots={},
-            whole=False,
+            start="",
         )
 
 

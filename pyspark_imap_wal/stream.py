@@ -75,11 +75,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts."""
         log, options = self._open(), self._options
-        start = Offset(whole=True)
-        if options.starting == LATEST:
-            state = self._state()
-            start = Offset().moved(state, _ends(log, state, {}))
-        elif (places := options.starts()) is not None:
+        start = Offset(start=options.starting)
+        if (places := options.starts()) is not None:
             start = Offset().moved(self._state(), places)
         if options.reader_name:
             readers.begin(
@@ -110,6 +107,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What a first batch reads of snapshots is up to here; of the rest nothing is left.
         floor = _marks(state) if given.whole else {}
         ends = _ends(log, state, given.nodes)
+        if given.start == LATEST:
+            return given.moved(state, ends)  # the next batch is the first with entries
         if self._target is not None:
             ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
         if rows_max:
@@ -142,7 +141,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The tasks of a batch."""
         first, last = Offset.from_json(start), Offset.from_json(end)
-        return [] if last.whole else _again(lambda: self._tasks(first, last))
+        return (
+            [] if first.start == LATEST or last.start else _again(lambda: self._tasks(first, last))
+        )
 
     def _tasks(self, first: Offset, last: Offset) -> list[InputPartition]:
         log, state, options = self._open(), self._state(), self._options

@@ -181,6 +181,19 @@ def test_a_stream_of_a_wholly_pruned_log_continues(store: SegmentStore) -> None:
     assert [requests(engine.rest()) for engine in engines] == [[2], [2]]
 
 
+def test_a_crash_in_the_first_batch_of_latest_skips_nothing(store: SegmentStore) -> None:
+    """Spark does not keep the offset of a new query, and asks for it again."""
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    engine = Engine(store.url, starting="latest")
+    end = engine.reader.latestOffset(engine.start, None)
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    again = Engine(store.url, starting="latest")
+    assert again.start == engine.start and again.lines(end) == []
+    again.start = end
+    assert requests(again.rest()) == [2]
+
+
 def test_a_first_batch_is_not_read_from_other_snapshots(store: SegmentStore) -> None:
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
@@ -303,6 +316,6 @@ def test_wrong_options_of_a_stream_are_named(
 def test_an_empty_log_gives_an_empty_batch(store: SegmentStore) -> None:
     log = node(store)
     engine = Engine(store.url)
-    assert engine.batch() == [] and engine.start["whole"]
+    assert engine.batch() == [] and engine.start["start"] == "earliest"
     append(log, put("a", "1", (1, 1, 1, 1)))
     assert len(engine.rest()) == 1
