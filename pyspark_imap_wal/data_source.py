@@ -50,7 +50,7 @@ class ImapWalDataSource(DataSource):
         from pyspark_imap_wal.writer import ImapWalWriter, Target
 
         chosen = self._chosen()
-        of_reads = sorted({*self.options} - {"path", "url", "map", *_OF_WRITES})
+        of_reads = sorted({*self.options} - {"path", "map", *_OF_WRITES})
         if of_reads:
             raise InvalidSetting(f"a backfill takes no option {of_reads[0]}")
         names = chosen.namespaces or ("default",), chosen.clusters or ("embedded",)

@@ -43,8 +43,6 @@ POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint
 DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
 LOG_FIELDS = ", ".join(f"{name} {kind}" for name, kind in ENTRY_COLUMNS.items())
 
-_OF_CATALOGUE = ("location", "owner", "provider", "serialization.format", "external")
-
 TASK_BYTES = 64 * 1024 * 1024
 """A task of a `raw` read has files of about this many bytes in total, or one larger file."""
 
@@ -81,8 +79,7 @@ def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the data source. `path` is the root's URL, and so is `url`, which Spark also keeps
-    for a table of its catalogue; `namespace`, `cluster`, `map`, `node`
+    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
     limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
@@ -112,7 +109,6 @@ class Options:
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
     KNOWN = (
         "path",
-        "url",
         "namespace",
         "cluster",
         "map",
@@ -131,19 +127,13 @@ class Options:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
         """Raises `InvalidSetting`; the text names the mistake."""
-        given = _without_catalogue(given)
-        if given.get("url") and not given.get("path"):
-            given = {**given, "path": given["url"]}
         unknown = sorted(set(given) - set(cls.KNOWN))
         if unknown:
             raise InvalidSetting(
                 f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}"
             )
         if not given.get("path"):
-            raise InvalidSetting(
-                "imap_wal needs the root of the logs: .load(url), or the option url for a table of "
-                "the catalogue"
-            )
+            raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
@@ -200,17 +190,6 @@ class Options:
                 f"there is no column {unknown[0]!r} here; columns takes {', '.join(known)}"
             )
         return {name: known[name] for name in self.columns or known}
-
-
-def _without_catalogue(given: Mapping[str, str]) -> Mapping[str, str]:
-    """Without what Spark adds to the options of a table in its catalogue."""
-    if "provider" not in given:
-        return given
-    return {
-        name: text
-        for name, text in given.items()
-        if name not in _OF_CATALOGUE and not name.startswith("option.")
-    }
 
 
 def _names(text: str | None) -> tuple[str, ...]:
