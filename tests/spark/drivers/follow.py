@@ -19,7 +19,9 @@ spark = session(**{"spark.master": "local[2]", "spark.sql.shuffle.partitions": "
 
 def die() -> None:
     """As a machine that loses power: neither process does anything more."""
-    os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    os.kill(gateway.proc.pid, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
