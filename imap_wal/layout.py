@@ -6,6 +6,7 @@
     snapshot/{map}/{generation}/part-*.parquet
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members
+    readers/{reader}/manifest/{number}.json how far a reader outside of the cluster has read
     claims/alive/{node}-{epoch}-{number}    this agent hears members of the cluster with the log
     claims/present/{node}-{epoch}-{number}  this agent runs, and hears none of them
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
@@ -19,6 +20,7 @@
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
         lost/{epoch}-{segment}.wal.foreign  put aside by a repair: no key opens it
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
+        archive/{map}/part-{nonce}.parquet  of a backfill
 
 A few names are elsewhere: `wal_dir.json` in `storage_backends.split`, `set-aside/` in
 `imap_wal.rewrite.conflicts`, `clock/` in `imap_wal.storage_clock`, numbers of manifests in
@@ -168,6 +170,11 @@ def node_folder(cluster: str, node: str) -> str:
     return f"{cluster}/nodes/{encode(node)}"
 
 
+def cluster_of(node_folder: str) -> str:
+    """The folder of the cluster of a node."""
+    return node_folder.rpartition("/nodes/")[0]
+
+
 LOCK = "writer.lock"
 
 
@@ -279,6 +286,11 @@ def parse_claim_path(path: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def readers_folder(cluster: str) -> str:
+    """The folder with a folder for each reader that prune respects."""
+    return f"{cluster}/readers"
+
+
 def alive_folder(cluster: str) -> str:
     return f"{cluster}/claims/alive"
 
@@ -357,6 +369,12 @@ def archive_path(
     """The path of a new archive; `nonce` makes it unique. `epoch`: the node's epoch when the
     archive was made."""
     return f"{folder}/archive/{map_component(map_name)}/{first}-{last}.{epoch:08d}-{nonce}.parquet"
+
+
+def part_path(folder: str, map_name: str, nonce: str) -> str:
+    """The path of an archive of a backfill. Without a manifest that names it, it is no sign of a
+    newer manifest that was lost, as the archive of a log would be."""
+    return f"{folder}/archive/{map_component(map_name)}/part-{nonce}.parquet"
 
 
 class ArchiveName(NamedTuple):

@@ -34,10 +34,11 @@ HIDDEN = re.compile(r"(?i)secret|password|passphrase|token|credential|(^|[._-])(
 machine can read, and Spark does not show them. Its own default does not know the keys of Azure and
 Google, such as `fs.azure.account.key.ACCOUNT`."""
 PYTHON = "spark.pyspark.python"
-_DEFAULTS = {
+_OURS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
     "spark.redaction.regex": HIDDEN.pattern,
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 _WITHOUT_MODULE = re.compile(r"No module named '([\w.]+)'")
 _RAISED = re.compile(r"[A-Za-z_][\w.$]*(Error|Exception): \S")
@@ -87,7 +88,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
         conf.setMaster(LOCAL)
     if conf.get("spark.app.name", SPARKS_NAME) == SPARKS_NAME:
         conf.setAppName("imap-wal")
-    for name, value in _DEFAULTS.items():
+    for name, value in _OURS.items():
         conf.setIfMissing(name, value)
     if is_local(conf):
         conf.setIfMissing("spark.ui.enabled", "false")

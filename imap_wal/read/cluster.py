@@ -309,10 +309,10 @@ class ClusterLog:
         except NotFound as error:
             if scan.kind == SNAPSHOT or not attempts:
                 raise self.lost(error) from error
-        for following in self._replaced(scan, place, maps):
+        for following in self.replaced(scan, place, maps):
             yield from self.read_on(following, maps, attempts - 1)
 
-    def _replaced(
+    def replaced(
         self, scan: FileScan, place: Position | None, maps: Collection[str] | None
     ) -> list[FileScan]:
         """The files that now have the entries of a scan above `place`, with the same rules."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from imap_wal import layout
 from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
+from imap_wal.manifest import readers
 from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import END, FileScan
@@ -55,9 +57,11 @@ def plan_removal(
     linked: bool = True,
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
-    their map's position in `covered`. `writing`: number of the first segment that is not sealed.
-    `linked`: False omits files reached through a symbolic link: they would be removed from the
-    manifest, but not deleted."""
+    their map's position in `covered` and read by every reader (`imap_wal.manifest.readers`).
+    `writing`: number of the first segment that is not sealed. `linked`: False omits files reached
+    through a symbolic link: they would be removed from the manifest, but not deleted."""
+    if covered is not None:
+        covered = readers.limited(store, layout.cluster_of(node.folder), node.name, covered)
     archives, kept = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
         set[str](),

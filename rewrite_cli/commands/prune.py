@@ -6,12 +6,15 @@ from dataclasses import asdict
 
 import click
 
+from imap_wal import layout
+from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
+from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 
@@ -38,6 +41,13 @@ from rewrite_cli.console.times import Duration
     help="With --wal-ttl-seconds: refuse if this machine's clock differs from the storage's by "
     "more.",
 )
+@click.option(
+    "--forget-reader",
+    "forgotten",
+    metavar="NAME",
+    multiple=True,
+    help="Keep nothing any more for this reader (the option `reader` of a stream of Spark).",
+)
 @out.yes_option
 @out.dry_run_option
 @out.output_option
@@ -46,12 +56,13 @@ def command(
     wal_ttl_seconds: int,
     wal_size_limit_mb: int,
     max_clock_skew: float,
+    forgotten: tuple[str, ...],
     yes: bool,
     dry_run: bool,
     output: str,
 ) -> None:
     """Remove what a snapshot covers: archives, sealed segments, former snapshots. Safe while a
-    service runs.
+    service runs. What a registered reader has not read is kept.
 
     After that, only a copy of the log has the state of a map before its snapshot.
 
@@ -60,6 +71,8 @@ def command(
       imap-wal prune /var/lib/maps --dry-run
       imap-wal prune /var/lib/maps --cluster eu --yes
     """
+    if not dry_run:
+        _forget(selection, forgotten)
     plan = prune_all(
         selection,
         dry_run=True,
@@ -93,6 +106,11 @@ def command(
     if output == out.JSON:
         out.print_json({"clusters": [asdict(report) for report in reports]})
         return
+    _show(reports, dry_run=dry_run)
+    _note_readers(selection)
+
+
+def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
     if dry_run:
         out.note("dry run: nothing was removed")
     out.print_table(
@@ -112,6 +130,27 @@ def command(
     for report in reports:
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
+
+
+def _forget(selection: Selection, names: tuple[str, ...]) -> None:
+    """`Failed` if a selected cluster has no such reader."""
+    with selection.open() as (store, clusters):
+        for view in clusters:
+            log = ClusterLog(store, view.namespace, view.cluster)
+            for name in names:
+                if not readers.forget(store, log.folder, name, log.clock, log.randomness):
+                    there = ", ".join(sorted(readers.readers_of(store, log.folder))) or "none"
+                    raise Failed(f"{view}: there is no reader {name!r}; there is {there}")
+                audit("reader forgotten", log=str(view), reader=name, url=selection.url)
+
+
+def _note_readers(selection: Selection) -> None:
+    with selection.open() as (store, clusters):
+        for view in clusters:
+            folder = layout.cluster_folder(view.namespace, view.cluster)
+            for name, reader in sorted(readers.readers_of(store, folder).items()):
+                places = ", ".join(f"{node} {at}" for node, at in sorted(reader.positions.items()))
+                out.note(f"{view}: what reader {name!r} has not read is kept: it is at {places}")
 
 
 def prune_all(

@@ -214,7 +214,7 @@ MUTATIONS = (
     Mutation(
         "a segment that was archived is not read on",
         "imap_wal/read/cluster.py",
-        "        for following in self._replaced(scan, place, maps):",
+        "        for following in self.replaced(scan, place, maps):",
         "        for following in ():",
         f"{_REWRITES}/test_rewrite.py::test_a_rewrite_that_takes_longer_than_the_archive_interval_ends",
     ),

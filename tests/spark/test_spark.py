@@ -112,7 +112,7 @@ def test_raw_reads_every_entry_and_latest_the_live_view(spark: Any, tmp_path: Pa
         ("orders", b"b", None, True, 5),
     ]
     assert {(row["namespace"], row["cluster"], row["node"]) for row in rows} == {("ns", "c", "n1")}
-    assert raw.rdd.getNumPartitions() == 2, "a task a file"
+    assert raw.rdd.getNumPartitions() == 1, "small files share a task"
 
     for buckets in ("1", "3"):
         latest = (

@@ -1,0 +1,124 @@
+"""Readers that follow a log from outside: how far each one has read. What a reader has not read is
+not removed, even if a snapshot covers it.
+
+A reader publishes its positions in numbered manifests of its own, in `readers/{name}/`. They only
+grow, unless the reader begins anew. So a removal that used an older position of the reader has
+removed less than it could.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from imap_wal import layout
+from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START, Position
+from imap_wal.manifest.document import checked, fields_of, require
+from imap_wal.manifest.store import ManifestLog
+from storage_backends import SegmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderManifest:
+    """`positions`: node → the last position that was read; a node that is not in it has not been
+    read at all. `forgotten`: nothing is kept for this reader any more."""
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    updated_ms: int = 0
+    forgotten: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return fields_of(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        require(data, "positions", "updated_ms", "forgotten")
+        return checked(data, cls)
+
+
+def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
+    """Name → the state of every reader for which something is kept."""
+    found = {}
+    for component in store.folders(layout.readers_folder(cluster_folder)):
+        name = layout.decode(component)
+        manifests = _manifests(store, cluster_folder, name, SystemClock(), SystemRandomness())
+        number, reader = manifests.read()
+        if number and not reader.forgotten:
+            found[name] = reader
+    return found
+
+
+def limited(
+    store: SegmentStore, cluster_folder: str, node: str, covered: Mapping[str, Position]
+) -> Mapping[str, Position]:
+    """Map → position up to which a snapshot covers a node's entries, and every reader has read
+    them."""
+    readers = readers_of(store, cluster_folder).values()
+    if not readers:
+        return covered
+    read = min(reader.positions.get(node, START) for reader in readers)
+    return {name: min(position, read) for name, position in covered.items()}
+
+
+def begin(
+    store: SegmentStore,
+    cluster_folder: str,
+    name: str,
+    positions: Mapping[str, Position],
+    clock: Clock,
+    randomness: Randomness,
+) -> None:
+    """Register a reader, or let it begin anew. What it wants to read may have been removed before:
+    it has to look after this."""
+    new = ReaderManifest(dict(positions), clock.now_ms())
+    _manifests(store, cluster_folder, name, clock, randomness).update(lambda reader: new)
+
+
+def advance(
+    store: SegmentStore,
+    cluster_folder: str,
+    name: str,
+    positions: Mapping[str, Position],
+    clock: Clock,
+    randomness: Randomness,
+) -> None:
+    """Publish how far a reader has read. A lower position than before changes nothing. Raises
+    `InvalidSetting` if the reader was forgotten."""
+
+    def change(reader: ReaderManifest) -> ReaderManifest:
+        if reader.forgotten:
+            raise InvalidSetting(
+                f"reader {name!r} was forgotten (`imap-wal prune --forget-reader`), so the log no "
+                "longer keeps what it has not read: begin the query anew, without its checkpoint"
+            )
+        farther = {
+            node: max(position, reader.positions.get(node, START))
+            for node, position in positions.items()
+        }
+        positions_now = {**reader.positions, **farther}
+        if reader.updated_ms and positions_now == reader.positions:
+            return reader
+        return replace(reader, positions=positions_now, updated_ms=clock.now_ms())
+
+    _manifests(store, cluster_folder, name, clock, randomness).update(change)
+
+
+def forget(
+    store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
+) -> bool:
+    """Keep nothing for a reader any more. False if there is none of this name."""
+    if name not in readers_of(store, cluster_folder):
+        return False
+    manifests = _manifests(store, cluster_folder, name, clock, randomness)
+    manifests.update(lambda reader: replace(reader, forgotten=True, updated_ms=clock.now_ms()))
+    return True
+
+
+def _manifests(
+    store: SegmentStore, cluster_folder: str, name: str, clock: Clock, randomness: Randomness
+) -> ManifestLog[ReaderManifest]:
+    folder = f"{layout.readers_folder(cluster_folder)}/{layout.encode(name)}"
+    return ManifestLog(store, folder, ReaderManifest, ReaderManifest(), clock, randomness)

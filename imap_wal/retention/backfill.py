@@ -1,0 +1,169 @@
+"""Entries that are added to a closed log in bulk: as the archives of a node without a writer.
+
+    begin     claim an incarnation: the entries are newer than all that are there; an empty manifest
+              of a node that is not registered
+    (tasks)   write archives under names that no other task chooses; no manifest names them
+    publish   the node's manifest, then the node in the cluster's manifest by compare-and-swap
+
+Before the last step no reader sees an entry, and after it every reader sees all of them. Files
+of a backfill that does not get there stay, without a name in any manifest; a later backfill sweeps
+them. A store
+that opens claims an incarnation in the same manifest: so it opens before, and nothing is published,
+or after, and reads the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from imap_wal import layout
+from imap_wal.disposal import dispose
+from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.manifest.cluster import ClusterManifest, claim_manifests
+from imap_wal.manifest.node import Archive, NodeManifest, Seen, node_manifests
+from imap_wal.manifest.older import current_cluster
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.snapshots import ORPHAN_MS
+from imap_wal.storage_clock import storage_now
+from storage_backends import NotFound
+
+EPOCH = 1
+PREFIX = "backfill-"
+SESSION = 1
+"""Of the node: there is one writer, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """A backfill under way: its node, the UUID of its log directory, and its incarnation."""
+
+    node: str
+    directory: str
+    incarnation: int
+
+    def folder(self, log: ClusterLog) -> str:
+        """The folder of its node."""
+        return log.node_folder(self.node)
+
+
+def begin(log: ClusterLog) -> Backfill:
+    """Claim an incarnation. Raises `InvalidSetting` for a cluster of Hazelcast members, and
+    `WriterLocked` if a node's log is not closed."""
+    current_cluster(log.store, log.folder, log.manifests, log.clock, log.randomness)
+
+    _sweep(log)
+
+    def claim(manifest: ClusterManifest) -> ClusterManifest:
+        _demand_closed(log, manifest)
+        number = manifest.incarnation + 1
+        return replace(manifest, incarnation=number, embedded=number)
+
+    incarnation = log.manifests.update(claim).incarnation
+    directory = str(UUID(bytes=log.randomness.token(), version=4))
+    backfill = Backfill(f"{PREFIX}{directory}", directory, incarnation)
+    number, cluster = log.manifests.read()
+    empty = NodeManifest(
+        directory=directory,
+        epoch=EPOCH,
+        session=SESSION,
+        begins=(EPOCH, 1),
+        embedded=True,
+        cluster=Seen(number, cluster.generation, cluster.incarnation),
+    )
+    node_manifests(log.store, backfill.folder(log), log.clock, log.randomness).publish(0, empty)
+    return backfill
+
+
+def publish(log: ClusterLog, backfill: Backfill, archives: Sequence[Archive]) -> None:
+    """Make the entries of these archives a part of the log, all at once. Raises `LostRace` if a
+    program has opened the log since `begin`, and `CorruptLog` for a file that is not there as it
+    was written; then nothing is a part of the log."""
+    for archive in archives:
+        try:
+            size = log.store.size(archive.path)
+        except NotFound:
+            size = -1
+        if size != archive.bytes:
+            what = f"a task wrote {archive.bytes} bytes, and there are {max(size, 0)}"
+            raise CorruptLog(archive.path, 0, what, "nothing was published: write it again")
+    if not archives:
+        return
+
+    def enter(now: ClusterManifest) -> ClusterManifest:
+        _demand_closed(log, now)
+        if now.incarnation != backfill.incarnation:
+            raise LostRace(
+                f"a program has opened {log.namespace}/{log.cluster} since this backfill began, "
+                "and would not see its entries: nothing was published; close it, and write again"
+            )
+        return replace(now, nodes={**now.nodes, backfill.node: backfill.directory})
+
+    enter(log.manifests.read()[1])  # first: a refusal is likely to be noticed here
+    nodes = node_manifests(log.store, backfill.folder(log), log.clock, log.randomness)
+    last = max(archive.last for archive in archives)
+
+    def name(manifest: NodeManifest) -> NodeManifest:
+        if manifest.archives or manifest.forgotten:
+            raise LostRace(f"{backfill.folder(log)}: this backfill was published or swept before")
+        return replace(
+            manifest,
+            checkpoint=last,
+            archived=last[:2],
+            archives=tuple(sorted(archives, key=lambda archive: (archive.first, archive.map))),
+            newest=last.segment,
+        )
+
+    nodes.update(name)
+    try:
+        log.manifests.update(enter)
+    except (LostRace, WriterLocked, InvalidSetting):
+        nodes.update(lambda manifest: replace(manifest, archives=()))
+        raise
+
+
+def _sweep(log: ClusterLog) -> None:
+    """Delete the files of backfills that named none of them within a day. Each is first ended in
+    its manifest, so that it cannot name them later."""
+    registered, now_ms = log.manifest().nodes, 0
+    for component in log.store.folders(f"{log.folder}/nodes"):
+        node = layout.decode(component)
+        if not node.startswith(PREFIX) or node in registered:
+            continue
+        folder = log.node_folder(node)
+        files = [
+            file
+            for name in log.store.folders(f"{folder}/archive")
+            for file in log.store.list(f"{folder}/archive/{name}")
+        ]
+        now_ms = now_ms or storage_now(log.store, log.folder, log.randomness)
+        if not files or now_ms - max(file.modified_ms for file in files) <= ORPHAN_MS:
+            continue
+        ended = node_manifests(log.store, folder, log.clock, log.randomness).update(
+            lambda manifest: None if manifest.archives else replace(manifest, forgotten=True)
+        )
+        if ended.forgotten:
+            dispose(log.store, [file.path for file in files], f"{folder}/archive")
+
+
+def _demand_closed(log: ClusterLog, manifest: ClusterManifest) -> None:
+    claims = claim_manifests(log.store, log.folder, manifest.claims, log.clock, log.randomness)
+    if claims.read()[1].newest:
+        raise InvalidSetting(
+            f"cluster {log.cluster!r} in namespace {log.namespace!r} belongs to Hazelcast members: "
+            "put the entries into its maps through a client"
+        )
+    for node in sorted(manifest.nodes):
+        found = node_manifests(
+            log.store, layout.node_folder(log.folder, node), log.clock, log.randomness
+        ).read()[1]
+        if not found.clean:
+            raise WriterLocked(
+                node, "a program that has it open, or that has ended without closing it"
+            )
+        if found.kind:
+            raise InvalidSetting(
+                f"node {node!r} of cluster {log.cluster!r} is a log without maps: append to it "
+                "with imap_wal.log"
+            )

@@ -1,0 +1,260 @@
+"""`spark.read.format("imap_wal")`: planned on the driver, read in the workers."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from imap_wal.entry import KEY, TIMESTAMP_MS, Row, is_clear
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START
+from imap_wal.read.cluster import ClusterLog, from_manifest
+from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.scan import ahead, read_scan
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.read.view import live
+from imap_wal.security.encryption import open_store
+from imap_wal.settings import RecoveryPolicy
+from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.options import (
+    DECODED_COLUMNS,
+    LATEST,
+    AsOf,
+    Options,
+    clusters_of,
+    known,
+)
+
+TASK_MEMORY_BYTES = 512 * 1024 * 1024
+"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
+read spills to the worker's temporary folder."""
+_ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "bigint": pa.int64(),
+}
+
+
+@dataclass
+class FilePartition(InputPartition):
+    """For raw: files of one cluster. `place`: the root with the options that the driver has."""
+
+    namespace: str
+    cluster: str
+    scans: list[FileScan]
+    metadata: tuple[Metadata, ...]
+    place: str
+
+
+@dataclass
+class BucketPartition(InputPartition):
+    """For latest: the keys of one cluster whose hash is in a bucket."""
+
+    namespace: str
+    cluster: str
+    scans: list[FileScan]
+    bucket: int
+    now_ms: int
+    metadata: tuple[Metadata, ...]
+    place: str
+
+
+class _Pushes:
+    """A reader's `pushFilters`. Spark refuses a reader that has its own while filters are not
+    pushed down, which is its default (spark.sql.python.filterPushdown.enabled); it compares the
+    function of the method. With this object a reader works with both settings."""
+
+    def __init__(self, filters: Filters) -> None:
+        self._filters = filters
+        self.__func__ = getattr(DataSourceReader, "pushFilters", None)
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
+        self._filters.push(filters)
+        return filters  # Spark checks them again
+
+
+class ImapWalReader(DataSourceReader):
+    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark, see
+    `Options.kinds`."""
+
+    def __init__(self, options: Options, kinds: dict[str, str] | None = None) -> None:
+        self._options = options
+        self._kinds = kinds or options.kinds()
+        self._filters = Filters()
+
+    @property
+    def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
+        """Called by Spark with the filters of a query."""
+        return _Pushes(self._filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks of a query."""
+        options, filters = self._options, self._filters
+        store = open_store(known(options.path))
+        found: list[InputPartition] = []
+        try:
+            for namespace, cluster in clusters_of(
+                store,
+                filters.only("namespace", options.namespaces),
+                filters.only("cluster", options.clusters),
+            ):
+                found += self._of_cluster(ClusterLog(store, namespace, cluster))
+        finally:
+            store.close()
+        if not found:  # Spark requires at least one
+            found.append(FilePartition("", "", [], (), options.path))
+        return found
+
+    def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
+        options, filters = self._options, self._filters
+        maps = filters.only("map", options.maps) or None
+        state = log.state()
+        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        nodes, until = filters.only("node", options.nodes) or None, None
+        if options.mode == LATEST:
+            nodes = None
+        if options.as_of is not None:
+            demand_known(log, state, options.as_of, maps)
+            until = options.as_of.positions
+        scans = cluster_scans(state, maps=maps, nodes=nodes, until=until)
+        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        names = log.namespace, log.cluster
+        if options.mode == LATEST:
+            now_ms = log.clock.now_ms()
+            for bucket in range(options.buckets):
+                yield BucketPartition(*names, scans, bucket, now_ms, metadata, log.store.url)
+        else:
+            wanted = [scan for scan in scans if filters.wants(scan)]
+            for part in by_bytes(wanted, options.task_bytes):
+                yield FilePartition(*names, part, metadata, log.store.url)
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """The rows of a task, as record batches."""
+        if not partition.scans:
+            return
+        store = open_store(known(partition.place))
+        try:
+            log = ClusterLog(store, partition.namespace, partition.cluster)
+            if isinstance(partition, FilePartition):
+                wanted = self._wanted(partition.metadata)
+                for scan, source in ahead(store, partition.scans):
+                    yield from read_columns(log, scan, wanted, source)
+            else:
+                yield from self._latest(log, partition)
+        finally:
+            store.close()
+
+    def _wanted(self, metadata: tuple[Metadata, ...]) -> Wanted:
+        options, filters = self._options, self._filters
+        as_of = options.as_of.time_ms if options.as_of is not None else None
+        if as_of is not None and options.mode != LATEST:
+            filters.until(as_of)
+        return Wanted(
+            schema_of(self._kinds),
+            filters.only("map", options.maps),
+            filters.only("node", options.nodes),
+            filters,
+            metadata,
+        )
+
+    def _latest(self, log: ClusterLog, partition: BucketPartition) -> Iterator[Any]:
+        wanted, as_of = self._wanted(partition.metadata), self._options.as_of
+        time_ms = as_of.time_ms if as_of is not None else None
+        names, noted = sorted(wanted.needed), Noted()
+        index = NewestIndex(TASK_MEMORY_BYTES)
+        try:
+            for scan, source in ahead(log.store, partition.scans):
+                for changes in log.read_on(scan, wanted.maps or None, store=source):
+                    rows = self._of_bucket(changes.rows, partition.bucket)
+                    if time_ms is not None:
+                        rows = [row for row in rows if row[TIMESTAMP_MS] <= time_ms]
+                    index.add(changes.node, rows, clears=changes.clears)
+            for name in index.maps():
+                for rows, nodes in index.batches_with_nodes(name):
+                    noted.note(index.conflicts())
+                    moment = partition.now_ms if time_ms is None else time_ms
+                    alive = {id(row) for row in live(rows, moment)}
+                    kept = [
+                        (row, node)
+                        for row, node in zip(rows, nodes, strict=True)
+                        if id(row) in alive
+                    ]
+                    if kept:
+                        batch = of_rows([row for row, _ in kept], [node for _, node in kept], names)
+                        yield shaped(log, batch, wanted)
+        finally:
+            index.close()
+
+    def _of_bucket(self, rows: list[Row], bucket: int) -> list[Row]:
+        """The rows whose keys are wanted in a bucket, and clears."""
+        keys, count = self._filters.keys(), self._options.buckets
+        if keys is not None:
+            rows = [row for row in rows if row[KEY] in keys or is_clear(row)]
+        if count == 1:
+            return rows
+        return [row for row in rows if is_clear(row) or zlib.crc32(row[KEY]) % count == bucket]
+
+
+def schema_of(kinds: dict[str, str]) -> Any:
+    """Columns as a schema of Arrow."""
+    return pa.schema([(name, _ARROW[kind]) for name, kind in kinds.items()])
+
+
+def by_bytes(scans: Iterable[FileScan], size: int) -> Iterator[list[FileScan]]:
+    """Files of about `size` bytes in total; a larger file by itself."""
+    part: list[FileScan] = []
+    held = 0
+    for scan in scans:
+        if part and held + scan.bytes > size:
+            yield part
+            part, held = [], 0
+        part.append(scan)
+        held += scan.bytes
+    if part:
+        yield part
+
+
+def demand_known(
+    log: ClusterLog, state: ClusterState, as_of: AsOf, maps: Iterable[str] | None
+) -> None:
+    """`InvalidSetting` if the log no longer has the state of a former moment: a snapshot keeps only
+    the newest entry of every key."""
+    wanted = None if maps is None else set(maps)
+    for name, snapshot in sorted(state.manifest.snapshots.items()):
+        if wanted is not None and name not in wanted:
+            continue
+        late = as_of.time_ms is not None and snapshot.until_ms > as_of.time_ms
+        if as_of.positions is not None:
+            late = any(
+                mark.position > as_of.positions.get(node, START)
+                for node, mark in snapshot.marks.items()
+            )
+        if late:
+            raise InvalidSetting(
+                f"{log.namespace}/{log.cluster}: the state of map {name!r} at this as_of is no "
+                "longer known: a rewrite kept only the newest entry of every key after it; ask "
+                "for a later moment"
+            )
+
+
+def metadata_of(log: ClusterLog, state: ClusterState) -> tuple[Metadata, ...]:
+    """Schemas, to show keys and values as text."""
+    found = [
+        from_manifest(item) for node in state.nodes.values() for item in node.manifest.metadata
+    ]
+    for scan in cluster_scans(state, snapshots=False, covered=True):
+        if scan.kind == SEGMENT:
+            found += [
+                item for changes in read_scan(log.store, scan, ()) for item in changes.metadata
+            ]
+    return tuple(item for item in dict.fromkeys(found) if item[0] == "schema")

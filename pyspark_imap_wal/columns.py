@@ -1,0 +1,284 @@
+"""Reads files of a log as columns: what counts of a `FileScan`, as record batches of Arrow.
+
+`imap_wal.read.scan` says which entries of a file count; the same rules are applied here to whole
+columns. Archives and snapshots are read without a Python object for each entry, and only the
+columns that are wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from imap_wal.entry import Row
+from imap_wal.format import START, Position
+from imap_wal.inspect.decode import Decoder, text
+from imap_wal.parquet.file import SNAPSHOT_SCHEMA, batches, open_parquet, to_rows
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
+from imap_wal.read.scan import read_scan
+from imap_wal.security.encryption import keys_of
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.options import DECODED_COLUMNS, POSITION_COLUMNS
+from storage_backends import NotFound, SegmentStore
+
+_ENTRY = [field.name for field in SNAPSHOT_SCHEMA]
+_OF_LOG = ("namespace", "cluster")
+_ORDER = ("incarnation", "partition_version", "session", "request")
+_RULES = ("partition", "incarnation", "partition_version")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a reader wants. `schema`: of Arrow, with the columns in their order. `nodes`: only rows
+    of these; (): of all. `metadata`: for the columns of text."""
+
+    schema: Any
+    maps: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    filters: Filters | None = None
+    metadata: tuple[Metadata, ...] = ()
+
+    @property
+    def needed(self) -> set[str]:
+        """The columns of a file that are needed."""
+        names = set(self.schema.names) | (self.filters.columns if self.filters else set())
+        if names.intersection(DECODED_COLUMNS):
+            names.update(_ENTRY)
+        return names.difference(_OF_LOG, DECODED_COLUMNS)
+
+    @property
+    def wants_positions(self) -> bool:
+        return bool(self.needed.intersection(POSITION_COLUMNS))
+
+
+def read_columns(
+    log: ClusterLog,
+    scan: FileScan,
+    wanted: Wanted,
+    store: SegmentStore | None = None,
+    attempts: int = ATTEMPTS,
+) -> Iterator[Any]:
+    """The entries of a scan that count, as record batches, each exactly once. If the file is
+    archived meanwhile, the rest is read from its archives. `NotFound` if the entries were removed;
+    `MissingNode`, `LogError`. `store`: one of `imap_wal.read.scan.ahead` for this scan."""
+    place = scan.since if scan.kind == SEGMENT else None
+    begun = False
+    try:
+        for last, batch in _parts(store or log.store, scan, wanted):
+            begun, attempts = True, ATTEMPTS
+            if batch is not None and len(batch):
+                yield shaped(log, batch, wanted)
+            if scan.kind == SEGMENT:
+                place = last
+        return
+    except NotFound as error:
+        # Of an archive it is not known which rows were read.
+        if scan.kind == SNAPSHOT or not attempts or (begun and scan.kind == ARCHIVE):
+            raise log.lost(error) from error
+    for following in log.replaced(scan, place, wanted.maps or None):
+        yield from read_columns(log, following, wanted, attempts=attempts - 1)
+
+
+def _parts(
+    store: SegmentStore, scan: FileScan, wanted: Wanted
+) -> Iterator[tuple[Position, Any | None]]:
+    """Position of the last entry that was looked at, and a batch of those that count."""
+    if scan.kind == SEGMENT:
+        yield from _segment(store, scan, wanted)
+    elif scan.kind == ARCHIVE:
+        yield from ((scan.last, batch) for batch in _archive(store, scan, wanted))
+    else:
+        yield from ((START, batch) for batch in _snapshot(store, scan, wanted))
+
+
+def _segment(
+    store: SegmentStore, scan: FileScan, wanted: Wanted
+) -> Iterator[tuple[Position, Any | None]]:
+    names = sorted(wanted.needed)
+    for changes in read_scan(store, scan, wanted.maps or None, positions=wanted.wants_positions):
+        batch = None
+        if changes.rows and (not wanted.nodes or changes.node in wanted.nodes):
+            batch = of_rows(changes.rows, changes.node, names, changes.positions)
+        yield changes.last, batch
+
+
+def of_rows(
+    rows: Sequence[Row],
+    nodes: Sequence[str] | str,
+    names: Sequence[str],
+    positions: Sequence[Position] | None = None,
+) -> Any:
+    """The named columns of rows."""
+    fields = list(zip(*rows, strict=True))
+    made = []
+    for name in names:
+        if name == "node":
+            made.append(_repeated(nodes, len(rows)) if isinstance(nodes, str) else pa.array(nodes))
+        elif name in POSITION_COLUMNS:
+            places = None if positions is None else list(zip(*positions, strict=True))
+            index = list(POSITION_COLUMNS).index(name)
+            made.append(
+                pa.nulls(len(rows), pa.int64())
+                if places is None
+                else pa.array(places[index], pa.int64())
+            )
+        elif name in _ORDER:
+            orders = list(zip(*fields[9], strict=True))
+            made.append(pa.array(orders[_ORDER.index(name)], pa.int64()))
+        else:
+            values = fields[_ENTRY.index(name)]
+            if name == "key" and None in values:
+                values = tuple(key or b"" for key in values)
+            made.append(pa.array(values, SNAPSHOT_SCHEMA.field(name).type))
+    return _batch(made, names, len(rows))
+
+
+def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
+    below = max(scan.since or START, scan.covered.get(scan.map, START))
+    if scan.last <= below or (scan.until is not None and scan.first > scan.until):
+        return
+    if wanted.maps and scan.map not in wanted.maps:
+        return
+    cuts = [(each, cut) for each, cut in scan.cuts if cut < scan.last]
+    partial = below >= scan.first or (scan.until is not None and scan.until < scan.last)
+    overtaken = scan.overtaken.get(scan.map, {})
+    needed = wanted.needed - {"node"}
+    if partial or any(cut >= scan.first for _, cut in cuts):
+        needed |= POSITION_COLUMNS.keys()
+    if cuts:
+        needed.add("incarnation")
+    if overtaken:
+        needed.update(_RULES)
+    if not _has_times(store, scan, wanted):
+        return
+    for read in _batches(store, scan, needed):
+        batch = read
+        if partial:
+            above = _after(batch, below)
+            if scan.until is not None:
+                above = pc.and_(above, pc.invert(_after(batch, scan.until)))
+            batch = batch.filter(above)
+        for incarnation, cut in cuts:
+            void = pc.less(batch["incarnation"], incarnation)
+            if cut >= scan.first:
+                void = pc.and_(void, _after(batch, cut))
+            batch = batch.filter(pc.invert(void))
+        if overtaken and len(batch):
+            batch = batch.filter(pc.invert(_overtaken(batch, overtaken)))
+        yield batch.append_column("node", _repeated(scan.node, len(batch)))
+
+
+def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[Any]:
+    if not _has_times(store, scan, wanted):
+        return
+    needed = wanted.needed - POSITION_COLUMNS.keys()
+    if wanted.nodes:
+        needed.add("node")
+    for read in _batches(store, scan, needed):
+        batch = read
+        if wanted.nodes:
+            batch = batch.filter(pc.is_in(batch["node"].cast(pa.string()), pa.array(wanted.nodes)))
+        for name in POSITION_COLUMNS:
+            batch = batch.append_column(name, pa.nulls(len(batch), pa.int64()))
+        yield batch
+
+
+def _batches(store: SegmentStore, scan: FileScan, needed: Collection[str]) -> Iterator[Any]:
+    names = sorted(needed) or ["deleted"]  # of no column, the number of rows would be unknown
+    log = scan.directory if scan.kind == ARCHIVE else ""
+    return batches(store, scan.path, names, checksum=scan.checksum, records=scan.records, log=log)
+
+
+def _has_times(store: SegmentStore, scan: FileScan, wanted: Wanted) -> bool:
+    """Whether a Parquet file may have a row in the wanted range of time: its footer says so."""
+    limits = wanted.filters.ranges.get("timestamp_ms") if wanted.filters else None
+    if limits is None:
+        return True
+    with store.open_input(scan.path) as source:
+        try:
+            log = scan.directory if scan.kind == ARCHIVE else ""
+            footer = open_parquet(source, scan.path, keys_of(store), log).metadata
+            column = SNAPSHOT_SCHEMA.get_field_index("timestamp_ms")
+            for group in range(footer.num_row_groups):
+                found = footer.row_group(group).column(column).statistics
+                if found is None or not found.has_min_max or limits.meets(found.min, found.max):
+                    return True
+        except (pa.ArrowException, OSError, ValueError, LookupError, TypeError):
+            return True  # the file is damaged: reading it says how
+    return False
+
+
+def _after(batch: Any, place: Position) -> Any:
+    """Which rows have a position after `place`."""
+    found: Any = None
+    for name, value in reversed(list(zip(POSITION_COLUMNS, place, strict=True))):
+        above = pc.greater(batch[name], value)
+        found = (
+            above if found is None else pc.or_(above, pc.and_(pc.equal(batch[name], value), found))
+        )
+    return found
+
+
+def _overtaken(batch: Any, pairs: Any) -> Any:
+    """Which rows are of an owner that had been replaced: their pair is lower than that of their
+    partition."""
+    places = pc.index_in(batch["partition"], pa.array(list(pairs), pa.int64()))
+    first = pc.take(pa.array([pair[0] for pair in pairs.values()], pa.int64()), places)
+    second = pc.take(pa.array([pair[1] for pair in pairs.values()], pa.int64()), places)
+    lower = pc.or_(
+        pc.less(batch["incarnation"], first),
+        pc.and_(pc.equal(batch["incarnation"], first), pc.less(batch["partition_version"], second)),
+    )
+    return pc.fill_null(lower, fill_value=False)
+
+
+def shaped(log: ClusterLog, batch: Any, wanted: Wanted) -> Any:
+    """The wanted rows and columns of a batch, as Spark expects them."""
+    if wanted.filters is not None and wanted.filters.condition is not None:
+        batch = pa.RecordBatch.from_arrays(
+            [_plain(column) for column in batch.columns], names=batch.schema.names
+        ).filter(wanted.filters.condition)
+    texts = _texts(batch, wanted)
+    columns = []
+    for field in wanted.schema:
+        if field.name in _OF_LOG:
+            name = log.namespace if field.name == "namespace" else log.cluster
+            columns.append(_repeated(name, len(batch)))
+        else:
+            text_ = texts.get(field.name)
+            columns.append(_plain(batch[field.name]) if text_ is None else text_)
+    return pa.RecordBatch.from_arrays(columns, schema=wanted.schema)
+
+
+def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
+    """The columns key_text and value_text, if they are wanted."""
+    names = [name for name in wanted.schema.names if name in DECODED_COLUMNS]
+    if not names:
+        return {}
+    rows, decoder = to_rows(batch), Decoder(wanted.metadata)
+    made = {
+        "key_text": [text(decoder.key(row)) for row in rows],
+        "value_text": [None if row[3] is None else text(decoder.value(row)) for row in rows],
+    }
+    return {name: pa.array(made[name], pa.string()) for name in names}
+
+
+def _plain(column: Any) -> Any:
+    """Without the dictionary that reading keeps."""
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _repeated(value: str, count: int) -> Any:
+    return pa.array(repeat(value, count), pa.string(), size=count)
+
+
+def _batch(columns: list[Any], names: Sequence[str], count: int) -> Any:
+    if names:
+        return pa.RecordBatch.from_arrays(columns, names=list(names))
+    return pa.RecordBatch.from_arrays([pa.nulls(count)], names=["deleted"])

@@ -1,0 +1,176 @@
+"""Spark's filters: which files they rule out, and which rows.
+
+Spark checks every filter again, so a filter that is not understood here only costs time. What is
+left out here must be a row for which the filter is not true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan
+from pyspark_imap_wal.options import ENTRY_COLUMNS, POSITION_COLUMNS
+
+_KINDS = {name: kind for name, kind in ENTRY_COLUMNS.items() if name != "value"} | POSITION_COLUMNS
+_OF_FILES = ("namespace", "cluster")
+"""Every row of a file has the same."""
+_ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "bigint": pa.int64(),
+}
+_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "EqualTo": lambda column, value: column == value,
+    "GreaterThan": lambda column, value: column > value,
+    "GreaterThanOrEqual": lambda column, value: column >= value,
+    "LessThan": lambda column, value: column < value,
+    "LessThanOrEqual": lambda column, value: column <= value,
+}
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+@dataclass
+class Range:
+    """The numbers that a column may have."""
+
+    low: int = LOWEST
+    high: int = HIGHEST
+
+    def narrow(self, kind: str, value: int) -> None:
+        """Keep the numbers for which a filter is true."""
+        if kind in ("EqualTo", "GreaterThanOrEqual"):
+            self.low = max(self.low, value)
+        if kind in ("EqualTo", "LessThanOrEqual"):
+            self.high = min(self.high, value)
+        if kind == "GreaterThan":
+            self.low = max(self.low, value + 1)
+        if kind == "LessThan":
+            self.high = min(self.high, value - 1)
+
+    def meets(self, low: int, high: int) -> bool:
+        """Whether a number between two others is in the range."""
+        return self.low <= high and low <= self.high
+
+
+@dataclass
+class Filters:
+    """What Spark asked for. `values`: column → the only values that it may have; `ranges`: of
+    columns of numbers; `condition`: an expression of Arrow over `columns`, or None."""
+
+    values: dict[str, set[Any]] = field(default_factory=dict)
+    ranges: dict[str, Range] = field(default_factory=dict)
+    condition: Any = None
+    columns: set[str] = field(default_factory=set)
+
+    def push(self, filters: Iterable[Any]) -> None:
+        """Take filters of `pyspark.sql.datasource`; those that are not understood have no
+        effect."""
+        for each in filters:
+            self._note(each)
+            made = _expression(each)
+            if made is not None:
+                name, condition = made
+                if name in _OF_FILES:
+                    continue
+                self.columns.add(name)
+                self.condition = condition if self.condition is None else self.condition & condition
+
+    def until(self, time_ms: int) -> None:
+        """Leave out what is newer than a moment: Spark does not know of this filter."""
+        newer = pc.field("timestamp_ms") <= pa.scalar(time_ms, pa.int64())
+        self.condition = newer if self.condition is None else self.condition & newer
+        self.columns.add("timestamp_ms")
+        self.ranges.setdefault("timestamp_ms", Range()).narrow("LessThanOrEqual", time_ms)
+
+    def _note(self, each: Any) -> None:
+        kind, name = _kind(each), _column(each)
+        if name is None or not hasattr(each, "value"):
+            return
+        if kind in ("EqualTo", "In"):
+            found = set(map(_plain, each.value if kind == "In" else (each.value,)))
+            self.values[name] = self.values.get(name, found) & found
+        if kind in _COMPARE and type(each.value) is int:
+            self.ranges.setdefault(name, Range()).narrow(kind, each.value)
+
+    def only(self, name: str, given: Iterable[str]) -> tuple[str, ...]:
+        """Those of the names that an option gives (none: all) that a filter leaves. Never empty: a
+        name that does not exist means nothing at all."""
+        wanted = tuple(given)
+        if name not in self.values:
+            return wanted
+        left = sorted(
+            each
+            for each in self.values[name]
+            if type(each) is str and (not wanted or each in wanted)
+        )
+        return tuple(left) or ("",)
+
+    def keys(self) -> set[bytes] | None:
+        """The only keys that are wanted; None: all."""
+        found = self.values.get("key")
+        return None if found is None else {each for each in found if type(each) is bytes}
+
+    @property
+    def wants_positions(self) -> bool:
+        """Whether a filter is true only for rows that have a position."""
+        return any(name in self.ranges for name in POSITION_COLUMNS)
+
+    def wants(self, scan: FileScan) -> bool:
+        """Whether a file may have rows that are wanted, by its name alone."""
+        if scan.kind == SNAPSHOT:
+            return not self.wants_positions
+        here = (scan.epoch, scan.number)
+        first = scan.first[:2] if scan.kind == ARCHIVE else here
+        last = scan.last[:2] if scan.kind == ARCHIVE else here
+        assert scan.kind in (ARCHIVE, SEGMENT)
+        return all(
+            self.ranges.get(name, Range()).meets(low, high)
+            for name, low, high in zip(("epoch", "segment"), first, last, strict=True)
+        )
+
+
+def _plain(value: Any) -> Any:
+    return bytes(value) if isinstance(value, bytearray) else value
+
+
+def _kind(each: Any) -> str:
+    return type(each).__name__
+
+
+def _column(each: Any) -> str | None:
+    """The column of a filter, or of the filter that it negates."""
+    path = getattr(each, "attribute", None)
+    return path[0] if path and len(path) == 1 and path[0] in _KINDS else None
+
+
+def _expression(each: Any) -> tuple[str, Any] | None:
+    """The column and the condition of a filter; None for one that is not understood."""
+    kind = _kind(each)
+    if kind == "Not":
+        found = _expression(each.child)
+        return None if found is None else (found[0], ~found[1])
+    name = _column(each)
+    if name is None:
+        return None
+    column = pc.field(name)
+    arrow = _ARROW[_KINDS[name]]
+    if kind == "IsNull":
+        return name, column.is_null()
+    if kind == "IsNotNull":
+        return name, column.is_valid()
+    try:
+        if kind in _COMPARE:
+            return name, _COMPARE[kind](column, pa.scalar(each.value, arrow))
+        if kind == "In":
+            return name, column.isin(pa.array(each.value, arrow))
+        if kind == "StringStartsWith" and arrow == pa.string():
+            return name, pc.starts_with(column, each.value)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None  # a value of another type than the column's: Spark knows what it means
+    return None

@@ -1,0 +1,192 @@
+"""The offset of a stream: the last position of every node, and what must be the same when a batch
+is read again after a crash.
+
+    {"nodes": {"n1": "00000001.…"}, "directories": {"n1": "uuid"}, "incarnation": 4,
+     "snapshots": {"orders": 17}, "start": ""}
+
+`start` is where a new query starts, "" for all later offsets. "earliest": the first batch begins
+with the snapshots, whose generations are in its end. "latest": the first batch is empty. Spark asks
+for this offset again if the driver dies in the first batch, so it must not depend on when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+from typing import Any, Self
+
+import pyarrow as pa
+
+from imap_wal import format
+from imap_wal.format import START, Position
+from imap_wal.parquet.file import batches
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import ARCHIVE, FileScan
+from imap_wal.read.scan_list import node_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.segment.reader import SegmentReader
+from pyspark_imap_wal.options import EARLIEST, POSITION_COLUMNS, positions_of
+
+
+@dataclass(frozen=True)
+class Offset:
+    """See above."""
+
+    nodes: Mapping[str, Position] = field(default_factory=dict)
+    directories: Mapping[str, str] = field(default_factory=dict)
+    incarnation: int = 0
+    snapshots: Mapping[str, int] = field(default_factory=dict)
+    start: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """With sorted keys: Spark compares offsets as text."""
+        return {
+            "directories": dict(sorted(self.directories.items())),
+            "incarnation": self.incarnation,
+            "nodes": {node: str(place) for node, place in sorted(self.nodes.items())},
+            "snapshots": dict(sorted(self.snapshots.items())),
+            "start": self.start,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(
+            positions_of(data["nodes"]),
+            data["directories"],
+            data["incarnation"],
+            data["snapshots"],
+            data["start"],
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the batch that starts here begins with the snapshots."""
+        return self.start == EARLIEST
+
+    def moved(self, state: ClusterState, ends: Mapping[str, Position]) -> Offset:
+        """The offset at these ends. A node that is not in them stays where it is."""
+        nodes = dict(self.nodes)
+        for node, end in ends.items():
+            if end > nodes.get(node, START):
+                nodes[node] = end
+        directories = {
+            node: log.manifest.directory for node, log in state.nodes.items() if node in nodes
+        }
+        return replace(
+            self,
+            nodes=nodes,
+            directories={**self.directories, **directories},
+            incarnation=max([self.incarnation, *_incarnations(state)]),
+            snapshots={},
+            start="",
+        )
+
+
+def _incarnations(state: ClusterState) -> list[int]:
+    return [lifetime.incarnation for lifetime in state.manifest.lifetimes]
+
+
+def limited(
+    log: ClusterLog,
+    state: ClusterState,
+    since: Mapping[str, Position],
+    ends: Mapping[str, Position],
+    rows_max: int,
+    maps: Collection[str] | None,
+) -> dict[str, Position]:
+    """Ends of a batch of about `rows_max` rows: at the end of a frame, and at least one frame. The
+    nodes share it; what one does not use is for the next ones."""
+    found: dict[str, Position] = {}
+    left = rows_max
+    waiting = [node for node in sorted(ends) if ends[node] > since.get(node, START)]
+    for count, node in enumerate(waiting):
+        start = since.get(node, START)
+        share = max(1, left // (len(waiting) - count))
+        rows, found[node] = _reach(log, state, node, (start, ends[node]), share, maps)
+        left = max(0, left - rows)
+    return found
+
+
+def _reach(
+    log: ClusterLog,
+    state: ClusterState,
+    node: str,
+    between: tuple[Position, Position],
+    rows_max: int,
+    maps: Collection[str] | None,
+) -> tuple[int, Position]:
+    """How many rows there are in the first frames after a position, and the end of these frames."""
+    start, end = between
+    scans = node_scans(
+        state,
+        node,
+        since=start if start > START else None,
+        until=end,
+        maps=maps,
+        covered=True,
+    )
+    archives = sorted((scan for scan in scans if scan.kind == ARCHIVE), key=lambda scan: scan.first)
+    rows, place = 0, start
+    while archives:
+        group = [archives.pop(0)]
+        last = group[0].last
+        while archives and archives[0].first <= last:
+            group.append(archives.pop(0))
+            last = max(last, group[-1].last)
+        frames = _frames_of(log, group, between)
+        for at, counted in frames:
+            if rows and rows + counted > rows_max:
+                return rows, place
+            rows, place = rows + counted, at
+    for scan in scans:
+        if scan.kind == ARCHIVE:
+            continue
+        reader = SegmentReader(log.store, scan.path)
+        here = (scan.epoch, scan.number)
+        first = start.frame if start[:2] == here else None
+        for frame in reader.whole_frames(first):
+            at = Position(*here, frame.offset, max(frame.count - 1, 0))
+            if at > end:
+                break
+            if at <= start:
+                continue
+            counted = frame.count if frame.kind in format.OF_ENTRIES else 0
+            if rows and rows + counted > rows_max:
+                return rows, place
+            rows, place = rows + counted, at
+    return rows, end
+
+
+def _frames_of(
+    log: ClusterLog, group: list[FileScan], between: tuple[Position, Position]
+) -> list[tuple[Position, int]]:
+    """The last position and the number of rows of every frame in archives whose positions
+    overlap, in order."""
+    tables = [
+        pa.Table.from_batches(
+            batches(
+                log.store,
+                scan.path,
+                list(POSITION_COLUMNS),
+                checksum=scan.checksum,
+                records=scan.records,
+                log=scan.directory,
+            )
+        )
+        for scan in group
+    ]
+    found = (
+        pa.concat_tables(tables)
+        .group_by(["epoch", "segment", "frame"])
+        .aggregate([("index", "max"), ("index", "count")])
+    )
+    lines = zip(
+        *(found[name].to_pylist() for name in ("epoch", "segment", "frame")),
+        found["index_max"].to_pylist(),
+        found["index_count"].to_pylist(),
+        strict=True,
+    )
+    frames = [(Position(*line[:4]), line[4]) for line in lines]
+    start, end = between
+    return sorted(((at, count) for at, count in frames if start < at <= end), key=itemgetter(0))

@@ -1,0 +1,235 @@
+"""The options of the data source, its columns, and how a process opens the root."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from imap_wal import layout
+from imap_wal.checks import location
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.security.credentials import Credentials
+from storage_backends import SegmentStore
+from storage_backends.location import Location
+
+RAW, LATEST = "raw", "latest"
+EARLIEST = "earliest"
+FAIL, IGNORE = "fail", "ignore"
+
+ENTRY_COLUMNS = {
+    "namespace": "string",
+    "cluster": "string",
+    "map": "string",
+    "key": "binary",
+    "key_class": "string",
+    "value": "binary",
+    "value_class": "string",
+    "deleted": "boolean",
+    "timestamp_ms": "bigint",
+    "expires_at_ms": "bigint",
+    "partition": "bigint",
+    "incarnation": "bigint",
+    "partition_version": "bigint",
+    "session": "bigint",
+    "request": "bigint",
+    "node": "string",
+}
+POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint")
+"""NULL in rows of a snapshot."""
+DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
+LOG_FIELDS = ", ".join(f"{name} {kind}" for name, kind in ENTRY_COLUMNS.items())
+
+TASK_BYTES = 64 * 1024 * 1024
+"""A task of a `raw` read has files of about this many bytes in total, or one larger file."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """A former moment: Unix time in milliseconds, or the last position of every node."""
+
+    time_ms: int | None = None
+    positions: Mapping[str, Position] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> AsOf:
+        """`text`: an ISO 8601 time, milliseconds, or a JSON object of node → position."""
+        try:
+            if text.lstrip().startswith("{"):
+                return cls(positions=positions_of(json.loads(text)))
+            if text.isdigit():
+                return cls(time_ms=int(text))
+            time = datetime.fromisoformat(text)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InvalidSetting(
+                f"as_of is {text!r}; it takes a time such as 2026-11-24T08:00:00Z, milliseconds "
+                f"since 1970, or the last position of every node as JSON ({error})"
+            ) from error
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        return cls(time_ms=round(time.timestamp() * 1000))
+
+
+def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
+    """Node → position, from text. Raises ValueError."""
+    return {node: Position.parse(text) for node, text in given.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
+    limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
+    read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
+    adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
+    the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
+    JSON; `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the
+    stream has not read; `voided` is fail or ignore. `encryption_keys` is the source from which
+    each worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is
+    stored in `path`."""
+
+    path: str
+    namespaces: tuple[str, ...] = ()
+    clusters: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    mode: str = RAW
+    columns: tuple[str, ...] = ()
+    as_of: AsOf | None = None
+    partial: bool = False
+    decode: bool = False
+    buckets: int = 1
+    task_bytes: int = TASK_BYTES
+    starting: str = EARLIEST
+    rows_max: int = 0
+    reader_name: str = ""
+    voided: str = FAIL
+
+    OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
+    KNOWN = (
+        "path",
+        "namespace",
+        "cluster",
+        "map",
+        "node",
+        "mode",
+        "columns",
+        "as_of",
+        "partial",
+        "decode",
+        "buckets",
+        "task_bytes",
+        "encryption_keys",
+        *OF_STREAMS,
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> Options:
+        """Raises `InvalidSetting`; the text names the mistake."""
+        unknown = sorted(set(given) - set(cls.KNOWN))
+        if unknown:
+            raise InvalidSetting(
+                f"imap_wal takes no option {', '.join(unknown)}; it takes {', '.join(cls.KNOWN)}"
+            )
+        if not given.get("path"):
+            raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
+        mode = given.get("mode", RAW)
+        if mode not in (RAW, LATEST):
+            raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
+        if mode == LATEST and given.get("node"):
+            raise InvalidSetting(
+                "mode latest is over all nodes; leave out the option node, or read mode raw"
+            )
+        if given.get("voided", FAIL) not in (FAIL, IGNORE):
+            raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
+        made = cls(
+            path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
+            namespaces=_names(given.get("namespace")),
+            clusters=_names(given.get("cluster")),
+            maps=_names(given.get("map")),
+            nodes=_names(given.get("node")),
+            mode=mode,
+            columns=_names(given.get("columns")),
+            as_of=AsOf.parse(given["as_of"]) if given.get("as_of") else None,
+            partial=_flag("partial", given.get("partial")),
+            decode=_flag("decode", given.get("decode")),
+            buckets=_number("buckets", given.get("buckets"), 1),
+            task_bytes=_number("task_bytes", given.get("task_bytes"), TASK_BYTES),
+            starting=given.get("starting", EARLIEST),
+            rows_max=_number("rows_per_batch", given.get("rows_per_batch"), 0),
+            reader_name=given.get("reader", ""),
+            voided=given.get("voided", FAIL),
+        )
+        made.kinds()
+        made.starts()
+        return made
+
+    def starts(self) -> Mapping[str, Position] | None:
+        """The positions after which a stream starts; None for earliest and latest."""
+        if self.starting in (EARLIEST, LATEST):
+            return None
+        try:
+            return positions_of(json.loads(self.starting))
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InvalidSetting(
+                f"starting is {self.starting!r}; it takes earliest, latest, or the last position "
+                f"of every node that was read before as JSON ({error})"
+            ) from error
+
+    def kinds(self) -> dict[str, str]:
+        """Column → type of Spark, for the columns that are read."""
+        known = dict(ENTRY_COLUMNS)
+        if self.mode == RAW:
+            known |= POSITION_COLUMNS
+        if self.decode:
+            known |= DECODED_COLUMNS
+        unknown = [name for name in self.columns if name not in known]
+        if unknown:
+            raise InvalidSetting(
+                f"there is no column {unknown[0]!r} here; columns takes {', '.join(known)}"
+            )
+        return {name: known[name] for name in self.columns or known}
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip()) if text else ()
+
+
+def _flag(name: str, text: str | None) -> bool:
+    if (text or "false").lower() not in ("true", "false"):
+        raise InvalidSetting(f"{name} is {text!r}; it takes true or false")
+    return (text or "false").lower() == "true"
+
+
+def _number(name: str, text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidSetting(f"{name} is {text!r}; it takes a number, 1 or more")
+    return int(text)
+
+
+def clusters_of(
+    store: SegmentStore, namespaces: Iterable[str] = (), clusters: Iterable[str] = ()
+) -> list[tuple[str, str]]:
+    """(namespace, cluster) of all logs under a root, or of those with the given names."""
+    wanted_namespaces, wanted_clusters = set(namespaces), set(clusters)
+    return [
+        (layout.decode(namespace), layout.decode(cluster))
+        for namespace in store.folders("")
+        if not wanted_namespaces or layout.decode(namespace) in wanted_namespaces
+        for cluster in store.folders(namespace)
+        if not wanted_clusters or layout.decode(cluster) in wanted_clusters
+        if "manifest" in store.folders(f"{namespace}/{cluster}")
+    ]
+
+
+def known(url: str) -> Location:
+    """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
+    machine. Options that the driver has come with the task, and override the file of a worker. Of
+    the keys of an encrypted log, Spark sends only the name of their source."""
+    file = os.environ.get("IMAP_WAL_CREDENTIALS")
+    place = location(url)
+    place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))
+    return Credentials.read(file).given_to(place) if file else place

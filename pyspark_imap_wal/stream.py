@@ -1,0 +1,347 @@
+"""`spark.readStream.format("imap_wal")`: the changes of one cluster, each node's in its order.
+
+Spark writes the end of every batch into its checkpoint before the batch is read. A batch that is
+read again after a crash, with the same start and end, has the same rows: they are named by
+positions, and a position is found in a segment or in the archive that replaced it. With a sink that
+writes a batch once, every entry is there exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
+from imap_wal.format import START, Position
+from imap_wal.manifest import readers
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog
+from imap_wal.read.file_scan import FileScan
+from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import cluster_scans, node_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.security.encryption import open_store
+from imap_wal.settings import RecoveryPolicy
+from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
+from pyspark_imap_wal.columns import Wanted, read_columns
+from pyspark_imap_wal.offsets import Offset, limited
+from pyspark_imap_wal.options import (
+    DECODED_COLUMNS,
+    IGNORE,
+    LATEST,
+    RAW,
+    Options,
+    clusters_of,
+    known,
+)
+from storage_backends import NotFound
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # before Spark 4.2, which then reads all that there is
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """There is none."""
+
+
+class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans batches on the driver, and reads them in the workers. Offsets are those of
+    `pyspark_imap_wal.offsets`."""
+
+    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
+        if options.mode != RAW or options.as_of is not None or options.nodes:
+            raise InvalidSetting(
+                "a stream has the changes of a log: it takes no mode, no as_of and no node; "
+                "filter its rows"
+            )
+        self._options, self._kinds = options, dict(kinds)
+        self._log: ClusterLog | None = None
+        self._target: Mapping[str, Position] | None = None
+        self._last: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_log": None}
+
+    # ---- on the driver ----
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query starts."""
+        log, options = self._open(), self._options
+        start = Offset(start=options.starting)
+        if (places := options.starts()) is not None:
+            start = Offset().moved(self._state(), places)
+        if options.reader_name:
+            readers.begin(
+                log.store,
+                log.folder,
+                options.reader_name,
+                start.nodes,
+                log.clock,
+                log.randomness,
+            )
+        return start.to_json()
+
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """The end of the next batch. Before Spark 4.2 there are no arguments."""
+        if start is not None:
+            given = Offset.from_json(start)
+        else:
+            given = self._last or Offset.from_json(self.initialOffset())
+        self._still_registered(given)
+        self._last = _again(lambda: self._end(given, getattr(limit, "max_rows", 0)))
+        return self._last.to_json()
+
+    def _end(self, given: Offset, rows_max: int) -> Offset:
+        log, state, maps = self._open(), self._state(), self._options.maps
+        self._demand_same_logs(state, given)
+        # What a first batch reads of snapshots is up to here; of the rest nothing is left.
+        floor = _marks(state) if given.whole else {}
+        ends = _ends(log, state, given.nodes)
+        if given.start == LATEST:
+            return given.moved(state, ends)  # the next batch is the first with entries
+        if self._target is not None:
+            ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
+        if rows_max:
+            since = {**floor, **given.nodes}
+            ends = limited(log, state, since, ends, rows_max, maps or None)
+        ends = {
+            node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
+        }
+        if not given.whole:
+            end = given.moved(state, ends)
+            return given if end == replace(given, snapshots={}) else end
+        generations = {
+            name: snapshot.generation
+            for name, snapshot in state.manifest.snapshots.items()
+            if not maps or name in maps
+        }
+        if not ends and not generations:
+            return given
+        return replace(given.moved(state, ends), snapshots=generations)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """The limit of a batch, from the options."""
+        rows = self._options.rows_max
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read no further than the log's end now."""
+        self._target = _again(lambda: _ends(self._open(), self._state(), {}))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The tasks of a batch."""
+        first, last = Offset.from_json(start), Offset.from_json(end)
+        return (
+            [] if first.start == LATEST or last.start else _again(lambda: self._tasks(first, last))
+        )
+
+    def _tasks(self, first: Offset, last: Offset) -> list[InputPartition]:
+        log, state, options = self._open(), self._state(), self._options
+        self._demand_same_logs(state, last)
+        if first.whole:
+            self._demand_same_snapshots(state, last)
+        else:
+            _demand_unpruned(state, first, last)
+            if options.voided != IGNORE:
+                _demand_unvoided(log, state, first, last)
+        scans = cluster_scans(
+            state,
+            since=first.nodes,
+            until=last.nodes,
+            maps=options.maps or None,
+            snapshots=first.whole,
+            covered=not first.whole,
+        )
+        scans = [
+            replace(scan, cuts=tuple(cut for cut in scan.cuts if cut[0] <= last.incarnation))
+            for scan in scans
+        ]
+        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        return [
+            FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
+            for part in by_bytes(scans, options.task_bytes)
+        ]
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Everything up to `end` is in Spark's checkpoint as done: prune may remove it."""
+        log, options = self._open(), self._options
+        if options.reader_name:
+            readers.advance(
+                log.store,
+                log.folder,
+                options.reader_name,
+                Offset.from_json(end).nodes,
+                log.clock,
+                log.randomness,
+            )
+
+    def stop(self) -> None:
+        """Close connections."""
+        if self._log is not None:
+            self._log.store.close()
+            self._log = None
+
+    # ---- in a worker ----
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """The rows of a task, as record batches."""
+        store = open_store(known(partition.place))
+        try:
+            log = ClusterLog(store, partition.namespace, partition.cluster)
+            wanted = Wanted(schema_of(self._kinds), self._options.maps, metadata=partition.metadata)
+            for scan, source in ahead(store, partition.scans):
+                yield from read_columns(log, scan, wanted, source)
+        finally:
+            store.close()
+
+    # ---- what a batch needs ----
+
+    def _open(self) -> ClusterLog:
+        if self._log is None:
+            options = self._options
+            store = open_store(known(options.path))
+            found = clusters_of(store, options.namespaces, options.clusters)
+            if len(found) != 1:
+                store.close()
+                names = ", ".join("/".join(each) for each in found) or "none"
+                raise InvalidSetting(
+                    f"a stream follows one cluster, and under {options.path} there is {names}; "
+                    "name it with the options namespace and cluster"
+                )
+            self._log = ClusterLog(store, *found[0])
+        return self._log
+
+    def _state(self) -> ClusterState:
+        state = self._open().state()
+        state.demand(RecoveryPolicy.PARTIAL if self._options.partial else RecoveryPolicy.FULL)
+        return state
+
+    def _still_registered(self, given: Offset) -> None:
+        """Publish where a query continues; fails if its reader was forgotten meanwhile."""
+        log, name = self._open(), self._options.reader_name
+        if name and self._last is None:
+            readers.advance(log.store, log.folder, name, given.nodes, log.clock, log.randomness)
+
+    def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
+        for node, directory in offset.directories.items():
+            now = state.nodes.get(node)
+            if now is None and (self._options.partial or node not in state.manifest.nodes):
+                continue  # forgotten, or left out
+            if now is None or now.manifest.directory != directory:
+                there = "none" if now is None else now.manifest.directory
+                raise MissingNode(
+                    f"node {node!r} had the log directory {directory}, of which the stream has "
+                    f"read a part; now it is {there}",
+                    "bring the log back, or begin the query anew, without its checkpoint",
+                )
+
+    def _demand_same_snapshots(self, state: ClusterState, end: Offset) -> None:
+        there = state.manifest.snapshots
+        if any(
+            name not in there or there[name].generation != generation
+            for name, generation in end.snapshots.items()
+        ):
+            raise InvalidSetting(
+                "the first batch of this stream was not finished, and the snapshots that it "
+                "reads were replaced by a rewrite since it was planned: begin the query anew, "
+                "without its checkpoint and without what the batch has written"
+            )
+
+
+T = TypeVar("T")
+
+
+def _again(plan: Callable[[], T]) -> T:
+    """A plan, made again if a file that it looks into is archived meanwhile."""
+    for _ in range(ATTEMPTS - 1):
+        with suppress(NotFound):
+            return plan()
+    return plan()
+
+
+def _ends(
+    log: ClusterLog, state: ClusterState, since: Mapping[str, Position]
+) -> dict[str, Position]:
+    """Node → the position of its last entry, which may have been removed."""
+    ends = log.ends(since)
+    return {
+        node: max(ends.get(node, START), found.manifest.removed, since.get(node, START))
+        for node, found in state.nodes.items()
+        if max(ends.get(node, START), found.manifest.removed) > START
+    }
+
+
+def _marks(state: ClusterState) -> dict[str, Position]:
+    """Node → the farthest position that a snapshot covers: a first batch ends there or later."""
+    found: dict[str, Position] = {}
+    for node in state.nodes:
+        places = state.covered(node).values()
+        if places:
+            found[node] = max(places)
+    return found
+
+
+def _demand_unpruned(state: ClusterState, first: Offset, last: Offset) -> None:
+    for node in last.nodes:
+        log = state.nodes.get(node)
+        since = first.nodes.get(node, START)
+        if log is not None and log.manifest.removed > since < last.nodes[node]:
+            raise PositionGone(
+                f"{since} of node {node!r}",
+                f"{log.manifest.removed.after()}, the option `reader` lets prune keep what a "
+                "stream has not read",
+            )
+
+
+def _demand_unvoided(log: ClusterLog, state: ClusterState, first: Offset, last: Offset) -> None:
+    """`CorruptLog` if entries up to `first` were void from the start: a cluster that took over
+    later does not count them."""
+    for lifetime in state.manifest.lifetimes:
+        if not first.incarnation < lifetime.incarnation <= last.incarnation:
+            continue
+        for node, read in first.nodes.items():
+            cut = lifetime.cuts.get(node, START)
+            if node not in state.nodes or cut >= read:
+                continue
+            scans = node_scans(
+                state,
+                node,
+                since=cut if cut > START else None,
+                until=read,
+                covered=True,
+            )
+            places = _of_older(log, scans, lifetime.incarnation)
+            if places:
+                raise CorruptLog(
+                    state.nodes[node].folder,
+                    0,
+                    f"{len(places)} entries that this stream has read, from {places[0]} to "
+                    f"{places[-1]}, were never acknowledged: incarnation {lifetime.incarnation} "
+                    "took over before them, and no restore has them",
+                    "remove them from what the stream has written, then continue with the "
+                    "option voided=ignore",
+                )
+
+
+def _of_older(log: ClusterLog, scans: list[FileScan], incarnation: int) -> list[str]:
+    """Positions after a cut of entries of an older incarnation. What was removed was covered by a
+    snapshot, which does not have such entries: it is not known which there were."""
+    names = dict.fromkeys(("incarnation", "epoch", "segment", "frame", "index"), "bigint")
+    wanted = Wanted(schema_of(names))
+    return [
+        str(Position(*(line[name] for name in ("epoch", "segment", "frame", "index"))))
+        for scan in scans
+        for batch in read_columns(log, replace(scan, cuts=()), wanted)
+        for line in batch.to_pylist()
+        if line["incarnation"] < incarnation
+    ]

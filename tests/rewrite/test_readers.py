@@ -1,0 +1,66 @@
+"""What a registered reader has not read stays, whatever snapshots cover."""
+
+from __future__ import annotations
+
+import pytest
+
+from imap_wal.clock import SeededRandomness
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import Position
+from imap_wal.manifest import readers
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from storage_backends.memory import MemoryStore
+from tests.histories import put
+from tests.kit.logs import SMALL, append, cluster, node
+
+CLOCK_AND_RANDOMNESS = (cluster(MemoryStore("none")).clock, SeededRandomness(3))
+
+
+def written(memory: MemoryStore) -> tuple[ClusterLog, list[Position]]:
+    """A log of three sealed segments in a snapshot, and the end of each."""
+    log, ends = node(memory), []
+    for number in (1, 2, 3):
+        append(log, put("a", number, (1, 1, 1, number)))
+        ends.append(log.end)
+        log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 9)))
+    rewrite(cluster(memory), LocalEngine(SMALL), skew_ms_max=2**60)
+    return cluster(memory), ends
+
+
+def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
+    log, ends = written(memory)
+    given = (memory, log.folder, "reports/daily")
+    readers.begin(*given, {}, *CLOCK_AND_RANDOMNESS)
+    assert prune(log).segments == ()
+    readers.advance(*given, {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
+    readers.begin(memory, log.folder, "other", {"n1": ends[1]}, *CLOCK_AND_RANDOMNESS)
+    assert len(prune(log, dry_run=True).segments) == len(prune(log).segments) == 1
+    assert log.node("n1").manifest.removed == ends[0]
+    readers.advance(*given, {"n1": ends[2]}, *CLOCK_AND_RANDOMNESS)
+    readers.advance(*given, {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)  # never back
+    assert len(prune(log).segments) == 1
+    assert readers.forget(memory, log.folder, "other", *CLOCK_AND_RANDOMNESS)
+    assert len(prune(log).segments) == 1
+    assert list(readers.readers_of(memory, log.folder)) == ["reports/daily"]
+
+
+def test_a_node_that_a_reader_does_not_know_is_kept(memory: MemoryStore) -> None:
+    log, ends = written(memory)
+    readers.begin(memory, log.folder, "r", {"n2": ends[2]}, *CLOCK_AND_RANDOMNESS)
+    assert prune(log).segments == ()
+
+
+def test_a_forgotten_reader_has_to_begin_anew(memory: MemoryStore) -> None:
+    log, ends = written(memory)
+    readers.begin(memory, log.folder, "r", {}, *CLOCK_AND_RANDOMNESS)
+    assert readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
+    assert not readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
+    assert len(prune(log, dry_run=True).segments) == 3
+    with pytest.raises(InvalidSetting, match="begin the query anew"):
+        readers.advance(memory, log.folder, "r", {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
+    readers.begin(memory, log.folder, "r", {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
+    assert len(prune(log, dry_run=True).segments) == 1

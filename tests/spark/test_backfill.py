@@ -1,0 +1,151 @@
+"""A backfill is a part of a closed log as a whole, or not at all. Without Spark's JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import imap_wal
+from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.writer import ImapWalWriter, Target
+from rewrite_cli.cli import group
+from storage_backends import open_store
+from tests.kit.logs import SMALL
+
+pytestmark = pytest.mark.spark
+KINDS = {"map": "string", "key": "binary", "value": "binary", "expires_at_ms": "bigint"}
+Line = tuple[str, bytes | None, bytes | None, int]
+
+
+def writer(root: Path, **more: Any) -> ImapWalWriter:
+    return ImapWalWriter(Target(str(root), "default", "embedded"), KINDS, overwrite=False, **more)
+
+
+def batch(*lines: Line) -> Any:
+    columns = list(zip(*lines, strict=True))
+    types = (pa.string(), pa.binary(), pa.binary(), pa.int64())
+    return pa.record_batch(
+        [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)],
+        names=list(KINDS),
+    )
+
+
+def in_log(root: Path) -> dict[str, dict[bytes, bytes]]:
+    with imap_wal.open(str(root)) as store:
+        return {name: dict(store.map(name, raw=True).items()) for name in store.maps()}
+
+
+def test_entries_of_a_backfill_are_there_after_all_tasks(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    with imap_wal.open(str(root)) as store:
+        store.map("orders", raw=True).update({b"old": b"1", b"a": b"old", b"gone": b"1"})
+    made = writer(root)
+    parts = [
+        made.of_partition(number, iter(lines))
+        for number, lines in enumerate(
+            (
+                [batch(("orders", b"a", b"new", 0), ("other", b"x", b"1", 0))],
+                [batch(("orders", b"gone", None, 5)), batch(("orders", b"b", b"1", 2**62))],
+                [],
+            )
+        )
+    ]
+    made.of_partition(0, iter([batch(("orders", b"twice", b"1", 0))]))  # another attempt
+    made.commit([*parts, None])
+    there = {"orders": {b"old": b"1", b"a": b"new", b"b": b"1"}, "other": {b"x": b"1"}}
+    assert in_log(root) == there
+    with imap_wal.open(str(root)) as store:
+        store.map("orders", raw=True)[b"a"] = b"newest"
+    there["orders"][b"a"] = b"newest"
+    log = ClusterLog(open_store(str(root)), "default", "embedded")
+    rewrite(log, LocalEngine(SMALL))
+    prune(log)
+    assert in_log(root) == there
+
+
+def test_a_backfill_makes_a_new_log(tmp_path: Path) -> None:
+    made = writer(tmp_path / "new")
+    made.commit([made.of_partition(0, iter([batch(("orders", b"a", b"1", 0))]))])
+    assert in_log(tmp_path / "new") == {"orders": {b"a": b"1"}}
+
+
+def test_an_open_log_takes_no_backfill(tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path)) as store:
+        store.map("orders", raw=True)[b"a"] = b"1"
+        with pytest.raises(WriterLocked):
+            writer(tmp_path)
+    made = writer(tmp_path)
+    part = made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
+    with imap_wal.open(str(tmp_path)), pytest.raises((LostRace, WriterLocked)):
+        made.commit([part])
+    with pytest.raises(LostRace):
+        made.commit([part])
+    assert in_log(tmp_path) == {"orders": {b"a": b"1"}}
+
+
+def test_a_missing_file_or_two_answers_publish_nothing(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    parts = [made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))])) for _ in range(2)]
+    with pytest.raises(LostRace, match="two attempts"):
+        made.commit(list(parts))
+    (tmp_path / parts[0].archives[0].path).unlink()
+    with pytest.raises(CorruptLog, match="nothing was published"):
+        made.commit(parts[:1])
+    assert in_log(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "target", "word"),
+    [
+        ({"key": "string", "value": "binary"}, "orders", "no column key string"),
+        ({"key": "binary"}, "orders", "key and value"),
+        ({"key": "binary", "value": "binary"}, "", "option map"),
+        (KINDS, "orders", "option map"),
+    ],
+)
+def test_wrong_columns_of_a_backfill_are_named(
+    tmp_path: Path, kinds: dict[str, str], target: str, word: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=word):
+        ImapWalWriter(Target(str(tmp_path), "default", "e", target), kinds, overwrite=False)
+    with pytest.raises(InvalidSetting, match="append"):
+        ImapWalWriter(Target(str(tmp_path), "default", "e"), KINDS, overwrite=True)
+
+
+def test_a_row_without_a_key_or_a_map_ends_the_task(tmp_path: Path) -> None:
+    made = writer(tmp_path)
+    for line, word in ((("orders", None, b"1", 0), "no key"), ((None, b"k", b"1", 0), "no map")):
+        with pytest.raises(InvalidSetting, match=word):
+            made.of_partition(0, iter([batch(line)]))  # type: ignore[arg-type]
+
+
+def test_files_of_an_ended_backfill_are_swept_and_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, done = writer(tmp_path), writer(tmp_path)
+    parts = [
+        made.of_partition(0, iter([batch(("orders", b"b", b"1", 0))])) for made in (left, done)
+    ]
+    done.commit([parts[1]])
+    paths = [part.archives[0].path for part in parts]
+    monkeypatch.setattr("imap_wal.retention.backfill.ORPHAN_MS", -1)
+    writer(tmp_path)
+    assert [(tmp_path / path).exists() for path in paths] == [False, True]
+    with pytest.raises(CorruptLog, match="nothing was published"):
+        left.commit([parts[0]])
+    assert in_log(tmp_path) == {"orders": {b"b": b"1"}}
+
+
+def test_an_ended_backfill_is_no_damage(tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path / "log")) as store:
+        store.map("orders", raw=True)[b"a"] = b"1"
+    writer(tmp_path / "log").of_partition(0, iter([batch(("orders", b"b", b"1", 0))]))
+    assert CliRunner().invoke(group, ["verify", str(tmp_path / "log")]).exit_code == 0

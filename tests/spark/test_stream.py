@@ -1,0 +1,321 @@
+"""A stream has every entry exactly once. Without Spark's JVM: the tests are the engine that calls
+the reader. `test_streaming.py` has Spark itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
+from imap_wal.format import Position
+from imap_wal.manifest import readers
+from imap_wal.manifest.cluster import IncarnationRecord
+from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from imap_wal.write.node_log import NodeLog
+from pyspark_imap_wal.options import Options
+from pyspark_imap_wal.stream import ImapWalStreamReader
+from storage_backends import SegmentStore, open_store
+from storage_backends.memory import MemoryStore, forget
+from tests.histories import Cluster, put, steps
+from tests.kit.logs import SMALL, append, cluster, node
+
+pytestmark = pytest.mark.spark
+_numbers = itertools.count()
+Line = tuple[str, Any, Any, Any, Any, int]
+
+
+def reader(url: str, **options: str) -> ImapWalStreamReader:
+    chosen = Options.parse({"path": url, **options})
+    return ImapWalStreamReader(chosen, chosen.kinds())
+
+
+class Engine:
+    """What Spark does with a reader: it writes the end of a batch down before the batch is read,
+    and commits an end when the next batch is planned."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        self.url, self.options = url, options
+        self.reader = reader(url, **options)
+        self.start = self.reader.initialOffset()
+
+    def restart(self) -> None:
+        self.reader.stop()
+        self.reader = reader(self.url, **self.options)
+
+    def batch(self, rows_max: int = 0, between: Callable[[], None] = lambda: None) -> list[Line]:
+        """The next batch, read twice, with a crash between."""
+        end = self.reader.latestOffset(self.start, ReadMaxRows(rows_max) if rows_max else None)
+        assert end == json.loads(json.dumps(end))
+        once = self.lines(end)
+        between()
+        self.restart()
+        assert self.lines(end) == once, "the same rows after a crash"
+        self.start = end
+        self.reader.commit(end)
+        return once
+
+    def lines(self, end: dict[str, Any]) -> list[Line]:
+        return sorted(
+            (
+                (
+                    line["node"],
+                    *(line[name] for name in ("epoch", "segment", "frame", "index")),
+                    line["request"],
+                )
+                for part in self.reader.partitions(self.start, end)
+                for batch in self.reader.read(part)
+                for line in batch.to_pylist()
+            ),
+            key=repr,
+        )
+
+    def rest(self, rows_max: int = 0) -> list[Line]:
+        """All batches until there is nothing new."""
+        found: list[Line] = []
+        while True:
+            before = self.start
+            found += self.batch(rows_max)
+            if self.start == before:
+                return found
+
+
+def archive(log: NodeLog) -> None:
+    who = log.identity
+    archive_sealed(log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed)
+
+
+def everything(log: ClusterLog) -> set[Line]:
+    """All entries that are there, by place."""
+    return {
+        (changes.node, *place, row[9][3])
+        for changes in log.changes(snapshots=False, covered=True, positions=True)
+        for row, place in zip(changes.rows, changes.positions or (), strict=True)
+    }
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(history=steps)
+def test_a_stream_has_every_entry_once_over_random_histories(
+    history: list[tuple[str, int, int, int]],
+) -> None:
+    """Beside archive runs, rewrites, prunes and restarts, with limits of rows."""
+    name = f"stream-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    engine = Engine(f"memory://{name}", reader="test")
+    played.play([("put", 0, 0, 0)])
+    found = engine.batch()  # before any snapshot, which has the newest of each key only
+    there = everything(played.log)
+    try:
+        for number, (kind, at, of, key) in enumerate(history):
+            if kind in ("lifetime", "drop"):
+                continue
+            there |= everything(played.log)
+            played.play([(kind, at, of, key)])
+            if number % 7 == 3:
+                found += engine.batch(rows_max=number % 4)
+            if number % 31 == 30:
+                found += engine.rest(rows_max=2)
+        there |= everything(played.log)
+        found += engine.rest()
+        assert len(found) == len({*found}), "an entry came twice"
+        assert {*found} == there
+        for kind in ("rewrite", "prune"):
+            played.step(kind, "n1", "orders", b"k0")
+        assert engine.rest() == []
+    finally:
+        engine.reader.stop()
+        played.close()
+        forget(name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    return open_store(str(tmp_path))
+
+
+def requests(lines: list[Line]) -> list[int]:
+    return sorted(line[-1] for line in lines)
+
+
+def test_a_first_batch_is_the_snapshot_and_what_follows_it(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)), put("b", "1", (1, 1, 1, 2)))
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 3)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    prune(cluster(store))
+    append(log, put("c", "1", (1, 1, 1, 4)))
+    engine = Engine(store.url)
+    assert requests(engine.batch(rows_max=1)) == [2, 3, 4]
+    append(log, put("a", "3", (1, 1, 1, 5)))
+    assert requests(engine.rest()) == [5]
+
+
+def test_a_stream_of_a_wholly_pruned_log_continues(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    log.close()
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    prune(cluster(store), unsealed={"n1": 2**62})
+    engines = [Engine(store.url), Engine(store.url, starting="latest")]
+    assert [requests(engine.rest()) for engine in engines] == [[1], []]
+    append(node(store), put("a", "2", (1, 1, 1, 2)))
+    assert [requests(engine.rest()) for engine in engines] == [[2], [2]]
+
+
+def test_a_crash_in_the_first_batch_of_latest_skips_nothing(store: SegmentStore) -> None:
+    """Spark does not keep the offset of a new query, and asks for it again."""
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    engine = Engine(store.url, starting="latest")
+    end = engine.reader.latestOffset(engine.start, None)
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    again = Engine(store.url, starting="latest")
+    assert again.start == engine.start and again.lines(end) == []
+    again.start = end
+    assert requests(again.rest()) == [2]
+
+
+def test_a_first_batch_is_not_read_from_other_snapshots(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    engine = Engine(store.url)
+    end = engine.reader.latestOffset(engine.start)
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    with pytest.raises(InvalidSetting, match="begin the query anew"):
+        engine.lines(end)
+
+
+def test_a_batch_follows_a_segment_into_its_archive(store: SegmentStore) -> None:
+    log = node(store)
+    engine = Engine(store.url)
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at)) for at in range(10)), frames=5)
+    log.rotate()
+    assert len(engine.batch(rows_max=4, between=lambda: archive(log))) == 4
+    assert len(engine.batch(rows_max=4)) == 4
+    assert len(engine.rest()) == 2
+
+
+def test_a_pruned_stream_fails_and_names_the_remedy(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    engine = Engine(store.url)
+    assert len(engine.batch()) == 1
+    for number in (2, 3):
+        append(log, put("a", number, (1, 1, 1, number)))
+        log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 9)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    prune(cluster(store))
+    with pytest.raises(PositionGone, match="option `reader`"):
+        engine.batch()
+
+
+def test_prune_keeps_what_a_registered_stream_has_not_read(store: SegmentStore) -> None:
+    log = node(store)
+    engine = Engine(store.url, reader="daily")
+    for number in (1, 2, 3):
+        append(log, put("a", number, (1, 1, 1, number)))
+        log.rotate()
+    append(log, put("b", "1", (1, 1, 1, 9)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    assert prune(cluster(store)).segments == ()
+    assert requests(engine.batch(rows_max=1)) == [3, 9], "the snapshot"
+    assert len(prune(cluster(store)).segments) == 3
+    readers.forget(store, "ns/c", "daily", cluster(store).clock, cluster(store).randomness)
+    with pytest.raises(InvalidSetting, match="forgotten"):
+        engine.batch()
+
+
+def test_available_now_ends_where_the_log_ended(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    engine = Engine(store.url)
+    engine.reader.prepareForTriggerAvailableNow()
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    end = engine.reader.latestOffset(engine.start, None)
+    assert requests(engine.lines(end)) == [1]
+    assert engine.reader.latestOffset(end, None) == end
+
+
+def test_entries_voided_after_they_were_read_are_named(store: SegmentStore) -> None:
+    """A lifetime whose cut is before what the stream has read."""
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    cuts = pin_cuts(cluster(store))
+    append(log, put("a", "2", (1, 1, 1, 2)), put("b", "1", (1, 1, 1, 3)))
+    engine = Engine(store.url)
+    assert len(engine.batch()) == 3
+    born = IncarnationRecord("id", 2, cuts)
+    cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
+    append(log, put("c", "1", (2, 1, 1, 1)))
+    with pytest.raises(CorruptLog, match=r"2 entries that this stream has read.*voided=ignore"):
+        engine.batch()
+    going_on = Engine(store.url, voided="ignore")
+    going_on.start = engine.start
+    assert len(going_on.batch()) == 1
+
+
+def test_another_log_under_a_node_s_name_ends_a_stream(store: SegmentStore) -> None:
+    append(node(store), put("a", "1", (1, 1, 1, 1)))
+    engine = Engine(store.url)
+    engine.batch()
+    engine.start["directories"]["n1"] = "another"
+    with pytest.raises(MissingNode, match="log directory another"):
+        engine.batch()
+
+
+def test_a_stream_starts_at_given_positions(store: SegmentStore) -> None:
+    log = node(store)
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    place = log.end
+    append(log, put("a", "2", (1, 1, 1, 2)))
+    assert requests(Engine(store.url, starting=json.dumps({"n1": str(place)})).rest()) == [2]
+    assert isinstance(place, Position)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"starting": "now"}, "starting"),
+        ({"rows_per_batch": "none"}, "rows_per_batch"),
+        ({"voided": "maybe"}, "voided"),
+        ({"mode": "latest"}, "no mode"),
+        ({"node": "n1"}, "no node"),
+        ({"namespace": "other"}, "one cluster"),
+    ],
+)
+def test_wrong_options_of_a_stream_are_named(
+    store: SegmentStore, options: dict[str, str], word: str
+) -> None:
+    append(node(store), put("a", "1", (1, 1, 1, 1)))
+    with pytest.raises(InvalidSetting, match=word):
+        reader(store.url, **options).initialOffset()
+
+
+def test_an_empty_log_gives_an_empty_batch(store: SegmentStore) -> None:
+    log = node(store)
+    engine = Engine(store.url)
+    assert engine.batch() == [] and engine.start["start"] == "earliest"
+    append(log, put("a", "1", (1, 1, 1, 1)))
+    assert len(engine.rest()) == 1

@@ -1,0 +1,99 @@
+"""Spark itself follows a log."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal.log import LogReader
+from storage_backends import open_store
+from tests.histories import put
+from tests.kit.logs import append, node
+
+pytestmark = pytest.mark.spark
+DRIVER = Path(__file__).parent / "drivers" / "follow.py"
+
+
+def run(*arguments: object) -> int:
+    ended = subprocess.run(
+        [sys.executable, str(DRIVER), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode in (0, -9), ended.stderr[-4000:]
+    return ended.returncode
+
+
+@pytest.mark.timeout(1500)
+def test_kill_9_of_the_driver_between_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """The driver dies after the sink has a batch and before the checkpoint says so, then before
+    the sink has it. Another process appends and archives all the time."""
+    url, out, checkpoint = tmp_path / "log", tmp_path / "out", tmp_path / "checkpoint"
+    stop = threading.Event()
+    with imap_wal.open(str(url), node="n1", durability="os") as store:
+        sensors, archived = store.map("sensors"), []
+
+        def write() -> None:
+            for number in itertools.count():
+                sensors.update({f"k{number}-{at}": number for at in range(20)})
+                if number % 10 == 9:
+                    archived.append(store.archive())
+                if stop.wait(0.02 if number < 60 else 2):
+                    return
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            assert run(url, out, checkpoint, 1, "after") == -9
+            assert run(url, out, checkpoint, 3, "before") == -9
+        finally:
+            stop.set()
+            writer.join()
+        assert sum(archived) > 0
+    assert run(url, out, checkpoint, 0, "never") == 0
+    reader = LogReader(str(url), cluster="embedded", node="n1")
+    expected = [(*record.position, record.entry.order[3]) for record in reader.read()]
+    assert sorted(written(out)) == expected
+    assert len(list(out.glob("batch=*"))) >= 4
+
+
+def written(out: Path) -> list[tuple[int, ...]]:
+    from pyarrow import dataset
+
+    columns = ["epoch", "segment", "frame", "index", "request"]
+    lines = dataset.dataset(out, format="parquet").to_table(columns=columns).to_pylist()
+    return [tuple(line[name] for name in columns) for line in lines]
+
+
+@pytest.mark.timeout(900)
+def test_file_sink_with_available_now_continues_at_its_checkpoint(
+    spark: Any, tmp_path: Path
+) -> None:
+    log = node(open_store(str(tmp_path / "log")))
+
+    def follow() -> list[int]:
+        changes = spark.readStream.format("imap_wal").option("columns", "request,map")
+        (
+            changes.load(str(tmp_path / "log"))
+            .where("map = 'orders'")
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"), format="parquet")
+            .awaitTermination()
+        )
+        return sorted(row["request"] for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+    append(log, put("a", "1", (1, 1, 1, 1)), put("x", "1", (1, 1, 1, 2), "other"))
+    assert follow() == [1]
+    log.rotate()
+    append(log, put("a", "2", (1, 1, 1, 3)))
+    assert follow() == [1, 3]
+    assert follow() == [1, 3]
