@@ -23,6 +23,8 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 class BusyAgentTest {
     private static final String NEVER = "600000";
     private static final int LONG_MS = 3000;
+    /** Longer than a time-out of 5 s, which is longer than a busy machine stops a process. */
+    private static final int LONGER_MS = 9000;
 
     private final FakeLog log = new FakeLog();
     private FakeAgent agent;
@@ -53,8 +55,8 @@ class BusyAgentTest {
 
     @Test
     void firstHelloIsAwaitedWhileTheLoopAnswers() throws Exception {
-        start("1000", NEVER);
-        agent.faults.helloDelayMs = LONG_MS;
+        start("5000", NEVER);
+        agent.faults.helloDelayMs = LONGER_MS;
         CompletableFuture<?> opened = CompletableFuture.runAsync(() -> member.getMap("orders"));
         eventually(() -> agent.hellos > 0);
         // The hello under way is still delayed, but no later one.
@@ -85,9 +87,8 @@ class BusyAgentTest {
 
     @Test
     void mergeIsAwaitedWhileItProgresses() throws Exception {
-        // Longer than a busy machine stops a process.
         start("10000", "5000");
-        agent.faults.mergeDelayMs = 9000;
+        agent.faults.mergeDelayMs = LONGER_MS;
         setAndGet();
     }
 
