@@ -197,7 +197,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
         )
 
 
-def _metrics(health: dict[str, Any]) -> Iterator[Check]:
+def _metrics(health: Mapping[str, Any]) -> Iterator[Check]:
     """Where an agent answers for its metrics; nothing if it was not asked to."""
     address, thread = health.get("http_address"), health.get("threads", {}).get("imap-wal-http", {})
     if thread.get("error"):

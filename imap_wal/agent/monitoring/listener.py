@@ -26,7 +26,7 @@ BACKLOG = 64
 CROWDED_S = 0.25
 """If all connections are in use, the oldest one is closed that has sent no request for this
 time."""
-ACCEPTS_PER_S = 100
+ACCEPTS_PER_S = 50
 REQUEST_BYTES = 8192
 """A longer request line with its headers is refused."""
 DEADLINE_S = 5.0
