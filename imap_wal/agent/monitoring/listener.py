@@ -20,7 +20,7 @@ from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.clock import Clock
 from imap_wal.worker import Worker
 
-CONNECTIONS_MAX = 32
+CONNECTIONS_MAX = 16
 """Open connections. More wait in the kernel, where they take no descriptor of this process."""
 BACKLOG = 64
 CROWDED_S = 0.25
