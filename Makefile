@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 LOWEST := build/lowest/bin/python
 LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
-LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark)
+LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup python jar demo demo-cluster test test-python test-python-members test-python-rest test-java test-storage test-lowest torture nemesis

@@ -180,6 +180,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "the wait ends when its cause is removed;  `imap-wal claim` shows which "
             "agents gave a sign",
         )
+    yield from _metrics(health)
     if health.get("archive_error"):
         yield Check(
             "agent's archive",
@@ -194,6 +195,20 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             str(health["retention_error"]),
             "covered files stay until it works; nothing is lost",
         )
+
+
+def _metrics(health: Mapping[str, Any]) -> Iterator[Check]:
+    """Where an agent answers for its metrics; nothing if it was not asked to."""
+    address, thread = health.get("http_address"), health.get("threads", {}).get("imap-wal-http", {})
+    if thread.get("error"):
+        yield Check(
+            "agent's metrics",
+            WARNING,
+            str(thread["error"]),
+            "the agent works without them, and tries again; `http_address` in its configuration",
+        )
+    elif address:
+        yield Check("agent's metrics", OK, f"http://{address}/metrics, /livez and /readyz")
 
 
 def storage(url: str) -> Iterator[Check]:

@@ -11,6 +11,7 @@
     open_log    the node's log while it is open: sessions and `LogWriter`
     mender      opens the log again after a failure, on its own thread
     payloads    checks the payloads of changes and schemas
+    monitoring/ metrics and health over HTTP, on their own thread
     handler     answers one request, or puts it in the ring; keeps hellos that wait for a look
     server      the loop: receive all that waits, commit once, answer; health, statistics, stop
 

@@ -19,7 +19,7 @@ from imap_wal.errors import InvalidSetting
 CONNECTIONS_MAX = 1000
 OWN_FILES = 256
 """Descriptors that an agent needs besides its connections: segments, files that a merge reads,
-sockets of a storage."""
+sockets of a storage, and of its metrics (`monitoring.listener.CONNECTIONS_MAX`)."""
 OWN_FILES_MIN = 64
 """The least number of them, if few files are allowed."""
 UNSEEN_MAX = 1300

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
+from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.membership.start import StartPolicy, StartRules
 from imap_wal.checks import check_seconds, location, mode, nearest, refuse_wrong_types
@@ -40,6 +41,8 @@ class AgentConfig:
     `endpoint`: where the plug-in connects, `ipc://` or `tcp://`. `endpoint_mode`, `allow_uids`,
     `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
     of simultaneous connections. `max_maps`: changes of a new map are refused above this number.
+    `http_address`: where the agent answers for its metrics and its health
+    (`imap_wal.agent.monitoring`); "": nowhere.
 
     `restore_at_start`: merge all logs while the members start, not at the first request.
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
@@ -64,6 +67,7 @@ class AgentConfig:
     clients: str = ""
     connections_max: int = CONNECTIONS_MAX
     max_maps: int = MAPS_MAX
+    http_address: str = ""
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -129,10 +133,18 @@ class AgentConfig:
                 f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
             )
         self.access.check()
+        if self.http_address:
+            HttpAddress.parse(self.http_address)
 
     @property
     def access(self) -> Access:
         return Access(self.endpoint, self.endpoint_mode, self.allow_uids, self.key, self.clients)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Warnings for the operator about who may connect."""
+        http = HttpAddress.parse(self.http_address).doubt if self.http_address else ""
+        return [doubt for doubt in (self.access.doubt, http) if doubt]
 
     def _locate(self) -> None:
         """Move the options out of the URLs, and add those of the credentials file."""

@@ -104,6 +104,8 @@ class RequestHandler:
         self._lane, self._room, self._lines = lane, room, lines
         self._commit_ready, self._statistics = commit_ready, statistics
         self.appends = self.duplicates = 0
+        self.errors: dict[str, int] = {}
+        """How many requests were answered with each code of an error."""
         self.kept: dict[bytes, Kept] = {}
         """The waiting hellos, by sender."""
         self._schemas = NodeSchemas()
@@ -429,6 +431,7 @@ class RequestHandler:
         pending.append(Pending(message.sender, message.request.number, refusal=(code, text)))
 
     def error(self, to: bytes, number: int, code: str, text: str) -> None:
+        self.errors[code] = self.errors.get(code, 0) + 1
         self._router.send(
             to,
             [

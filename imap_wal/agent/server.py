@@ -24,6 +24,8 @@ from imap_wal.agent.handler import READS, Pending, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
+from imap_wal.agent.monitoring.listener import HttpListener
+from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.reads.work import Work
@@ -88,6 +90,7 @@ class Agent:
         )
         self._stopping = False
         self._started = self._clock.monotonic()
+        self._turn_began = self._started
         self._mender: Mender[OpenLog] | None = None
         self._lines = Lines(self._clock)
         self._room = Room()
@@ -127,8 +130,9 @@ class Agent:
             self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         work = Work()
+        self._view = MaterializedView(self._all_logs, config.log, work.done)
         self._reads = Reads(
-            MaterializedView(self._all_logs, config.log, work.done),
+            self._view,
             self._router.outbox,
             lambda: self._committer.statistics.bytes,
             self._router.door.shut,
@@ -141,6 +145,12 @@ class Agent:
             work=work,
         )
         self._handler.connect(self._router, self._reads)
+        self._work = work
+        self._http: HttpListener | None = None
+        if config.http_address:
+            from imap_wal.agent.monitoring.pages import listener
+
+            self._http = listener(config.http_address, self.snapshot, self._clock)
 
     def _use(self, log: OpenLog) -> None:
         self._log = log
@@ -155,6 +165,8 @@ class Agent:
     def serve(self, ready: Callable[[], None] | None = None) -> None:
         """Serve requests until `stop`; then commit what waits and write the clean-shutdown frame.
         Raises `Fenced` if another process takes over the log."""
+        if self._http is not None:
+            self._http.worker.start()
         if ready is not None:
             ready()
         clean = False
@@ -170,6 +182,8 @@ class Agent:
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
                 closing.callback(self._close_log, clean)
                 closing.callback(self._close_reads)
+                if self._http is not None:
+                    closing.callback(self._http.close)
         _log.info("stopped", node=self.config.node, appends=self._handler.appends)
 
     def _close_reads(self) -> None:
@@ -195,6 +209,7 @@ class Agent:
     # ---- one turn ----
 
     def _turn(self, timeout_ms: int) -> None:
+        self._turn_began = self._clock.monotonic()
         pending: list[Pending] = []
         if self._handler.kept:
             timeout_ms = min(timeout_ms, LOOK_TICK_MS)
@@ -293,40 +308,87 @@ class Agent:
 
     def _workers(self) -> list[Worker]:
         """The current background threads."""
+        mender = self._mender
         return [
             self._reads.worker,
             *self._router.workers,
             *self._log.workers,
-            *([self._mender.worker] if self._mender is not None else []),
+            *([mender.worker] if mender is not None else []),
+            *([self._http.worker] if self._http is not None else []),
         ]
 
+    def snapshot(self) -> AgentSnapshot:
+        """The state of this moment. Safe to call from any thread: it reads values that are replaced
+        as a whole, and waits for nothing."""
+        config, log, handler, reads = self.config, self._log, self._handler, self._reads
+        committer, claims, start = log.writer.committer, log.sessions.claims, log.sessions.start
+        failure, now = committer.failure, self._clock.monotonic()
+        gate = self._router.gate
+        return AgentSnapshot(
+            namespace=config.namespace,
+            cluster=config.cluster,
+            node=config.node,
+            durability=str(config.log.durability),
+            epoch=log.node_log.epoch,
+            uptime_seconds=now - self._started,
+            failure=str(failure or ""),
+            fenced=isinstance(failure, Fenced),
+            stopping=self._stopping,
+            turn_seconds=max(0.0, now - self._turn_began),
+            threads={worker.name: worker.state for worker in self._workers()},
+            appends=handler.appends,
+            duplicates=handler.duplicates,
+            errors=dict(handler.errors),
+            commit=committer.statistics,
+            ring=log.writer.ring.statistics,
+            ring_bytes_max=config.log.ring_bytes,
+            maintenance=log.writer.maintenance.statistics,
+            lease_age_s=committer.lease_age_s,
+            connections=self._router.door.statistics,
+            revoked=self._router.revoked,
+            peers_refused=gate.refused if gate is not None else 0,
+            incarnation=claims.known.newest,
+            alive=start.alive(),
+            waiting_seconds=start.waiting_s(),
+            reads=reads.served,
+            unmerged_bytes=reads.unmerged_bytes,
+            merged=self._view.merged,
+            merge=self._work.merge,
+            conflicts=self._view.conflicts_seen,
+        )
+
     def statistics(self) -> dict[str, Any]:
-        """The answer to `stat`: a snapshot of plain values."""
-        workers = self._workers()
-        reasons = [str(self._committer.failure or ""), *(worker.trouble for worker in workers)]
-        failure = "; ".join(reason for reason in reasons if reason)
+        """The answer to `stat`, in plain values. It may ask the storage for the newest claim."""
+        now, workers, sessions = self.snapshot(), self._workers(), self._sessions
+        # Without metrics an agent is healthy: a port that is in use must not stop its member.
+        http = self._http.worker if self._http is not None else None
+        troubles = [each.trouble for each in workers if each is not http]
+        failure = "; ".join(reason for reason in (now.failure, *troubles) if reason)
         return {
             "healthy": not failure,
             "failure": failure,
-            "threads": {worker.name: asdict(worker.state) for worker in workers},
-            "node": self.config.node,
-            "epoch": self._node_log.epoch,
-            "durability": str(self.config.log.durability),
-            "uptime_seconds": self._clock.monotonic() - self._started,
-            "appends": self._handler.appends,
-            "duplicates": self._handler.duplicates,
-            "reads": self._reads.served,
-            "unmerged_bytes": self._reads.unmerged_bytes,
+            "threads": {name: asdict(state) for name, state in now.threads.items()},
+            "node": now.node,
+            "epoch": now.epoch,
+            "durability": now.durability,
+            "uptime_seconds": now.uptime_seconds,
+            "http_address": self._http.address if self._http is not None else "",
+            "appends": now.appends,
+            "duplicates": now.duplicates,
+            "errors": now.errors,
+            "reads": now.reads,
+            "unmerged_bytes": now.unmerged_bytes,
             "position": str(self._node_log.end),
-            "claim": self._sessions.claim(),
-            "start": self._sessions.start.statistics(self._sessions.claims.known),
-            "archive_error": self._maintenance.archive_error,
-            "retention_error": self._maintenance.retention_error,
-            "commit": asdict(self._committer.statistics),
-            "ring": asdict(self._log.writer.ring.statistics),
+            "claim": sessions.claim(),
+            "start": sessions.start.statistics(sessions.claims.known),
+            "archive_error": now.maintenance.archive_error,
+            "retention_error": now.maintenance.retention_error,
+            "commit": asdict(now.commit),
+            "ring": asdict(now.ring),
             "connections": {
-                **asdict(self._router.door.statistics),
-                "revoked": self._router.revoked,
+                **asdict(now.connections),
+                "revoked": now.revoked,
+                "peers_refused": now.peers_refused,
             },
         }
 
@@ -342,8 +404,8 @@ def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> No
         raise StorageUnavailable(f"{config.url}: {error}") from error
     for doubt in (*doubts(config.url), *doubts(config.wal_dir)):
         _log.warning("storage of another user", doubt=doubt)
-    if config.access.doubt:
-        _log.warning("open endpoint", doubt=config.access.doubt)
+    for doubt in config.doubts:
+        _log.warning("open endpoint", doubt=doubt)
     if not agent.bounds.certain:
         doubt = (
             "many attempts to connect could use up all file descriptors, and the log would fail "

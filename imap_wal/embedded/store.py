@@ -33,6 +33,7 @@ from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.compaction import Compaction, Compactor
 from imap_wal.write.committer import CommitStatistics
+from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
 from imap_wal.write.ring import RingStatistics
 from storage_backends import StorageError
@@ -46,13 +47,16 @@ REWRITE_ADVICE = "an open reads all changes that no snapshot covers; `imap-wal r
 class StoreStatistics:
     """Counters of a store since it was opened. `recovery`: the result of the open.
     `restore_seconds`: how long it took to load the maps. `entries`: keys in memory, including
-    expired ones that are not removed yet."""
+    expired ones that are not removed yet. `failure`: why nothing more can be written; "" if it
+    can. [What each number is for](monitoring.md#embedded-stores)."""
 
     commits: CommitStatistics
     ring: RingStatistics
     recovery: RecoveryReport
     restore_seconds: float
     entries: int
+    maintenance: MaintenanceStatistics
+    failure: str
 
 
 class Store:
@@ -234,6 +238,8 @@ class Store:
             self._log.recovery,
             self._restore_seconds,
             entries,
+            self.writer.maintenance.statistics,
+            str(self.committer.failure or ""),
         )
 
     def close(self) -> None:

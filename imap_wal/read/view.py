@@ -46,6 +46,19 @@ class MergeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeStatistics:
+    """What a view has merged since it was made, as far as it is known without reading. `merges`:
+    how many merges had something to read. `keys`: how many keys have an entry, also a tombstone;
+    None: not known."""
+
+    merges: int = 0
+    records: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    keys: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreStatistics:
     """What a view has merged since it was made. `live` and `tombstones` (including expired entries)
     count keys now, `conflicts` those that several nodes claim with the same order
@@ -96,6 +109,8 @@ class MaterializedView:
         self._records = self._bytes = 0
         self._seconds = 0.0
         self._closed = False
+        self.merged = MergeStatistics()
+        """Replaced after each merge; safe to read from any thread, also during a merge."""
         self.version = 0
         """Grows when the index is rebuilt or a map is removed from it: an older iteration then
         misses keys."""
@@ -134,6 +149,13 @@ class MaterializedView:
                 self._state = state
                 break
             self._seconds += self._log.clock.monotonic() - start
+            self.merged = MergeStatistics(
+                self.merged.merges + 1,
+                self._records,
+                self._bytes,
+                self._seconds,
+                self._index.known_count(),
+            )
 
     def maps(self) -> list[str]:
         """Names of all maps that have a live key."""
@@ -224,6 +246,12 @@ class MaterializedView:
         """The position up to which each node's log is merged."""
         with self._lock:
             return {node: cursor.position for node, cursor in self._cursors.items()}
+
+    @property
+    def conflicts_seen(self) -> int:
+        """How many keys readers of this view have found in conflict, at most `NAMED_MAX` of
+        `rivals`. Does not wait for a merge."""
+        return self._noted.count
 
     @property
     def missing(self) -> Mapping[str, str]:

@@ -22,6 +22,7 @@ from itertools import groupby
 
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
+from imap_wal.histogram import Distribution, Histogram
 from imap_wal.settings import Durability
 from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
@@ -31,6 +32,12 @@ LOOK_AGAIN_S = 0.5
 """How often a waiting thread checks whether there is a leader: an interrupted leader may have woken
 no other."""
 
+SYNC_SECONDS_BOUNDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0),
+)
+COMMIT_BYTES_BOUNDS = (256, 1024, 4096, 16_384, 65_536, 262_144, 2**20, 2**22, 2**24)
+"""The ranges in which the times of syncs and the sizes of commits are counted."""
 
 CHECKPOINT_COMMITS, CHECKPOINT_S = 1000, 60.0
 """If each commit is an object, the checkpoint moves after this many commits, or this time."""
@@ -105,7 +112,8 @@ class CommitRequest:
 @dataclass(frozen=True, slots=True)
 class CommitStatistics:
     """Counters since the log was opened. `records`: entries. `sync_seconds`: the time spent in
-    syncs. `rotations`: sealed segments."""
+    syncs. `rotations`: sealed segments. `sync_times`, `commit_sizes`: how many syncs took how many
+    seconds, and how many commits wrote how many bytes."""
 
     commits: int
     records: int
@@ -113,6 +121,8 @@ class CommitStatistics:
     syncs: int
     sync_seconds: float
     rotations: int
+    sync_times: Distribution
+    commit_sizes: Distribution
 
 
 class _Commit:
@@ -146,8 +156,10 @@ class Committer:
         self._under_way: _Commit | None = None
         self._rotating = False
         self._unsynced_since: float | None = None
-        self._commits = self._records = self._syncs = self._rotations = 0
-        self._sync_seconds = 0.0
+        self._commits = self._records = self._rotations = 0
+        self._sync_times = Histogram(SYNC_SECONDS_BOUNDS)
+        self._commit_sizes = Histogram(COMMIT_BYTES_BOUNDS)
+        self._renewed_at = self._clock.monotonic()
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits have no checkpoint, and since when."""
         durability = log.settings.durability
@@ -285,6 +297,7 @@ class Committer:
         if self.log.leased and self._failure is None:
             try:
                 self.log.renew()
+                self._renewed_at = self._clock.monotonic()
             except Fenced as error:
                 lost = error
 
@@ -313,14 +326,22 @@ class Committer:
 
     @property
     def statistics(self) -> CommitStatistics:
+        times, sizes = self._sync_times.snapshot(), self._commit_sizes.snapshot()
         return CommitStatistics(
             self._commits,
             self._records,
             self.log.bytes_written,
-            self._syncs,
-            self._sync_seconds,
+            times.count,
+            times.sum,
             self._rotations,
+            times,
+            sizes,
         )
+
+    @property
+    def lease_age_s(self) -> float | None:
+        """Seconds since the node's lock was taken or renewed; None if it is no lease."""
+        return self._clock.monotonic() - self._renewed_at if self.log.leased else None
 
     # ---- with the lock held ----
 
@@ -387,6 +408,7 @@ class Committer:
                     self._write(kind, list(group))
                 commit.written = True
                 self._commits += 1
+                self._commit_sizes.add(self.log.bytes_written - commit.mark.bytes_written)
             self._make_safe()
         except Fenced as error:
             self._failure = error
@@ -483,9 +505,8 @@ class Committer:
     def _timed_sync(self) -> None:
         start = self._clock.monotonic()
         self.log.sync()
-        self._sync_seconds += self._clock.monotonic() - start
-        self._syncs += 1
         self._unsynced_since = None
+        self._sync_times.add(self._clock.monotonic() - start)
 
     def _guarded_sync(self) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 
 from imap_wal.clock import Clock
@@ -33,6 +34,20 @@ PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 that is not archived."""
 
 
+@dataclass(frozen=True, slots=True)
+class MaintenanceStatistics:
+    """What the background threads have done since the log was opened: runs that archived, and that
+    removed covered files, and how many of them failed. `archive_error`, `retention_error`: why the
+    last run failed; "" if it did not."""
+
+    archives: int
+    archive_failures: int
+    archive_error: str
+    removals: int
+    removal_failures: int
+    retention_error: str
+
+
 class Maintenance:
     """The background threads of one open log."""
 
@@ -48,6 +63,19 @@ class Maintenance:
         """Why the last archive failed. Its segments stay, and it is tried again."""
         self.retention_error = ""
         """Why removing covered files failed last time; it is tried again."""
+        self._archives = self._archive_failures = self._removals = self._removal_failures = 0
+
+    @property
+    def statistics(self) -> MaintenanceStatistics:
+        """Safe to read from any thread."""
+        return MaintenanceStatistics(
+            self._archives,
+            self._archive_failures,
+            self.archive_error,
+            self._removals,
+            self._removal_failures,
+            self.retention_error,
+        )
 
     def start(
         self, committer: Committer, archive: Callable[[], object], retain: Callable[[], object]
@@ -168,6 +196,8 @@ class Maintenance:
                 if now() >= archive_at or self.written(log) >= self._full_at:
                     tried = self.written(log)
                     self.archive_error = _attempt(worker, archive)
+                    self._archives += 1
+                    self._archive_failures += bool(self.archive_error)
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
                     archive_at = now() + min(archive_every, pause or inf)
                     if self.archive_error:
@@ -178,6 +208,8 @@ class Maintenance:
                 if now() >= retain_at and not self._stop.is_set():
                     retain_at = now() + retain_every
                     self.retention_error = _attempt(worker, retain)
+                    self._removals += 1
+                    self._removal_failures += bool(self.retention_error)
             self._wake.wait(ARCHIVE_TICK_S)
             self._wake.clear()
             return not self.archive_error and not self.retention_error

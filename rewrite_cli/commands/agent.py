@@ -64,12 +64,13 @@ def command(
         )
     if check:
         config.access.check_files()
-        if config.access.doubt:
-            click.echo(f"warning: {config.access.doubt}", err=True)
+        for doubt in config.doubts:
+            click.echo(f"warning: {doubt}", err=True)
         out.echo(
             f"node {config.node} of {config.namespace}/{config.cluster}, log at "
             f"{config.url}, listening at {config.endpoint}, durability "
-            f"{config.log.durability}"
+            f"{config.log.durability}, "
+            + (f"metrics at http://{config.http_address}" if config.http_address else "no metrics")
         )
         return
     configure_logging(log_format)

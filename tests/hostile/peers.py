@@ -119,6 +119,7 @@ class AgentProcess:
             "node": settings.node,
             "endpoint": settings.endpoint,
             "connections_max": settings.connections_max,
+            "http_address": settings.http_address,
             "lifetime_timeout_s": 0,
             "start_policy": "partial",
         }

@@ -41,6 +41,9 @@ class StartRules:
     lifetime_timeout_s: float
 
 
+ASKS_S = 30.0
+"""A cluster that waits asks every second or two. One that has not asked for this time does not wait
+any more."""
 AT_ONCE = StartRules(StartPolicy.PARTIAL, 0, 0)
 """Rules by which a new cluster never waits."""
 
@@ -131,6 +134,11 @@ class Start:
         sight, timeout_s = self._watch.sight, self._watch.timeout_s
         old = not sight.number or self._clock.monotonic() - sight.at >= 2 * timeout_s
         return bool(sight.alive) or old
+
+    def waiting_s(self) -> float:
+        """How long a new cluster has waited here; 0: none waits. Safe to call from any thread."""
+        wait, now = self._wait, self._clock.monotonic()
+        return now - wait.since if wait is not None and now - wait.asked < ASKS_S else 0.0
 
     def ended(self) -> None:
         """A cluster has claimed the log here."""

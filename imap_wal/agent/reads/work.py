@@ -21,12 +21,16 @@ class Work:
 
     def __init__(self) -> None:
         self.parts = 0
+        self.merge: MergeProgress | None = None
+        """The last part of the last merge; None before the first merge."""
         self._free = threading.Event()
         self._free.set()
 
     def done(self, merge: MergeProgress | None = None) -> None:
         """Called by the thread of reads after each part."""
         self.parts += 1
+        if merge is not None:
+            self.merge = merge
         self._free.wait(YIELD_S)
 
     @contextmanager

@@ -40,6 +40,8 @@ class Gate:
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(_PLACE)
+        self.refused = 0
+        """How many connections were refused."""
         self.worker = Worker("imap-wal-gate", self._turn)
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
@@ -90,6 +92,7 @@ class Gate:
         """Write a log line for audits."""
         about = admission.who.partition(", process ")[0], admission.why
         if admission.why:
+            self.refused += 1
             self._lines.warning(
                 "peer refused",
                 about,

@@ -280,6 +280,13 @@ class NewestIndex:
             len(set(map(runs.key_of, entries))) for entries in runs.merged(self._sources(name))
         )
 
+    def known_count(self) -> int | None:
+        """How many keys of all maps have a row; None: rows are on disk, and would have to be
+        read."""
+        if self._stored.runs:
+            return None
+        return sum(len(table.rows) for table in self._tables.values())
+
     def counts(self) -> dict[str, int]:
         return {name: self.count(name) for name in self.maps()}
 

@@ -93,6 +93,11 @@ class Noted:
         self._named: set[tuple[str, bytes]] = set()
         self._full = False
 
+    @property
+    def count(self) -> int:
+        """How many keys were found in conflict, at most `NAMED_MAX`."""
+        return len(self._named)
+
     def note(self, conflicts: Iterable[Conflict]) -> None:
         for each in conflicts:
             if self._full or (each.map, each.key) in self._named:

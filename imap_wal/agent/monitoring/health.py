@@ -1,0 +1,35 @@
+"""Whether an agent lives, and whether it is ready, as orchestrators ask.
+
+    live    all its threads run. If not, only a restart helps.
+    ready   it also can append, and its loop answers. A member may use it now, or a new cluster
+            waits for the log here.
+
+A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
+texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.
+"""
+
+from __future__ import annotations
+
+from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+
+STUCK_S = 10.0
+"""A loop whose turn takes this long waits for the storage, and answers no request."""
+
+
+def why_dead(now: AgentSnapshot) -> str:
+    """Why the agent must be restarted; "" if it lives."""
+    return f"threads have ended: {', '.join(now.dead_threads)}" if now.dead_threads else ""
+
+
+def why_not_ready(now: AgentSnapshot) -> str:
+    """Why no change can be appended now; "" if it can."""
+    reasons = [why_dead(now)]
+    if now.stopping:
+        reasons.append("the agent stops")
+    if now.fenced:
+        reasons.append("another process has taken over the log")
+    elif now.failure:
+        reasons.append("the log failed; it is opened again when the storage can be reached")
+    if now.turn_seconds >= STUCK_S:
+        reasons.append("the loop waits for the storage")
+    return "; ".join(reason for reason in reasons if reason)

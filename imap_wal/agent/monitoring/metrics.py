@@ -1,0 +1,388 @@
+"""The metrics of an agent, and their text for Prometheus. docs/monitoring.md lists the same."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from imap_wal.agent.monitoring.health import why_dead, why_not_ready
+from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+from imap_wal.histogram import Distribution
+from imap_wal.version import VERSION
+from storage_backends.extras import needs
+
+with needs("agent"):
+    from prometheus_client import CollectorRegistry, ProcessCollector
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        InfoMetricFamily,
+        Metric,
+    )
+    from prometheus_client.exposition import generate_latest
+    from prometheus_client.registry import Collector
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Value: TypeAlias = float | Mapping[str, float] | Distribution | Mapping[str, str] | None
+"""A number, numbers by the value of `label`, a distribution, or the labels of an info. None: not
+known, so the metric is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentMetric:
+    """`name`: as it is exported, without the suffixes of a histogram. `label`: the name of the only
+    label of its values, if there are several."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram", "info"]
+    help: str
+    value: Callable[[AgentSnapshot], Value]
+    label: str = ""
+
+
+METRICS: tuple[AgentMetric, ...] = (
+    # What it is
+    AgentMetric(
+        "imap_wal_build_info",
+        "info",
+        "Versions of imap-wal and Python.",
+        lambda now: {"version": VERSION, "python": platform.python_version()},
+    ),
+    AgentMetric(
+        "imap_wal_agent_info",
+        "info",
+        "The log of this agent.",
+        lambda now: {
+            "namespace": now.namespace,
+            "cluster": now.cluster,
+            "node": now.node,
+            "durability": now.durability,
+        },
+    ),
+    AgentMetric(
+        "imap_wal_uptime_seconds",
+        "gauge",
+        "Seconds since the agent started.",
+        lambda now: now.uptime_seconds,
+    ),
+    # Health
+    AgentMetric(
+        "imap_wal_live",
+        "gauge",
+        "1 if /livez answers 200: all threads run.",
+        lambda now: float(not why_dead(now)),
+    ),
+    AgentMetric(
+        "imap_wal_ready",
+        "gauge",
+        "1 if /readyz answers 200: changes can be appended.",
+        lambda now: float(not why_not_ready(now)),
+    ),
+    AgentMetric(
+        "imap_wal_log_failed",
+        "gauge",
+        "1 while the log has failed and is not open again.",
+        lambda now: float(bool(now.failure)),
+    ),
+    AgentMetric(
+        "imap_wal_fenced",
+        "gauge",
+        "1 if another process has taken over the log; the agent ends then.",
+        lambda now: float(now.fenced),
+    ),
+    AgentMetric(
+        "imap_wal_lease_age_seconds",
+        "gauge",
+        "Seconds since the lease of the node's lock was renewed; absent without a lease.",
+        lambda now: now.lease_age_s,
+    ),
+    AgentMetric(
+        "imap_wal_turn_seconds",
+        "gauge",
+        "How long the current turn of the agent's loop has lasted.",
+        lambda now: now.turn_seconds,
+    ),
+    AgentMetric(
+        "imap_wal_thread_alive",
+        "gauge",
+        "1 if the background thread runs.",
+        lambda now: {name: float(state.alive) for name, state in now.threads.items()},
+        "thread",
+    ),
+    AgentMetric(
+        "imap_wal_thread_failing",
+        "gauge",
+        "1 if the last turn of the background thread failed; it tries again.",
+        lambda now: {name: float(bool(state.error)) for name, state in now.threads.items()},
+        "thread",
+    ),
+    AgentMetric(
+        "imap_wal_thread_failures_total",
+        "counter",
+        "Turns of the background thread that failed.",
+        lambda now: {name: state.failures for name, state in now.threads.items()},
+        "thread",
+    ),
+    # Writing
+    AgentMetric(
+        "imap_wal_appends_total",
+        "counter",
+        "Changes that members sent.",
+        lambda now: now.appends,
+    ),
+    AgentMetric(
+        "imap_wal_duplicates_total",
+        "counter",
+        "Changes that members sent again, and that were already in the log.",
+        lambda now: now.duplicates,
+    ),
+    AgentMetric(
+        "imap_wal_records_total",
+        "counter",
+        "Entries written to the log since it was opened.",
+        lambda now: now.commit.records,
+    ),
+    AgentMetric(
+        "imap_wal_written_bytes_total",
+        "counter",
+        "Bytes written to the log since it was opened.",
+        lambda now: now.commit.bytes,
+    ),
+    AgentMetric(
+        "imap_wal_commit_size_bytes",
+        "histogram",
+        "Bytes that one commit wrote.",
+        lambda now: now.commit.commit_sizes,
+    ),
+    AgentMetric(
+        "imap_wal_sync_seconds",
+        "histogram",
+        "How long a sync of the log took.",
+        lambda now: now.commit.sync_times,
+    ),
+    AgentMetric(
+        "imap_wal_rotations_total",
+        "counter",
+        "Segments that were sealed since the log was opened.",
+        lambda now: now.commit.rotations,
+    ),
+    AgentMetric(
+        "imap_wal_epoch",
+        "gauge",
+        "The epoch of the log; it grows with every open.",
+        lambda now: now.epoch,
+    ),
+    AgentMetric(
+        "imap_wal_ring_fill_ratio",
+        "gauge",
+        "The part of the ring that is used, from 0 to 1, by slots or by bytes.",
+        lambda now: max(
+            now.ring.waiting / now.ring.slots,
+            min(1.0, now.ring.waiting_bytes / now.ring_bytes_max),
+        ),
+    ),
+    AgentMetric(
+        "imap_wal_ring_waits_total",
+        "counter",
+        "How often a change found the ring full.",
+        lambda now: now.ring.waits,
+    ),
+    # Maintenance
+    AgentMetric(
+        "imap_wal_archive_runs_total",
+        "counter",
+        "Runs of the archiver.",
+        lambda now: now.maintenance.archives,
+    ),
+    AgentMetric(
+        "imap_wal_archive_failures_total",
+        "counter",
+        "Runs of the archiver that failed.",
+        lambda now: now.maintenance.archive_failures,
+    ),
+    AgentMetric(
+        "imap_wal_archive_failing",
+        "gauge",
+        "1 if the last run of the archiver failed.",
+        lambda now: float(bool(now.maintenance.archive_error)),
+    ),
+    AgentMetric(
+        "imap_wal_retention_runs_total",
+        "counter",
+        "Runs that removed covered files.",
+        lambda now: now.maintenance.removals,
+    ),
+    AgentMetric(
+        "imap_wal_retention_failures_total",
+        "counter",
+        "Runs to remove covered files that failed.",
+        lambda now: now.maintenance.removal_failures,
+    ),
+    AgentMetric(
+        "imap_wal_retention_failing",
+        "gauge",
+        "1 if the last run to remove covered files failed.",
+        lambda now: float(bool(now.maintenance.retention_error)),
+    ),
+    # Members
+    AgentMetric(
+        "imap_wal_connections",
+        "gauge",
+        "Open connections of members and clients.",
+        lambda now: now.connections.open,
+    ),
+    AgentMetric(
+        "imap_wal_connections_max",
+        "gauge",
+        "The limit of connections.",
+        lambda now: now.connections.most,
+    ),
+    AgentMetric(
+        "imap_wal_connections_refused_total",
+        "counter",
+        "Connections that were closed: too many, against the protocol, or with a revoked key.",
+        lambda now: now.connections.refused,
+    ),
+    AgentMetric(
+        "imap_wal_connections_revoked_total",
+        "counter",
+        "Connections that were closed because their keys were revoked.",
+        lambda now: now.revoked,
+    ),
+    AgentMetric(
+        "imap_wal_peers_refused_total",
+        "counter",
+        "Peers that were not admitted, because of their user or key.",
+        lambda now: now.peers_refused,
+    ),
+    AgentMetric(
+        "imap_wal_errors_total",
+        "counter",
+        "Requests that were answered with an error, by its code.",
+        lambda now: now.errors,
+        "code",
+    ),
+    AgentMetric(
+        "imap_wal_incarnation",
+        "gauge",
+        "The incarnation of the cluster that has the log; 0: none has claimed it.",
+        lambda now: now.incarnation,
+    ),
+    AgentMetric(
+        "imap_wal_cluster_alive",
+        "gauge",
+        "1 if members of the cluster that has the log may be alive.",
+        lambda now: float(now.alive),
+    ),
+    AgentMetric(
+        "imap_wal_start_waiting_seconds",
+        "gauge",
+        "How long a new cluster has waited for the log here; 0: none waits.",
+        lambda now: now.waiting_seconds,
+    ),
+    # Reading
+    AgentMetric(
+        "imap_wal_reads_total",
+        "counter",
+        "Answered read requests.",
+        lambda now: now.reads,
+    ),
+    AgentMetric(
+        "imap_wal_unmerged_bytes",
+        "gauge",
+        "Bytes that this node has written since the last merge.",
+        lambda now: now.unmerged_bytes,
+    ),
+    AgentMetric(
+        "imap_wal_merges_total",
+        "counter",
+        "Merges of the logs that had something to read; the first one is the restore.",
+        lambda now: now.merged.merges,
+    ),
+    AgentMetric(
+        "imap_wal_merge_seconds_total",
+        "counter",
+        "Seconds that merges took.",
+        lambda now: now.merged.seconds,
+    ),
+    AgentMetric(
+        "imap_wal_merged_records_total",
+        "counter",
+        "Entries that merges read.",
+        lambda now: now.merged.records,
+    ),
+    AgentMetric(
+        "imap_wal_merged_bytes_total",
+        "counter",
+        "Bytes that merges read.",
+        lambda now: now.merged.bytes,
+    ),
+    AgentMetric(
+        "imap_wal_merge_progress_ratio",
+        "gauge",
+        "How much of the last merge is done, from 0 to 1; absent before the first merge.",
+        lambda now: None if now.merge is None else now.merge.part,
+    ),
+    AgentMetric(
+        "imap_wal_keys",
+        "gauge",
+        "Keys with an entry in the merged logs, also deleted ones; absent if they are on disk.",
+        lambda now: now.merged.keys,
+    ),
+    AgentMetric(
+        "imap_wal_conflicts",
+        "gauge",
+        "Keys that reads found in conflict of order between nodes, at most 100.",
+        lambda now: now.conflicts,
+    ),
+)
+
+
+class Exporter(Collector):
+    """Makes the text from a snapshot that `observe` returns. For one thread."""
+
+    def __init__(self, observe: Callable[[], AgentSnapshot]) -> None:
+        self._observe = observe
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        """All metrics, in the text format of Prometheus."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        now = self._observe()
+        for metric in METRICS:
+            value = metric.value(now)
+            if value is not None:
+                yield _family(metric, value)
+
+
+def _family(metric: AgentMetric, value: Value) -> Metric:
+    if metric.kind == "info":
+        assert isinstance(value, Mapping)
+        texts = {name: str(text) for name, text in value.items()}
+        return InfoMetricFamily(metric.name.removesuffix("_info"), metric.help, value=texts)
+    if isinstance(value, Distribution):
+        return _histogram(metric, value)
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    if not isinstance(value, Mapping):
+        return kind(metric.name, metric.help, value=value)
+    family = kind(metric.name, metric.help, labels=[metric.label])
+    for label, number in value.items():
+        family.add_metric([label], float(number))
+    return family
+
+
+def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
+    total, buckets = 0, []
+    for bound, count in zip(value.bounds, value.counts, strict=False):
+        total += count
+        buckets.append((f"{float(bound)}", float(total)))
+    buckets.append(("+Inf", float(value.count)))
+    return HistogramMetricFamily(metric.name, metric.help, buckets=buckets, sum_value=value.sum)

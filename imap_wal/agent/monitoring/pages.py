@@ -1,0 +1,28 @@
+"""The pages of an agent over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from imap_wal.agent.access.http_address import HttpAddress
+from imap_wal.agent.monitoring.health import why_dead, why_not_ready
+from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
+from imap_wal.agent.monitoring.metrics import CONTENT_TYPE, Exporter
+from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+from imap_wal.clock import Clock
+
+
+def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -> HttpListener:
+    """Serves `/metrics`, `/livez` and `/readyz`. `observe` is called on the listener's thread."""
+    exporter = Exporter(observe)
+    pages = {
+        "/metrics": Page(lambda: Answer(exporter.text(), content_type=CONTENT_TYPE), kept=True),
+        "/livez": Page(lambda: _health(why_dead(observe()))),
+        "/readyz": Page(lambda: _health(why_not_ready(observe()))),
+    }
+    return HttpListener(HttpAddress.parse(address), pages, clock)
+
+
+def _health(why: str) -> Answer:
+    """`why`: the reason for a bad state; "" if there is none."""
+    return Answer(f"{why or 'ok'}\n".encode(), 503 if why else 200)

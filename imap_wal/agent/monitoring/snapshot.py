@@ -1,0 +1,61 @@
+"""What an agent knows about itself at one moment, without waiting for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imap_wal.agent.transport.door import DoorStatistics
+from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.worker import WorkerState
+from imap_wal.write.committer import CommitStatistics
+from imap_wal.write.maintenance import MaintenanceStatistics
+from imap_wal.write.ring import RingStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSnapshot:
+    """Plain values. Their names are those of `stat`'s answer, where it has them too.
+
+    `failure`: why nothing can be appended; "" if it can. `fenced`: another process has the log.
+    `stopping`: the agent is ending. `turn_seconds`: how long the current turn of the loop has
+    lasted. `appends`, `duplicates`: changes that members sent, and those of them that were already
+    in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
+    admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
+    `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
+    None without a lease. `merge`: the last part of the last merge."""
+
+    namespace: str
+    cluster: str
+    node: str
+    durability: str
+    epoch: int
+    uptime_seconds: float
+    failure: str
+    fenced: bool
+    stopping: bool
+    turn_seconds: float
+    threads: Mapping[str, WorkerState]
+    appends: int
+    duplicates: int
+    errors: Mapping[str, int]
+    commit: CommitStatistics
+    ring: RingStatistics
+    ring_bytes_max: int
+    maintenance: MaintenanceStatistics
+    lease_age_s: float | None
+    connections: DoorStatistics
+    revoked: int
+    peers_refused: int
+    incarnation: int
+    alive: bool
+    waiting_seconds: float
+    reads: int
+    unmerged_bytes: int
+    merged: MergeStatistics
+    merge: MergeProgress | None
+    conflicts: int
+
+    @property
+    def dead_threads(self) -> list[str]:
+        return [name for name, state in self.threads.items() if not state.alive]

@@ -1,0 +1,54 @@
+"""What an agent may know about itself, for tests without an agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+from imap_wal.agent.transport.door import DoorStatistics
+from imap_wal.histogram import Distribution
+from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.worker import WorkerState
+from imap_wal.write.committer import CommitStatistics
+from imap_wal.write.maintenance import MaintenanceStatistics
+from imap_wal.write.ring import RingStatistics
+
+SYNCS = Distribution((0.001, 0.01), (3, 2, 1), 0.5)
+SIZES = Distribution((256, 1024), (4, 3, 0), 1500.0)
+
+
+def snapshot(**changes: Any) -> AgentSnapshot:
+    """A healthy agent. Every value is known, so that every metric is exported."""
+    fields: dict[str, Any] = {
+        "namespace": "default",
+        "cluster": "eu",
+        "node": "n1",
+        "durability": "always",
+        "epoch": 7,
+        "uptime_seconds": 60.0,
+        "failure": "",
+        "fenced": False,
+        "stopping": False,
+        "turn_seconds": 0.1,
+        "threads": {"imap-wal-reads": WorkerState(alive=True, error="", failures=2)},
+        "appends": 100,
+        "duplicates": 4,
+        "errors": {"not-ready": 5},
+        "commit": CommitStatistics(7, 96, 1500, 6, 0.5, 1, SYNCS, SIZES),
+        "ring": RingStatistics(4096, 100, 1024, 50, 3),
+        "ring_bytes_max": 1000,
+        "maintenance": MaintenanceStatistics(5, 2, "StorageError: full", 3, 1, ""),
+        "lease_age_s": 4.0,
+        "connections": DoorStatistics(10, 1000, 6),
+        "revoked": 1,
+        "peers_refused": 8,
+        "incarnation": 3,
+        "alive": True,
+        "waiting_seconds": 0.0,
+        "reads": 12,
+        "unmerged_bytes": 900,
+        "merged": MergeStatistics(2, 80, 1400, 0.25, 60),
+        "merge": MergeProgress(1, 2, 700, 1400, 40),
+        "conflicts": 0,
+    }
+    return AgentSnapshot(**{**fields, **changes})
