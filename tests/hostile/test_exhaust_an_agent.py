@@ -229,9 +229,13 @@ def test_of_many_reads_of_one_connection_two_are_accepted(tmp_path: Path) -> Non
         member.values()
         socket = member.client._socket
         with agent._reads._view._lock:  # no read ends
-            member.client.post("keys", "orders", None, 10)
-            reads = agent._reads
-            eventually(lambda: reads._taken and not reads._queued, "the first one is taken up")
+            first = member.client.post("keys", "orders", None, 10)
+
+            def taken() -> bool:  # not the one before, whose answer has just been sent
+                message = agent._reads._taken
+                return message is not None and message.request.number == first
+
+            eventually(taken, "the first one is taken up")
             for _ in range(9):
                 member.client.post("keys", "orders", None, 10)
             refused = [parts(socket.recv())[0] for _ in range(8) if socket.poll(10_000)]
