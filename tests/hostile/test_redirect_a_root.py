@@ -190,7 +190,7 @@ def test_the_file_of_credentials_reaches_the_place_of_the_segments(
     assert found == {"s3://slow/maps": {"key": "z"}, "s3://fast/wal": {"key": "b"}}
 
 
-def test_a_record_that_is_nested_deeply_is_an_error_of_the_storage(tmp_path: Path) -> None:
+def test_a_deeply_nested_record_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "wal_dir.json").write_bytes(b"[" * 100_000)
     with pytest.raises(StorageError, match="not JSON"):
         open_store(str(tmp_path))

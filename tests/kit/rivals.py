@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
@@ -10,10 +13,13 @@ import hypothesis.strategies as st
 from imap_wal.embedded.wal_filter import filtered
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import Claim, Conflict
+from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
+from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
-from tests.kit.logs import view
+from tests.kit.logs import append, node, view
 
 NODES = ("n1", "n2", "n3")
 
@@ -89,3 +95,26 @@ def check_readers(
     assert {key: tuple(entry) for key, entry in passed.items() if key in living} == living
     assert reported(list(conflicts.find(log))) == rivals
     assert len(conflicts.found(log)) == len(rivals)
+
+
+@contextmanager
+def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
+    """The logs of three nodes, each in any order."""
+    name = f"rivals-{next(names)}"
+    store = MemoryStore(name)
+    try:
+        for writer in NODES:
+            log = node(store, writer)
+            mine = [row for row, of in claims if of == writer]
+            order.shuffle(mine)
+            if mine:
+                append(log, *mine, frames=2 if len(mine) > 1 else 1)
+            log.rotate()
+            if order.random() < 0.3:
+                archive_sealed(
+                    store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed
+                )
+            log.close()
+        yield store
+    finally:
+        forget(name)

@@ -15,6 +15,7 @@ from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet.file import batches, to_rows
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest import clears
 from imap_wal.read.newest.clears import Floors
 from imap_wal.read.newest.index import NewestIndex
@@ -342,15 +343,16 @@ def test_clear_after_the_first_look_is_kept(
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     logs = cluster(memory)
-    looks = logs.ends
+    looks = ClusterLog.ends
 
-    def ends(since: dict[str, Position] | None = None) -> dict[str, Position]:
+    def ends(self: ClusterLog, since: dict[str, Position] | None = None) -> dict[str, Position]:
         if since is not None:
             append_clear(log, clear((1, 1, 1, 2)))
-        return looks(since)
+        return looks(self, since)
 
-    monkeypatch.setattr(logs, "ends", ends)
-    rewrite(logs, ENGINE)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClusterLog, "ends", ends)
+        rewrite(logs, ENGINE)
     snapshot = cluster(memory).manifest().snapshots["orders"]
     assert (snapshot.live, snapshot.tombstones, [is_clear(row) for row in rows_of(memory)]) == (
         0,

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -15,16 +13,14 @@ from hypothesis import given, settings
 
 from imap_wal.entry import Row
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import NAMED_MAX, Claim, Conflict, Noted
+from imap_wal.read.newest.rivals import NAMED_MAX, Conflict, Noted
 from imap_wal.read.newest.table import Table
-from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
-from storage_backends import SegmentStore
-from storage_backends.memory import MemoryStore, forget
+from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, view
 from tests.kit.rivals import (
@@ -34,7 +30,7 @@ from tests.kit.rivals import (
     changes,
     check_readers,
     expected,
-    names,
+    logs,
     reported,
 )
 
@@ -94,29 +90,6 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
         assert index.count("orders") == len(winners)
         index.close()
         elsewhere.close()
-
-
-@contextmanager
-def logs(claims: list[Claim], order: random.Random) -> Iterator[SegmentStore]:
-    """The logs of three nodes, each in any order."""
-    name = f"rivals-{next(names)}"
-    store = MemoryStore(name)
-    try:
-        for writer in NODES:
-            log = node(store, writer)
-            mine = [row for row, of in claims if of == writer]
-            order.shuffle(mine)
-            if mine:
-                append(log, *mine, frames=2 if len(mine) > 1 else 1)
-            log.rotate()
-            if order.random() < 0.3:
-                archive_sealed(
-                    store, log.identity.node_folder, writer, log.manifests, writing=log.unsealed
-                )
-            log.close()
-        yield store
-    finally:
-        forget(name)
 
 
 @settings(deadline=None, max_examples=40)

@@ -29,7 +29,6 @@ from tests.kit import rivals as rivals_kit
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive
 from tests.kit.row_engine import ComparedEngine
-from tests.restore import test_rivals
 
 _numbers = itertools.count()
 SMALL = Settings(preallocate=False, segment_bytes=1 << 20)
@@ -84,7 +83,7 @@ def test_engines_agree_if_nodes_claim_one_change(
 ) -> None:
     claims = rivals_kit.as_rows(history)
     winners, rivals = rivals_kit.expected(claims)
-    with test_rivals.logs(claims, order) as store:
+    with rivals_kit.logs(claims, order) as store:
         log = cluster(store)
         for _ in range(2):
             report = rewrite(log, ComparedEngine(TIGHT if tight else SMALL), skew_ms_max=2**60)

@@ -120,7 +120,7 @@ def test_wrong_columns_of_a_backfill_are_named(
         ImapWalWriter(Target(str(tmp_path), "default", "e"), KINDS, overwrite=True)
 
 
-def test_a_row_without_a_key_or_a_map_ends_the_task(tmp_path: Path) -> None:
+def test_a_row_without_key_or_map_ends_the_task(tmp_path: Path) -> None:
     made = writer(tmp_path)
     for line, word in ((("orders", None, b"1", 0), "no key"), ((None, b"k", b"1", 0), "no map")):
         with pytest.raises(InvalidSetting, match=word):

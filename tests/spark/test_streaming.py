@@ -33,7 +33,7 @@ def run(*arguments: object) -> int:
 
 
 @pytest.mark.timeout(1500)
-def test_kill_9_of_the_driver_between_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_killed_driver_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The driver dies after the sink has a batch and before the checkpoint says so, then before
     the sink has it. Another process appends and archives all the time."""
     url, out, checkpoint = tmp_path / "log", tmp_path / "out", tmp_path / "checkpoint"

@@ -66,11 +66,13 @@ def test_only_named_columns_are_read(spark: Any, root: Path) -> None:
 
 
 def test_a_log_is_a_view_for_sql(spark: Any, root: Path) -> None:
-    spark.sql(f"create temporary view entries using imap_wal options (path '{root}', map 'orders')")
+    spark.sql(
+        f"create temporary view orders_log using imap_wal options (path '{root}', map 'orders')"
+    )
     try:
-        assert spark.sql("select count(*) from entries where not deleted").first()[0] == 4
+        assert spark.sql("select count(*) from orders_log where not deleted").first()[0] == 4
     finally:
-        spark.sql("drop view entries")
+        spark.sql("drop view orders_log")
 
 
 def test_a_session_of_ours_pushes_filters() -> None:
