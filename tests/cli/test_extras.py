@@ -21,9 +21,11 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")
 DISTRIBUTION = {
-    "google_crc32c": "google-crc32c", "hazelcast": "hazelcast-python-client", "prometheus_client": "prometheus-client",
+    "google_crc32c": "google-crc32c",
+    "hazelcast": "hazelcast-python-client",
+    "prometheus_client": "prometheus-client",
     "zmq": "pyzmq",
-}  # fmt: skip
+}
 """Modules whose distribution has another name."""
 GUARDED = {
     "imap_wal/agent/": "agent",
