@@ -15,6 +15,7 @@ from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
 from imap_wal.manifest.older import mark_beyond, older_epoch, opened_epochs
 from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
+from imap_wal.segment.verdict import Place
 from storage_backends import SegmentStore, StoredFile
 
 ATTEMPTS = 8
@@ -133,6 +134,33 @@ class ClusterView:
     @property
     def snapshot_bytes(self) -> int:
         return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())
+
+    def place(
+        self, node: NodeView, manifest: NodeManifest, segment: SegmentFile, *, followed: bool
+    ) -> Place:
+        """A segment's place in its log, by all manifests. A snapshot's mark names a frame that was
+        there, just as a checkpoint does: if it is gone, entries are lost, though they are in the
+        snapshot."""
+        here = segment.epoch, segment.number
+        marks = (snapshot.marks.get(node.name) for snapshot in self.manifest.snapshots.values())
+        ends = [
+            mark.position
+            for mark in marks
+            if mark is not None
+            and mark.directory == manifest.directory
+            and mark.position[:2] == here
+        ]
+        checkpoint = manifest.checkpoint
+        if checkpoint[:2] == here:
+            ends.append(checkpoint)
+        return Place(
+            segment.path,
+            manifest.directory,
+            *here,
+            followed,
+            max(ends, default=checkpoint),
+            max(manifest.newest, checkpoint.segment),
+        )
 
     def names(self, node: NodeView) -> tuple[str, str, str]:
         """The names of a node's log: namespace, cluster, node."""

@@ -24,7 +24,7 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.read.scan import entries_of
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import last_lost, scan_segment
-from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Place, Verdict, judge, said_by
+from imap_wal.segment.verdict import FOREIGN, HEADER_TORN, SHORT, Verdict, judge, said_by
 from storage_backends import NotFound, SegmentStore
 
 NAMED_MAX = 100
@@ -43,21 +43,14 @@ class _Read(NamedTuple):
 
 def _read_segment(
     store: SegmentStore,
+    view: ClusterView,
     node: NodeView,
     segment: SegmentFile,
     later: Sequence[SegmentFile],
     deadline: Deadline,
 ) -> _Read:
     manifest = node.manifest
-    place = Place(
-        segment.path,
-        manifest.directory,
-        segment.epoch,
-        segment.number,
-        bool(later),
-        manifest.checkpoint,
-        manifest.newest,
-    )
+    place = view.place(node, manifest, segment, followed=bool(later))
     # All frames, without a gap.
     paths = [
         each.path for index, each in enumerate(later) if each.number == segment.number + 1 + index
@@ -108,7 +101,7 @@ def check_segment(
 ) -> Finding:
     found = Finding(segment.path, "segment", CLEAN, segment.bytes)
     try:
-        read = _read_segment(store, node, segment, later, deadline)
+        read = _read_segment(store, view, node, segment, later, deadline)
     except NotFound:
         return replace(found, bytes=0, what="archived while it was being verified")
     verdict, records, wrong = read.verdict, read.records, read.wrong

@@ -134,8 +134,7 @@ class SegmentPlanner:
                 plan.store,
                 segment,
                 plan.view.home(plan.node, segment),
-                plan.manifest,
-                newest=newest,
+                plan.view.place(plan.node, plan.manifest, segment, followed=not newest),
             )
         except EncryptionError as error:
             given = keys_of(plan.store).key_ring

@@ -12,7 +12,6 @@ import msgpack
 from imap_wal import format
 from imap_wal.errors import NotRepairable
 from imap_wal.format import START, Frame, Home, Position, SegmentHeader
-from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
 from imap_wal.segment.listing import SegmentFile
@@ -122,11 +121,8 @@ class Segment:
         return Extent(text(first), text(last), frames, records, size)
 
 
-def look_at(
-    store: SegmentStore, segment: SegmentFile, home: Home, manifest: NodeManifest, *, newest: bool
-) -> Segment:
-    """Read all of a segment. `home`: the place of a segment with this name. Raises
-    `UnsupportedVersion`."""
+def look_at(store: SegmentStore, segment: SegmentFile, home: Home, place: verdict.Place) -> Segment:
+    """Read all of a segment. `home`: what its header must say. Raises `UnsupportedVersion`."""
     found = Segment(segment.path, segment.epoch, segment.number, segment.bytes)
     places: list[WholeFrame] = []
 
@@ -136,15 +132,6 @@ def look_at(
             WholeFrame(frame.offset, frame.end, frame.kind, entries, frame.count, frame.checksum)
         )
 
-    place = verdict.Place(
-        segment.path,
-        manifest.directory,
-        segment.epoch,
-        segment.number,
-        not newest,
-        manifest.checkpoint,
-        manifest.newest,
-    )
     said, reader = verdict.judge(store, place, visit)
     if said.status == verdict.UNSUPPORTED:
         raise said.error()
@@ -162,7 +149,7 @@ def look_at(
             reader.goes_on_from,
         )
     if said.status == verdict.SHORT and said.end:
-        found.end_missing = manifest.checkpoint
+        found.end_missing = place.checkpoint
     elif said.status != verdict.CLEAN:
         found.scan = scan_segment(store, segment.path, home)
         places = found.scan.frames
@@ -172,7 +159,7 @@ def look_at(
 
 def find_missing_ends(found: Mapping[int, Segment]) -> None:
     """A file that ends at the end of a frame looks whole. Only the next segment's header shows that
-    it is not."""
+    it is not, or a manifest that names a later frame. If that header is damaged, it is unknown."""
     before: Segment | None = None
     for number in sorted(found):
         segment = found[number]
@@ -188,6 +175,17 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
             before.status, before.what = (
                 "corrupt",
                 "the end of this segment is missing: the next segment continues from a later frame",
+            )
+        if (
+            before is not None
+            and before.status == "clean"
+            and before.goes_on_from is not None
+            and segment.damaged
+            and segment.header is None
+        ):
+            before.what = (
+                "it is unknown whether frames followed: the header of the next segment, which "
+                "would show it, is damaged"
             )
         if segment.goes_on_from is not None or segment.status != "clean":
             before = segment

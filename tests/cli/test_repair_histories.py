@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import imap_wal
@@ -224,11 +224,50 @@ def summary_of(items: list[Any]) -> dict[str, Any]:
     )
 
 
+def unseen_losses(
+    store: MemoryStore, intact: MemoryStore, written: list[Written], whole: list[Written]
+) -> list[Written]:
+    """Lost frames that nothing shows: the file ends before them at the end of a frame, the header
+    of the next segment is damaged, and no manifest names a frame that is gone."""
+    manifest = ClusterLog(intact, "default", "embedded").state().manifest
+    known = [
+        (node, mark.position)
+        for snapshot in manifest.snapshots.values()
+        for node, mark in snapshot.marks.items()
+    ]
+    nodes = ClusterLog(intact, "default", "embedded").state().nodes
+    known += [(name, node.manifest.checkpoint) for name, node in nodes.items()]
+    found: list[Written] = []
+    for path in {frame.path for frame in written}:
+        frames = [frame for frame in written if frame.path == path]
+        size = store.size(path) if store.exists(path) else -1
+        one = frames[0]
+        lost = [frame for frame in frames if frame.offset >= size]
+        after = [
+            frame for frame in written if (frame.node, frame.number) == (one.node, one.number + 1)
+        ]
+        if not lost or lost[0].offset != size or not after:
+            continue
+        header = slice(0, after[0].offset)
+        following = store.read(after[0].path) if store.exists(after[0].path) else b""
+        if following[header] == intact.read(after[0].path)[header] or any(
+            node == one.node and place[:2] == (one.epoch, one.number) and place.frame >= size
+            for node, place in known
+        ):
+            continue
+        if all(frame in whole for frame in frames if frame not in lost):
+            found += lost
+    return found
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
+@example(seed=365)  # only a snapshot's mark shows what is lost
 def test_point_in_time_keeps_the_front_of_every_node(seed: int) -> None:
     store, written = history(seed, f"memory://pit-{next(numbers)}")
+    intact = copy_files(store)
     whole = damage(seed, store, written)
+    unseen = unseen_losses(store, intact, written, whole)
     copy, _ = repaired(store, f"pit-copy-{next(numbers)}", POINT_IN_TIME)
     again = ClusterLog(copy, "default", "embedded")
     for node in ("n1", "n2"):
@@ -238,6 +277,8 @@ def test_point_in_time_keeps_the_front_of_every_node(seed: int) -> None:
         )
         front: list[Row] = []
         for frame in order:
+            if frame in unseen:
+                continue
             if frame not in whole:
                 break
             front += frame.rows
