@@ -234,6 +234,26 @@ def batches(
         raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
+def group_batches(
+    store: SegmentStore, path: str, columns: list[str], groups: Sequence[int], *, records: int
+) -> Iterator[tuple[int, Any]]:
+    """The record batches of some row groups, which increase, each with the number of its first row
+    in the file. `records`: of the whole file. It is not compared with a checksum: other readers
+    read its other groups. `NotFound`, `CorruptLog`."""
+    with _reading(store, path, 0, "") as file:
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        if sum(sizes) != records or (groups and groups[-1] >= len(sizes)):
+            what = f"this Parquet file has {sum(sizes)} rows, and {records} were written"
+            raise CorruptLog(path, 0, what, "restore it from a copy")
+        for group in groups:
+            first = sum(sizes[:group])
+            count = _batch_rows(file.metadata.row_group(group), columns, GROUP_ROWS_MAX)
+            for batch in file.iter_batches(count, row_groups=[group], columns=columns):
+                validate(batch)
+                yield first, batch
+                first += len(batch)
+
+
 def rows_at(
     store: SegmentStore, path: str, rows: Any, columns: list[str], *, log: str = ""
 ) -> Iterator[Any]:

@@ -36,8 +36,9 @@ does not have too many files."""
 class PartWriter:
     """Writes the rows of one map that are kept as part files, in key order. In a dry run it only
     measures their size. `partition`: the number of the key range. `kept`: former files that become
-    parts as they are, in key order; no added row is in their ranges. Every file has a unique name,
-    so that another attempt at the same work cannot replace it. No file is replaced or deleted
+    parts as they are, in key order; no added row is in their ranges. `lower`: no key is lower.
+    `growth`: how often the limits of a part have doubled before. Every file has a unique name, so
+    that another attempt at the same work cannot replace it. No file is replaced or deleted
     here."""
 
     def __init__(
@@ -49,6 +50,9 @@ class PartWriter:
         partition: int = 0,
         randomness: Randomness | None = None,
         kept: Sequence[KeptPart] = (),
+        *,
+        lower: bytes = b"",
+        growth: int = 0,
     ) -> None:
         self._store, self._job, self._name, self._folder, self._partition = (
             store,
@@ -65,7 +69,8 @@ class PartWriter:
         self._first_expiry_ms = 0
         self._parts: list[Part] = []
         self._kept = deque(kept)
-        self._lower: bytes | None = b""
+        self._growth = growth
+        self._lower: bytes | None = lower
         """The lower border of the current file, or of the next one."""
         self._last = b""
         """The last key that was written."""
@@ -154,7 +159,7 @@ class PartWriter:
         """Write rows, in as many files as necessary."""
         start = 0
         while start < len(batch):
-            growth = 2 ** (len(self._parts) // PARTS_OF_A_SIZE)
+            growth = 2 ** (self._growth + len(self._parts) // PARTS_OF_A_SIZE)
             rows_max = min(PART_ROWS * growth, PART_ROWS_MAX) - self._rows
             bytes_max = min(PART_BYTES * growth, PART_BYTES_MAX) - self._bytes
             fitting = bytes_max * len(batch) // max(1, batch.nbytes)

@@ -108,6 +108,10 @@ class RewritePlan:
         folder = layout.snapshot_folder(self.folder, name, self.generation)
         return f"{folder}/part-{partition:05d}-{number:05d}-{token}.parquet"
 
+    def run_path(self, name: str, token: str) -> str:
+        """The path of a sorted run (`imap_wal.rewrite.sorted_runs`), beside the part files."""
+        return f"{layout.snapshot_folder(self.folder, name, self.generation)}/run-{token}.parquet"
+
     def wants(self, name: str) -> bool:
         return self.maps is None or name in self.maps
 

@@ -44,17 +44,30 @@ def separator(last: bytes, first: bytes) -> bytes | None:
     return first[: common + 1] if common < BORDER_BYTES_MAX else None
 
 
-def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
-    """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
-    have tombstones or claims to drop, or the manifest does not have the borders of its files."""
-    facts = (snapshot.borders, snapshot.expiries, snapshot.sizes, snapshot.rows, snapshot.checksums)
-    if snapshot.tombstones or any(len(each) != len(snapshot.files) for each in facts):
-        return ()
+def borders_of(snapshot: Snapshot) -> list[bytes] | None:
+    """The lower borders of the files of a snapshot, which increase. None: they are unknown, or
+    several files may have the same key."""
+    if len(snapshot.borders) != len(snapshot.files) or not snapshot.files:
+        return None
     try:
         lowers = [bytes.fromhex(border) for border in snapshot.borders]
     except ValueError:
+        return None
+    return lowers if all(a < b for a, b in pairwise(lowers)) else None
+
+
+def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
+    """The files of a snapshot, in key order. Empty if the whole snapshot has to be read: it may
+    have tombstones or claims to drop, or the manifest does not have the borders of its files."""
+    facts = (snapshot.expiries, snapshot.sizes, snapshot.rows, snapshot.checksums)
+    lowers = borders_of(snapshot)
+    if (
+        lowers is None
+        or snapshot.tombstones
+        or any(len(each) != len(snapshot.files) for each in facts)
+    ):
         return ()
-    parts = tuple(
+    return tuple(
         Part(
             path,
             live=rows,
@@ -67,10 +80,9 @@ def parts_of(snapshot: Snapshot) -> tuple[Part, ...]:
             is_kept=True,
         )
         for path, lower, expiry, size, rows, checksum in zip(
-            snapshot.files, lowers, *facts[1:], strict=True
+            snapshot.files, lowers, *facts, strict=True
         )
     )
-    return parts if all(a < b for a, b in pairwise(lowers)) else ()
 
 
 def kept_parts(

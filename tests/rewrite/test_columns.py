@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from imap_wal.errors import CorruptLog
 from imap_wal.read.newest.rivals import joined
 from imap_wal.rewrite import local_engine, part_writer
-from imap_wal.rewrite.columns import newest_keys, sources
+from imap_wal.rewrite.columns import merge, newest_keys, sources
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys, contenders
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RowSorter
 from imap_wal.rewrite.conflicts import Resolution
@@ -39,7 +39,7 @@ TIGHT = Settings(preallocate=False, segment_bytes=1 << 20, restore_memory_bytes=
 @pytest.fixture(autouse=True)
 def columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are read by columns too, and files have few rows."""
-    monkeypatch.setattr(local_engine, "COLUMN_ROWS", 1)
+    monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
     monkeypatch.setattr(part_writer, "PART_ROWS_MAX", 2)
 
 
@@ -214,7 +214,7 @@ def test_archives_may_be_absorbed_between_keys_and_values(
     """An archive run absorbs small archives beside a rewrite, which must not have to begin
     again."""
     log = archived(memory)
-    monkeypatch.setattr(local_engine, "Sources", Disturbed)
+    monkeypatch.setattr(merge, "Sources", Disturbed)
     gone = []
 
     def absorb() -> None:
@@ -232,7 +232,7 @@ def test_a_large_archive_that_disappears_begins_the_rewrite_again(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = archived(memory)
-    monkeypatch.setattr(local_engine, "Sources", Disturbed)
+    monkeypatch.setattr(merge, "Sources", Disturbed)
     monkeypatch.setattr(sources, "ABSORB_BYTES_MAX", 0)
     moved = []
 
@@ -258,7 +258,7 @@ def test_a_large_archive_that_disappears_begins_the_rewrite_again(
 def test_damage_in_a_value_is_found(memory: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file changes after its checksum was compared: each page has one too."""
     log = archived(memory)
-    monkeypatch.setattr(local_engine, "Sources", Disturbed)
+    monkeypatch.setattr(merge, "Sources", Disturbed)
     monkeypatch.setattr(sources, "ABSORB_BYTES_MAX", 0)
 
     def damage() -> None:

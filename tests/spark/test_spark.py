@@ -24,8 +24,9 @@ from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.publish import discard, publish
 from imap_wal.rewrite.report import RewriteReport
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.sorted_runs import Sizes
 from pyspark_imap_wal.data_source import LATEST, Options
-from pyspark_imap_wal.rewrite_engine import _PART_NUMBERS, SparkEngine, taken
+from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
@@ -295,11 +296,11 @@ def test_a_task_that_runs_twice_loses_nothing(
     once = rewrite_engine._write
 
     def twice(*given: Any) -> Any:
-        def write(batches: Any) -> Any:
-            held = list(batches)
+        def write(inputs: Any) -> Any:
+            held = list(inputs)
             list(once(*given)(iter(held)))  # its answer is not used
             answer = list(once(*given)(iter(held)))
-            list(once(*given)(iter(held[:1])))  # this one read fewer rows
+            list(once(*given)(iter(held)))
             yield from answer
 
         return write
@@ -316,17 +317,13 @@ def test_a_task_that_runs_twice_loses_nothing(
     assert len(values(view(store))) == 20 and values(view(store), "other") == {"x": "1"}
 
 
-def test_two_answers_for_one_range_or_none_publish_nothing() -> None:
-    def line(partition: int, attempt: str, **more: Any) -> dict[str, Any]:
-        nothing = dict.fromkeys(("map", "path", "error", *_PART_NUMBERS))
-        return {**nothing, "partition": partition, "attempt": attempt, **more}
-
-    part = {"map": "m", "path": "p", "live": 1, "tombstones": 0, "number": 0}
-    assert list(taken([line(0, "x"), line(0, "x", **part), line(1, "y")])) == ["m"]
-    with pytest.raises(LostRace, match="twice for range 0"):
-        taken([line(0, "x"), line(0, "x", **part), line(0, "y")])
-    with pytest.raises(LostRace, match=r"ranges \[1\] only"):
-        taken([line(1, "x")])
+def test_two_answers_for_one_task_or_none_publish_nothing() -> None:
+    answers = [Answer(1, "y", "b"), Answer(0, "x", "a")]
+    assert taken(answers, 2) == ["a", "b"]
+    with pytest.raises(LostRace, match="twice for task 0"):
+        taken([*answers, Answer(0, "y", "a")], 2)
+    with pytest.raises(LostRace, match=r"tasks \[0, 1\] of 3 only"):
+        taken(answers, 3)
 
 
 def test_range_of_many_parts_is_complete_and_ordered(
@@ -340,27 +337,26 @@ def test_range_of_many_parts_is_complete_and_ordered(
     store = open_store(str(tmp_path))
     keys = [f"k{number:05d}" for number in range(2600)]
     append(node(store), *(put(key, key, (1, 1, 1, at)) for at, key in enumerate(keys)), frames=10)
-    monkeypatch.setattr(rewrite_engine, "ROWS_A_RANGE", 2400)
     once = rewrite_engine._write
 
     def small(*given: Any) -> Any:
         write = once(*given)
 
-        def in_worker(batches: Any) -> Any:
+        def in_worker(inputs: Any) -> Any:
             from imap_wal.rewrite import part_writer
-            from pyspark_imap_wal import rewrite_engine as spark
 
             part_writer.PART_ROWS_MAX, before = 1, part_writer.PART_ROWS_MAX
-            spark._KEYS_A_BATCH, batch = 1, spark._KEYS_A_BATCH
             try:
-                yield from write(batches)
+                yield from write(inputs)
             finally:
-                part_writer.PART_ROWS_MAX, spark._KEYS_A_BATCH = before, batch
+                part_writer.PART_ROWS_MAX = before
 
         return in_worker
 
     monkeypatch.setattr(rewrite_engine, "_write", small)
-    report = run(cluster(store), SparkEngine(spark))
+    report = run(
+        cluster(store), SparkEngine(spark, sizes=Sizes(range_bytes=100_000, group_rows=1300))
+    )
     assert len(report.maps[0].files) == 2600 == report.maps[0].live
     ranges = Counter(path.split("part-")[1].split("-")[0] for path in report.maps[0].files)
     assert len(ranges) == 2 and min(ranges.values()) > 1000
@@ -374,14 +370,13 @@ def test_range_of_many_parts_is_complete_and_ordered(
 def test_a_large_log_is_written_in_ranges_of_keys(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark_imap_wal import rewrite_engine
-
-    monkeypatch.setattr(rewrite_engine, "ROWS_A_RANGE", 1000)
     store = open_store(str(tmp_path))
     log = node(store)
     keys = [f"k{number * 7919 % 3000:05d}" for number in range(3000)]
     append(log, *(put(key, key, (1, 1, 1, number)) for number, key in enumerate(keys)), frames=10)
-    report = run(cluster(store), SparkEngine(spark))
+    report = run(
+        cluster(store), SparkEngine(spark, sizes=Sizes(range_bytes=50_000, group_rows=500))
+    )
     assert len(report.maps[0].files) > 1 and report.maps[0].live == 3000
     found = [
         row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)

@@ -13,6 +13,7 @@ from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim, Conflict, conflict
 from imap_wal.rewrite.columns.key_columns import ORDER_COLUMNS
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, sorted_by_key
+from imap_wal.rewrite.columns.winners import RANKS
 from imap_wal.rewrite.plan import TombstonePolicy
 from storage_backends.extras import needs
 
@@ -21,15 +22,8 @@ with needs("archive"):
     import pyarrow.compute as pc
 
 PICK_SCHEMA = pa.schema(
-    [
-        pa.field("source", pa.int32()),
-        pa.field("row", pa.int64()),
-        pa.field("rank", pa.int64()),
-        pa.field("claimed", pa.bool_()),
-        pa.field("dropped", pa.bool_()),
-    ]
+    [pa.field("source", pa.int32()), pa.field("row", pa.int64()), *RANKS],
 )
-"""`claimed` and `dropped`: as in `imap_wal.rewrite.columns.winners.RANKED_SCHEMA`."""
 CLEARED_ROWS = 65_536
 
 
@@ -73,6 +67,7 @@ def picks(table: Any, rule: TombstonePolicy, nodes: Sequence[str], rank: int) ->
             _numbers(rank, kept.true_count),
             claimed.filter(kept),
             dropped.filter(kept),
+            table["late"].filter(kept),
         ],
         PICK_SCHEMA,
     )

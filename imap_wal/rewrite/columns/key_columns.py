@@ -3,13 +3,13 @@ what `imap_wal.read.parquet_scan` says; here it is an expression over columns.""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from imap_wal.entry import Row, clear_of
 from imap_wal.format import START, Position
-from imap_wal.parquet.file import batches
+from imap_wal.parquet.file import batches, group_batches
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.selection import void_below
 from storage_backends import SegmentStore
@@ -71,6 +71,17 @@ def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
         records = len(table)
         table, clears = _without_clears(table, scan.map)
         yield KeyBatch(table, records, last, clears)
+
+
+def read_group_keys(
+    store: SegmentStore, scan: FileScan, groups: Sequence[int]
+) -> Iterator[KeyBatch]:
+    """The keys of some row groups of a sorted run, which has no clears. `NotFound`,
+    `CorruptLog`."""
+    columns = [*COLUMNS, "node"]
+    for first, batch in group_batches(store, scan.path, columns, groups, records=scan.records):
+        places = pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64())
+        yield KeyBatch(batch.append_column("row", pc.add(places, first)), len(batch), START)
 
 
 def _counting(batch: Any, scan: FileScan, below: Position, placed: bool) -> Any:

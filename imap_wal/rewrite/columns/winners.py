@@ -19,16 +19,15 @@ with needs("archive"):
     import pyarrow as pa
     import pyarrow.compute as pc
 
-RANKED_SCHEMA = pa.schema(
-    [
-        *SNAPSHOT_SCHEMA,
-        pa.field("rank", pa.int64()),
-        pa.field("claimed", pa.bool_()),
-        pa.field("dropped", pa.bool_()),
-    ]
-)
+RANKS = [
+    pa.field("rank", pa.int64()),
+    pa.field("claimed", pa.bool_()),
+    pa.field("dropped", pa.bool_()),
+    pa.field("late", pa.bool_()),
+]
+RANKED_SCHEMA = pa.schema([*SNAPSHOT_SCHEMA, *RANKS])
 """`claimed`: several rows have this key, the winner first. `dropped`: the rule drops it, unless its
-key is in conflict."""
+key is in conflict. `late`: see `imap_wal.rewrite.plan.Tally.is_late`."""
 PAGE_BYTES_MIN, PAGE_BYTES_MAX = 64 * 1024, 4 * 1024 * 1024
 RUNS = 64
 """Pages of so many runs are in memory while they are merged, if `memory_bytes` is to suffice."""

@@ -1,0 +1,284 @@
+"""One merge of changes by columns: what was read so far, and its winners in key order.
+
+    read_log, read_snapshot, read_run ─▶ keys and orders, without values   `Sources`, `NewestKeys`
+    write                             ─▶ what the rule keeps of a map, to part files
+    sorted_rows                       ─▶ all that may still win in a map, for a later merge
+
+Segments, and files that are too small to gain by it, are read as rows and become columns then.
+See docs/decisions/0044-a-rewrite-by-columns.md.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from imap_wal.entry import KEY, ORDER, PARTITION, Row, is_clear, subject
+from imap_wal.errors import StorageUnavailable
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
+from imap_wal.read.newest.clears import Cleared
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.scan import read_scan
+from imap_wal.rewrite.columns.choice import PICK_SCHEMA, decided, picks, without_cleared
+from imap_wal.rewrite.columns.key_columns import (
+    KeyBatch,
+    expiring,
+    pairs_of,
+    read_group_keys,
+    read_keys,
+)
+from imap_wal.rewrite.columns.newest_keys import NewestKeys
+from imap_wal.rewrite.columns.scratch import Scratch
+from imap_wal.rewrite.columns.sources import Sources
+from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RANKS, RowSorter
+from imap_wal.rewrite.part_writer import PartWriter
+from imap_wal.rewrite.plan import RewritePlan, Tally, TombstonePolicy
+from imap_wal.settings import Settings
+from storage_backends import NotFound, SegmentStore
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+PART_BYTES_MAX = 512 * 1024 * 1024
+"""A column of what is held must be smaller than 2 GiB."""
+COLUMN_ROWS, COLUMN_BYTES = 4096, 4 * 1024 * 1024
+"""A Parquet file with so many rows, or bytes, is read by columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The keys from `lower` on and below `upper`; None: there is no end."""
+
+    lower: bytes = b""
+    upper: bytes | None = None
+
+    def has(self, key: bytes | None) -> bool:
+        """Whether a key is in it; that of a clear, None, is before all others."""
+        place = key or b""
+        return self.lower <= place and (self.upper is None or place < self.upper)
+
+    def of_batch(self, batch: Any) -> Any:
+        """The rows of a record batch with keys of this span."""
+        keys = batch.column("key")
+        if self.lower:
+            batch = batch.filter(pc.greater_equal(keys, pa.scalar(self.lower, pa.binary())))
+            keys = batch.column("key")
+        if self.upper is not None:
+            batch = batch.filter(pc.less(keys, pa.scalar(self.upper, pa.binary())))
+        return batch
+
+
+ALL_KEYS = Span()
+
+
+@contextmanager
+def scratch_errors(settings: Settings) -> Iterator[None]:
+    """Raises `StorageUnavailable` for an OSError of this machine: the store raises
+    StorageErrors."""
+    try:
+        yield
+    except OSError as error:
+        room = settings.scratch or tempfile.gettempdir()
+        raise StorageUnavailable(
+            f"rewriting needs space for Parquet files in {room}: {error}; nothing was published"
+        ) from error
+
+
+class ColumnMerge:
+    """See the module. Memory: about `settings.restore_memory_bytes`, and about 100 MB more; the
+    rest is written to `settings.scratch`."""
+
+    def __init__(
+        self,
+        job: RewritePlan,
+        log: ClusterLog,
+        settings: Settings,
+        *,
+        span: Span = ALL_KEYS,
+        cleared: Cleared | None = None,
+    ) -> None:
+        """`span`: only these keys are merged. `cleared`: clears that are known already."""
+        self._job, self._log, self._folder, self._span = job, log, settings.scratch, span
+        # Each of these needs several times its own limit while it works.
+        self._part_bytes = min(max(settings.restore_memory_bytes // 10, 1), PART_BYTES_MAX)
+        self.tally = Tally(job)
+        self.cleared = cleared or Cleared()
+        self.keys = NewestKeys(self._part_bytes, self._folder)
+        self.sources = Sources(
+            log.store, self.keys, self.tally.late, self._part_bytes, self._folder
+        )
+        self.records = 0
+        """Entries of the span that were read."""
+        self._noted = Noted()
+
+    def read_log(self, scan: FileScan, store: SegmentStore) -> None:
+        """Read one file of a log."""
+        if scan.kind == ARCHIVE and _is_large(scan):
+            try:
+                self._read_columns(scan)
+                return
+            except NotFound:
+                # An archive run absorbed it: its entries are elsewhere. Those that were read count
+                # twice, which changes nothing.
+                store = self._log.store
+        for changes in self._log.read_on(scan, self._job.maps, store=store):
+            self._add(changes, scan)
+
+    def read_snapshot(self, scan: FileScan) -> None:
+        """Read one file of a former snapshot."""
+        if _is_large(scan):
+            self._read_columns(scan)
+            return
+        for changes in read_scan(self._log.store, scan):
+            self._add(changes, scan)
+
+    def read_run(self, scan: FileScan, groups: Sequence[int], *, late: bool) -> None:
+        """Read row groups of a sorted run (`imap_wal.rewrite.sorted_runs`), which were counted
+        when it was written. `late`: see `Tally.is_late`."""
+        if _is_large(scan):
+            source = self.sources.file(scan)
+            for found in read_group_keys(self.sources.store, scan, groups):
+                self.sources.add_columns(source, self._span.of_batch(found.batch), late)
+            return
+        for changes in read_scan(self._log.store, scan):
+            rows = self._within(changes.rows)
+            if late:
+                self.tally.late.update(subject(row) for row in rows)
+            self.sources.add_rows(rows, changes.node, changes.bytes)
+
+    def write(self, name: str, writer: PartWriter) -> None:
+        """Write what is kept of a map, without its clears."""
+        for batch, losers, conflicts in decided(name, self.sorted_rows(name, self._job.rule)):
+            self._noted.note(conflicts)
+            writer.count_conflicts(len(conflicts))
+            writer.write(batch, losers)
+
+    def sorted_rows(self, name: str, rule: TombstonePolicy) -> Iterator[Any]:
+        """The whole rows of a map that are newest or may be, without what `rule` drops, in key
+        order: batches with `RANKED_SCHEMA`."""
+        with closing(RowSorter(self._part_bytes, self._folder)) as sorter:
+            self._collect(name, rule, sorter)
+            yield from sorter.pages()
+
+    def close(self) -> None:
+        self.keys.close()
+        self.sources.close()
+
+    def _add(self, changes: EntryBatch, scan: FileScan) -> None:
+        """Add rows."""
+        if not changes.rows:
+            return
+        settled = scan.kind == SNAPSHOT
+        self.tally.add(changes, count_bytes=scan.kind == SEGMENT, settled=settled)
+        rows = self._within(changes.rows)
+        self.records += len(rows)
+        if changes.clears:
+            self.cleared.take(changes.node, changes.rows)
+            rows = [row for row in rows if not is_clear(row)]
+        rows = self._job.decisions.counting(changes.node, rows)
+        self.sources.add_rows(rows, changes.node, changes.bytes)
+
+    def _within(self, rows: list[Row]) -> list[Row]:
+        if self._span == ALL_KEYS:
+            return rows
+        return [row for row in rows if self._span.has(row[KEY])]
+
+    def _read_columns(self, scan: FileScan) -> None:
+        source = self.sources.file(scan)
+        for found in read_keys(self.sources.store, scan):
+            late = scan.kind != SNAPSHOT and self.tally.is_late(scan.node, found.last)
+            self._count(scan, found, late)
+            for row, node in found.clears:
+                self.cleared.take(node or scan.node, [row])
+            batch = self._span.of_batch(found.batch)
+            self.records += len(batch) + len(found.clears) * self._span.has(None)
+            if len(batch):
+                self.sources.add_columns(source, self._counting(batch, scan), late)
+
+    def _count(self, scan: FileScan, found: KeyBatch, late: bool) -> None:
+        """As `Tally.add` does with rows."""
+        if found.records:
+            self.tally.count(scan.map, found.records)
+        if late:
+            self.tally.late.update(subject(row) for row, _ in found.clears)
+            return
+        batch = found.batch
+        self.tally.learn(
+            lambda: {
+                *pairs_of(batch if scan.kind == ARCHIVE else batch.filter(expiring(batch))),
+                *((row[PARTITION], *row[ORDER][:2]) for row, _ in found.clears),
+            }
+        )
+
+    def _counting(self, batch: Any, scan: FileScan) -> Any:
+        """`Decisions.counting` for columns."""
+        decisions = {
+            key: decision
+            for (name, key), decision in self._job.decisions.winners.items()
+            if name == scan.map
+        }
+        if not decisions:
+            return batch
+        keys = batch.column("key")
+        places = pc.indices_nonzero(
+            pc.is_in(keys, value_set=pa.array(list(decisions), pa.binary()))
+        )
+        lost = set()
+        for place in places.to_pylist():
+            pair, winner = decisions[keys[place].as_py()]
+            own = tuple(
+                batch.column(name)[place].as_py() for name in ("incarnation", "partition_version")
+            )
+            node = scan.node if scan.kind == ARCHIVE else batch.column("node")[place].as_py()
+            if own == pair and node != winner:
+                lost.add(place)
+        return batch.filter(
+            pa.array([place not in lost for place in range(len(batch))], pa.bool_())
+        )
+
+    def _collect(self, name: str, rule: TombstonePolicy, sorter: RowSorter) -> None:
+        """Read the whole rows of the winners of a map."""
+        rank = 0
+        with closing(Scratch(PICK_SCHEMA, self._part_bytes, self._folder)) as wanted:
+            for contenders in self.keys.ranges(name):
+                table = without_cleared(contenders, name, self.cleared)
+                found = picks(table, rule, self.sources.nodes, rank)
+                rank += found.num_rows
+                for source, batch in _by_source(found):
+                    wanted.add(source, batch)
+            for source in sorted(wanted.tags()):
+                for batch in self._rows(source, list(wanted.taken(source))):
+                    sorter.add(batch)
+
+    def _rows(self, source: int, picked: list[Any]) -> Iterator[Any]:
+        """The whole rows that were picked of a source, with `RANKED_SCHEMA`."""
+        table = pa.Table.from_batches(picked, PICK_SCHEMA)
+        if len(picked) > 1:
+            table = table.sort_by("row")
+        table = table.combine_chunks()
+        at = 0
+        for batch in self.sources.rows(source, table["row"].combine_chunks()):
+            own = table.slice(at, len(batch))
+            at += len(batch)
+            extra = [own[each.name].combine_chunks() for each in RANKS]
+            yield pa.record_batch([*batch.columns, *extra], schema=RANKED_SCHEMA)
+
+
+def _by_source(found: Any) -> Iterator[tuple[int, Any]]:
+    """Picks, which are sorted by source, one source at a time."""
+    start = 0
+    for each in pc.value_counts(found["source"]):
+        count = each["counts"].as_py()
+        for batch in found.slice(start, count).combine_chunks().to_batches():
+            yield each["values"].as_py(), batch
+        start += count
+
+
+def _is_large(scan: FileScan) -> bool:
+    return scan.records >= COLUMN_ROWS or (scan.records > 0 and scan.bytes >= COLUMN_BYTES)

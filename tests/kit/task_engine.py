@@ -1,0 +1,51 @@
+"""The Spark engine with its tasks in this process, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.rewrite.plan import Result, RewritePlan
+from imap_wal.rewrite.sorted_runs import Sizes
+from imap_wal.settings import Settings
+from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, Work
+from tests.kit.row_engine import RowEngine, summary
+
+TINY = Sizes(sort_bytes=200, range_bytes=120, group_bytes=200, group_rows=2)
+"""Several tasks in each step, even for a few entries."""
+
+
+class TaskEngine(SparkEngine):
+    def __init__(self, sizes: Sizes = TINY) -> None:
+        super().__init__(tasks=2, sizes=sizes)
+
+    def _start(self, job: RewritePlan) -> None:
+        """There is no Spark."""
+
+    def _each(self, work: Work, inputs: Sequence[Any]) -> list[Answer]:
+        return [
+            answer
+            for number, given in enumerate(inputs)
+            for answer in work(iter([(number, given)]))
+        ]
+
+
+class ComparedTasks(TaskEngine):
+    """Its result must be that of `RowEngine`."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        # Without other writers each reading of a log is the same.
+        reference = replace(job, generation=job.generation + 1_000_000)
+        expected = summary(RowEngine(self._settings).run(reference, log), log)
+        result = super().run(job, log)
+        found = summary(result, log)
+        for name in {*expected, *found}:
+            assert found.get(name) == expected.get(name), name
+        assert not [file for file in log.store.list("") if "/run-" in file.path]
+        return result
