@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,7 @@ class Answer:
 
 Numbered: TypeAlias = tuple[int, Any]
 """The number of a task, and its input."""
-Work: TypeAlias = Callable[[Iterator[Numbered]], Iterator[Answer]]
+Work: TypeAlias = Callable[[Iterable[Numbered]], Iterable[Answer]]
 
 
 class SparkEngine:
@@ -289,7 +289,7 @@ def _answering(job: RewritePlan, work: Callable[..., Any]) -> Work:
     attempts may do the same work at the same time. It answers also if there is nothing to do."""
     version = VERSION
 
-    def answer(inputs: Iterator[Numbered]) -> Iterator[Answer]:
+    def answer(inputs: Iterable[Numbered]) -> Iterator[Answer]:
         randomness = SystemRandomness()
         attempt = randomness.name()
         for number, given in inputs:

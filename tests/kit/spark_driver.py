@@ -20,6 +20,7 @@ from pyspark import TaskContext
 
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.sorted_runs import Sizes
 from pyspark_imap_wal import rewrite_engine
 from pyspark_imap_wal.rewrite_engine import SparkEngine
 from storage_backends import open_store
@@ -30,8 +31,8 @@ def waiting(once: Any, gate: str, mode: str) -> Any:
         inner = once(*given)
 
         # Spark sends this function itself to the workers: they do not have this module.
-        def in_worker(batches: Any) -> Iterator[Any]:
-            answer = list(inner(batches))
+        def in_worker(inputs: Any) -> Iterator[Any]:
+            answer = list(inner(inputs))
             context = TaskContext.get()
             assert context is not None
             partition = context.partitionId()
@@ -56,9 +57,9 @@ def waiting(once: Any, gate: str, mode: str) -> Any:
 
 
 def main(root: str, gate: str, mode: str, rows: str, *properties: str) -> None:
-    rewrite_engine.ROWS_A_RANGE = int(rows)
     rewrite_engine._write = waiting(rewrite_engine._write, gate, mode)
-    engine = SparkEngine(properties=dict(each.split("=", 1) for each in properties))
+    sizes = Sizes(range_bytes=1, group_rows=int(rows))
+    engine = SparkEngine(properties=dict(each.split("=", 1) for each in properties), sizes=sizes)
     log = ClusterLog(open_store(root), "ns", "c")
     print(rewrite(log, engine, skew_ms_max=2**60).maps)
 

@@ -1,104 +1,77 @@
-"""A rewrite engine that runs its last step twice at once, as Spark does with a task that is slow.
+"""The Spark engine, with its tasks in executors of the simulation.
 
-The merge is that of `LocalEngine`; the rows then go through
-`pyspark_imap_wal.rewrite_engine._write`, the real task, in two tasks of one partition. The result
-of the first that ends counts; the other keeps running.
+Each task of the last step runs twice at once, as Spark does with a task that is slow. The result of
+the first that ends counts; the other keeps running, or is killed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
-from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import SEGMENT
-from imap_wal.read.newest.clears import Cleared
-from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.scan import read_scan
-from imap_wal.read.scan_list import cluster_scans, snapshot_scans
-from imap_wal.rewrite.plan import Merged, Result, RewritePlan, Tally, worth_reading
-from pyspark_imap_wal import rewrite_engine
+from imap_wal.rewrite.plan import RewritePlan
+from imap_wal.rewrite.sorted_runs import RangeTask, Sizes
+from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, Work
 from tests.simulation.executors import executor
-from tests.simulation.parquet import to_record_batch
 from tests.simulation.threads import Event
 
 
-class TwoAttempts:
-    name = "spark"
-
-    def __init__(self, actor: Any, kills: bool) -> None:
+class TwoAttempts(SparkEngine):
+    def __init__(self, actor: Any, kills: bool, sizes: Sizes | None = None) -> None:
+        super().__init__(tasks=1, sizes=sizes)
         self._actor, self._kills = actor, kills
+        self._seeds = 0
 
-    def run(self, job: RewritePlan, log: ClusterLog) -> Result:
-        index = NewestIndex(1 << 30)
-        tally = Tally(job)
-        for scan in cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False):
-            for changes in log.read_on(scan, job.maps):
-                if changes.rows:
-                    tally.add(changes, count_bytes=scan.kind == SEGMENT)
-                    index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
-        merged: list[Merged] = []
-        touched = set(tally.maps)
-        for name, snapshot in sorted(job.state.manifest.snapshots.items()):
-            if name not in touched and not worth_reading(job, snapshot, log.store):
-                merged.append(Merged(name, 0, 0, (), unchanged=True))
-                continue
-            for scan in snapshot_scans(name, snapshot):
-                for changes in read_scan(log.store, scan):
-                    tally.add(changes, count_bytes=False, settled=True)
-                    index.add(changes.node, changes.rows, changes.bytes, clears=changes.clears)
-            touched.add(name)
-        batches = []
-        for name in sorted(touched):
-            for rows, nodes in index.batches_with_nodes(name, ordered=True):
-                batch = to_record_batch(rows, nodes)
-                late = [(name, row[1]) in tally.late for row in rows]
-                columns = [*batch.columns, pa.array(late, pa.bool_())]
-                names = [*batch.schema.names, "late"]
-                batches.append(pa.RecordBatch.from_arrays(columns, names=names))
-        parts = rewrite_engine.taken(self._write(job, batches))
-        for name in sorted(touched):
-            totals = tally.maps[name]
-            clears = rewrite_engine.clears_part(log, job, name, index.clears(name), tally.late, 99)
-            written = (*clears, *parts.get(name, ()))
-            merged.append(Merged(name, totals.records, totals.bytes, written))
-        return Result(tuple(merged), tuple(tally.pairs.items()))
+    def _start(self, job: RewritePlan) -> None:
+        self._seeds = job.generation * 64
 
-    def _write(self, job: RewritePlan, batches: list[Any]) -> list[dict[str, Any]]:
+    def _each(self, work: Work, inputs: Sequence[Any]) -> list[Answer]:
+        """All tasks at once."""
+        ranges = [isinstance(each, RangeTask) for each in inputs]
+        waiting = [
+            self._begin(work, number, given, 2 if is_range else 1)
+            for number, (given, is_range) in enumerate(zip(inputs, ranges, strict=True))
+        ]
+        return [each.answer(self._kills) for each in waiting]
+
+    def _begin(self, work: Work, number: int, given: Any, attempts: int) -> _Attempts:
+        found = _Attempts(attempts)
         actor = self._actor
-        done = Event()
-        answers: list[Any] = []
-        failures: list[BaseException] = []
-
-        def attempt() -> None:
-            answer = next(iter(rewrite_engine._write(job, Cleared())(iter(batches))))
-            rows = answer.to_pylist()
-            errors = [row["error"] for row in rows if row["error"]]
-            if errors:
-                failures.append(rewrite_engine._thaw(errors[0]))
-            else:
-                answers.append(rows)
-            if answers or len(failures) == 2:
-                done.set()
-
-        executors = [
-            executor(
+        for attempt in range(attempts):
+            self._seeds += 1
+            process = executor(
                 actor,
-                f"attempt {number}",
-                partition=0,
-                seed=job.generation * 4 + number,
+                f"task {number}, attempt {attempt}",
+                seed=self._seeds,
                 offset_ms=actor.spec.offset_ms,
             )
-            for number in (1, 2)
-        ]
-        for each in executors:
-            actor.world.spawn(each, each.name, attempt)
-        done.wait()
-        if self._kills:  # as Spark does with those that are no longer needed
-            for each in executors:
+            found.processes.append(process)
+            actor.world.spawn(process, process.name, partial(found.run, work, (number, given)))
+        return found
+
+
+class _Attempts:
+    """The attempts at one task."""
+
+    def __init__(self, count: int) -> None:
+        self.processes: list[Any] = []
+        self._count = count
+        self._done = Event()
+        self._answers: list[Answer] = []
+
+    def run(self, work: Work, numbered: tuple[int, Any]) -> None:
+        (answer,) = work(iter([numbered]))
+        self._answers.append(answer)
+        failed = sum(bool(each.error) for each in self._answers)
+        if not answer.error or failed == self._count:
+            self._done.set()
+
+    def answer(self, kills: bool) -> Answer:
+        """The first answer without an error, or the first error."""
+        self._done.wait()
+        if kills:  # as Spark does with those that are no longer needed
+            for each in self.processes:
                 if not each.dead:
-                    actor.world.kill(each)
-        if not answers:
-            raise failures[0]
-        return list(answers[0])
+                    each.world.kill(each)
+        return min(self._answers, key=lambda answer: bool(answer.error))

@@ -7,9 +7,6 @@ whose result is not needed, uses them too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from greenlet import getcurrent
@@ -20,18 +17,12 @@ from tests.simulation.world import Process
 _KEY = "executor"
 
 
-@dataclass(frozen=True)
-class _Executor:
-    actor: Any
-    partition: int
-
-
-def executor(actor: Any, name: str, *, partition: int, seed: int, offset_ms: int = 0) -> Process:
+def executor(actor: Any, name: str, *, seed: int, offset_ms: int = 0) -> Process:
     """A process on the machine of `actor`, with its storage."""
     process: Process = actor.world.process(
         f"{actor.spec.name}/{name}", actor.spec.machine, offset_ms, seed
     )
-    process.memory[_KEY] = _Executor(actor, partition)
+    process.memory[_KEY] = actor
     return process
 
 
@@ -42,20 +33,10 @@ def patches() -> list[tuple[Any, str, Any]]:
     return [
         (worker, "open_store", _open_store),
         (rewrite_engine, "SystemRandomness", lambda: getcurrent().process.randomness),
-        (rewrite_engine, "TaskContext", SimpleNamespace(get=_context)),
     ]
 
 
 def _open_store(*_: Any, **__: Any) -> Any:
     process = getcurrent().process
-    actor = process.memory[_KEY].actor
+    actor = process.memory[_KEY]
     return open_sim(actor.world, process, actor.stage.media, actor.stage.kind)
-
-
-def _context() -> Any:
-    return SimpleNamespace(partitionId=partial(_partition, getcurrent().process))
-
-
-def _partition(process: Process) -> int:
-    number: int = process.memory[_KEY].partition
-    return number

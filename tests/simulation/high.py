@@ -9,7 +9,6 @@ python -m tests.simulation.high        how many schedules each takes
 from __future__ import annotations
 
 import errno
-from functools import partial
 from typing import Any
 
 from imap_wal import layout
@@ -19,7 +18,6 @@ from imap_wal.errors import ImapWalError, LostRace
 from imap_wal.manifest.snapshots import NO_VERSIONS
 from imap_wal.read import cluster, parquet_scan, scan
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite import conflicts, drop, part_writer, plan
 from imap_wal.rewrite.conflicts import Resolution
@@ -27,14 +25,13 @@ from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Result, RewritePlan
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.sorted_runs import Sizes
 from imap_wal.worker import Worker
-from pyspark_imap_wal import rewrite_engine
 from storage_backends import NotFound, StorageError
 from tests.simulation import runs, threads
 from tests.simulation.actors import MAP, MEMORY, Actor, Op, Spec, Stage, key_of
 from tests.simulation.attempts import TwoAttempts
 from tests.simulation.drills import DRILLS, ORDERS, _spec
-from tests.simulation.executors import executor
 from tests.simulation.explore import Order
 from tests.simulation.history import ACKED
 from tests.simulation.medium import APPEND
@@ -46,8 +43,9 @@ from tests.simulation.mutations import (
     caught_by_drills,
 )
 from tests.simulation.runs import Plan, Survivor
-from tests.simulation.threads import Event
 from tests.simulation.world import Violation
+
+RANGES = Sizes(range_bytes=1, group_rows=2)
 
 # ---- actors --------------------------------------------------------------------------------------
 
@@ -71,11 +69,11 @@ class Maintainer(Actor):
             raise Violation("a rewrite begins again", "because of an archive run")
 
     def rewrite_in_ranges(self) -> None:
-        """Two ranges of keys, with one part for each row."""
+        """Several ranges of keys, with one part for each row."""
         kept = part_writer.PART_ROWS_MAX
         part_writer.PART_ROWS_MAX = 1
         try:
-            rewrite(self.cluster(), TwoRanges(self, kills=False))
+            rewrite(self.cluster(), TwoAttempts(self, kills=False, sizes=RANGES))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
@@ -99,28 +97,6 @@ class Maintainer(Actor):
         ]
         if newest and all(write.value is None for write in newest):
             drop_map(self.cluster(), MAP)
-
-
-class TwoRanges(TwoAttempts):
-    """As `TwoAttempts`, with one task for each of two ranges of keys."""
-
-    def _write(self, job: RewritePlan, batches: list[Any]) -> list[dict[str, Any]]:
-        actor, done = self._actor, Event()
-        answers: dict[int, list[dict[str, Any]]] = {}
-
-        def task(number: int) -> None:
-            mine = [batch.slice(2 * number, None if number else 2) for batch in batches]
-            answers[number] = next(
-                iter(rewrite_engine._write(job, Cleared())(iter(mine)))
-            ).to_pylist()
-            if len(answers) == 2:
-                done.set()
-
-        for number in (0, 1):
-            process = executor(actor, f"range {number}", partition=number, seed=number)
-            actor.world.spawn(process, process.name, partial(task, number))
-        done.wait()
-        return [row for number in sorted(answers) for row in answers[number]]
 
 
 class FullAgent(AgentActor):

@@ -173,7 +173,7 @@ def patches() -> list[tuple[Any, str, Any]]:
     """Replacements in all modules that write or read such files."""
     from imap_wal.read import parquet_scan
     from imap_wal.retention import archive, archive_writer
-    from imap_wal.rewrite import conflicts, local_engine, part_writer, plan, publish
+    from imap_wal.rewrite import conflicts, local_engine, part_writer, plan, publish, sorted_runs
     from pyspark_imap_wal import rewrite_engine
 
     fakes = {
@@ -196,6 +196,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         part_writer,
         plan,
         publish,
+        sorted_runs,
         rewrite_engine,
     )
     found = [

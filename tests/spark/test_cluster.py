@@ -29,7 +29,7 @@ from tests.kit.spark_cluster import SparkCluster, parent_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.torture, pytest.mark.timeout(900)]
 
-KEYS, ROWS_A_RANGE = 1200, 300
+KEYS, GROUP_ROWS = 1200, 300
 DRIVER = Path(spark_cluster.__file__).with_name("spark_driver.py")
 SECONDS_MAX = 300
 
@@ -134,7 +134,7 @@ class Driver:
         with self._log.open("wb") as output:
             self.process = subprocess.Popen(
                 [
-                    sys.executable, str(DRIVER), str(root), str(gate), mode, str(ROWS_A_RANGE),
+                    sys.executable, str(DRIVER), str(root), str(gate), mode, str(GROUP_ROWS),
                     *words(properties),
                 ],
                 stdout=output,
