@@ -41,6 +41,7 @@ from imap_wal.rewrite.plan import (
     Totals,
     worth_reading,
 )
+from imap_wal.rewrite.publish import read_again
 from imap_wal.rewrite.sorted_runs import (
     MapPlan,
     RangeParts,
@@ -194,7 +195,7 @@ class SparkEngine:
             read = totals.get(plan.map, Totals())
             records = read.records + sum(each.records for each in own)
             merged.append(Merged(plan.map, records, read.bytes, (*clears, *plan.joined(own))))
-        return Result(tuple(merged), tuple(versions.pairs.items()))
+        return Result(tuple(merged), tuple(versions.pairs.items()), confirmed=True)
 
     def _ranges(
         self, job: RewritePlan, plans: Sequence[MapPlan], cleared: Cleared
@@ -231,7 +232,10 @@ def clears_part(
     ) as folder:
         writer = PartWriter(log.store, job, name, Path(folder), 0, log.randomness)
         writer.add_clears(claims, late)
-        return writer.close()
+        parts = writer.close()
+    for part in parts:
+        read_again(log.store, part)
+    return parts
 
 
 def taken(answers: Sequence[Answer], count: int) -> list[Any]:

@@ -162,10 +162,11 @@ class Merged:
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of an engine. `pairs`: partition → highest pair of entries at or below `settled`,
-    for a plan with `versions`."""
+    for a plan with `versions`. `confirmed`: who wrote a new file has read it again."""
 
     maps: tuple[Merged, ...]
     pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
+    confirmed: bool = False
 
 
 class Engine(Protocol):

@@ -16,23 +16,20 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.plan import Merged, Part, Result, RewritePlan
 from imap_wal.rewrite.report import MapRewrite
-from storage_backends import NotFound, StorageError
+from storage_backends import NotFound, SegmentStore, StorageError
 
 
 def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
-    """Read every new file again, to check that it exists with the bytes and rows that were written.
-    Raises `CorruptLog`, `ShortLog`, and `LostRace` if a prune treated this rewrite as dead or
-    another rewrite was faster."""
+    """Check that every new file exists with the bytes and rows that were written: by reading it
+    again, or by its size if a task has read it. Raises `CorruptLog`, `ShortLog`, and `LostRace` if
+    a prune treated this rewrite as dead or another rewrite was faster."""
     for item in result.maps:
         for part in item.parts:
             try:
-                if part.is_kept:
-                    _confirm_kept(log, part)
-                    continue
-                for _ in batches(
-                    log.store, part.path, ["deleted"], checksum=part.checksum, records=part.rows
-                ):
-                    pass
+                if part.is_kept or result.confirmed:
+                    _confirm_size(log, part)
+                else:
+                    read_again(log.store, part)
             except NotFound as error:
                 manifest = log.manifest()
                 demand_floor(manifest, job)
@@ -43,15 +40,21 @@ def confirm(log: ClusterLog, job: RewritePlan, result: Result) -> None:
                 ) from error
 
 
-def _confirm_kept(log: ClusterLog, part: Part) -> None:
-    """Check a kept file by its size: its content was read when it was new. Raises `NotFound` and
+def read_again(store: SegmentStore, part: Part) -> None:
+    """Read a new file. Raises `NotFound`, and `CorruptLog` if it is not as it was written."""
+    for _ in batches(store, part.path, ["deleted"], checksum=part.checksum, records=part.rows):
+        pass
+
+
+def _confirm_size(log: ClusterLog, part: Part) -> None:
+    """Check a file by its size: its content was read when it was new. Raises `NotFound` and
     `CorruptLog`."""
     size = log.store.size(part.path)
     if size != part.bytes:
         raise CorruptLog(
             part.path,
             0,
-            f"this file of the former snapshot has {size} bytes, the manifest says {part.bytes}",
+            f"this file of the snapshot has {size} bytes, and it was written with {part.bytes}",
             "nothing was published; restore it from a copy",
         )
 

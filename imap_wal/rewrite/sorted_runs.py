@@ -33,6 +33,7 @@ from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.rewrite.columns.merge import ColumnMerge, Span, scratch_errors
 from imap_wal.rewrite.part_writer import PART_BYTES, PARTS_OF_A_SIZE, PartWriter
 from imap_wal.rewrite.plan import Part, RewritePlan, Subject, Totals
+from imap_wal.rewrite.publish import read_again
 from imap_wal.rewrite.ranges import KeptPart, borders_of, kept_parts, parts_of
 from imap_wal.security.encryption import keys_of
 from imap_wal.settings import Settings
@@ -423,8 +424,10 @@ def merge_range(
             growth=task.growth,
         )
         merge.write(task.map, writer)
-        pairs = tuple(merge.tally.pairs.items())
-        return RangeParts(task.map, writer.close(), pairs, merge.records)
+        parts = writer.close()
+        for part in parts:
+            read_again(log.store, part)
+        return RangeParts(task.map, parts, tuple(merge.tally.pairs.items()), merge.records)
 
 
 def _bytes(scalar: Any) -> bytes:

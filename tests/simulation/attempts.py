@@ -18,6 +18,8 @@ from tests.simulation.threads import Event
 
 
 class TwoAttempts(SparkEngine):
+    attempts = 2
+
     def __init__(self, actor: Any, kills: bool, sizes: Sizes | None = None) -> None:
         super().__init__(tasks=1, sizes=sizes)
         self._actor, self._kills = actor, kills
@@ -30,7 +32,7 @@ class TwoAttempts(SparkEngine):
         """All tasks at once."""
         ranges = [isinstance(each, RangeTask) for each in inputs]
         waiting = [
-            self._begin(work, number, given, 2 if is_range else 1)
+            self._begin(work, number, given, self.attempts if is_range else 1)
             for number, (given, is_range) in enumerate(zip(inputs, ranges, strict=True))
         ]
         return [each.answer(self._kills) for each in waiting]

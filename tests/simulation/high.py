@@ -73,7 +73,7 @@ class Maintainer(Actor):
         kept = part_writer.PART_ROWS_MAX
         part_writer.PART_ROWS_MAX = 1
         try:
-            rewrite(self.cluster(), TwoAttempts(self, kills=False, sizes=RANGES))
+            rewrite(self.cluster(), Ranges(self, kills=False, sizes=RANGES))
         except (ImapWalError, StorageError) as error:
             self._refused(error, *self._rewrite_errors())
         finally:
@@ -97,6 +97,10 @@ class Maintainer(Actor):
         ]
         if newest and all(write.value is None for write in newest):
             drop_map(self.cluster(), MAP)
+
+
+class Ranges(TwoAttempts):
+    attempts = 1
 
 
 class FullAgent(AgentActor):
