@@ -157,5 +157,10 @@ def _print_views(database: Database, names: list[str], form: str) -> None:
         out.print_json({"views": views, "columns": columns})
         return
     for rows in (views, columns):
-        out.print_table(list(rows[0]) if rows else ["view"], [list(row.values()) for row in rows])
+        out.print_table(
+            list(rows[0]) if rows else ["view"],
+            [list(row.values()) for row in rows],
+            prose=(),
+            wrapped=("has",),
+        )
         out.echo("")

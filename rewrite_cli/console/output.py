@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -23,6 +24,8 @@ TABLE, JSON = "table", "json"
 _PROSE = ("what", "detail", "what to do")
 _LONG = (*_PROSE, "file")
 """Columns whose text may take several lines."""
+_FOLDED = 16
+"""The smallest width of such a column, if its text is wider."""
 WIDTH = 100
 """Columns of prose outside a terminal."""
 
@@ -109,7 +112,7 @@ def print_table(
     """Numbers are right-aligned, text left-aligned. A column called `… bytes` shows KiB, MiB, GiB.
     Outside a terminal, plain text: each row is one line of any length, and the text of its `prose`
     columns follows on further lines. In a terminal, cells of `wrapped` columns may take several
-    lines."""
+    lines. No cell is cut: a table that is wider than the terminal becomes a block for each row."""
     kept = [list(row) for row in rows]
     numeric = [
         any(isinstance(row[at], int | float) and not isinstance(row[at], bool) for row in kept)
@@ -122,6 +125,12 @@ def print_table(
         for line in _plain(columns, cells, numeric, title, prose):
             echo(line)
         return
+    console = Console(highlight=False)
+    folded = [column in wrapped for column in columns]
+    fitting = _headings(columns, cells, folded, console.width)
+    if fitting is None:
+        print_records(columns, cells, title, prose=prose)
+        return
     table = Table(
         box=SIMPLE_HEAD,
         title=title or None,
@@ -129,16 +138,69 @@ def print_table(
         title_style="bold",
         pad_edge=False,
     )
-    for column, right in zip(columns, numeric, strict=True):
+    for heading, right, folds in zip(fitting, numeric, folded, strict=True):
         table.add_column(
-            column,
+            heading,
             justify="right" if right else "left",
-            no_wrap=column not in wrapped,
+            no_wrap=not folds,
             overflow="fold",
         )
     for row in cells:
         table.add_row(*(text.replace("[", r"\[") for text in row))
-    Console(highlight=False).print(table)
+    console.print(table)
+
+
+def _headings(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    folded: Sequence[bool],
+    width: int,
+) -> list[str] | None:
+    """The headings with which no cell has to be cut: as they are, or with each word on a line of
+    its own. None: the table is too wide also with these."""
+    frame = 3 * (len(columns) - 1) + 2
+    for headings in (list(columns), [column.replace(" ", "\n") for column in columns]):
+        needed = [_widest(text) for text in headings]
+        for at, folds in enumerate(folded):
+            widest = max((_widest(row[at]) for row in rows), default=0)
+            needed[at] = max(needed[at], min(widest, _FOLDED) if folds else widest)
+        if sum(needed) + frame <= width:
+            return headings
+    return None
+
+
+def _widest(text: str) -> int:
+    return max(map(cell_len, text.split("\n")))
+
+
+def print_records(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    *,
+    prose: Collection[str] = (),
+) -> None:
+    """One line for each value, for a table that is wider than the terminal."""
+    if title:
+        echo(title)
+    longest = max(map(len, columns))
+    for number, row in enumerate(rows, 1):
+        echo(f"row {number:,}")
+        for name, text in zip(columns, row, strict=True):
+            start = f"  {name:<{longest}}  "
+            text = shown(text.replace("\n", " ")) if name in prose else shown(text)
+            echo(_filled(start, text) if name in prose else start + text)
+
+
+def _filled(start: str, text: str) -> str:
+    return textwrap.fill(
+        text,
+        Console().width,
+        initial_indent=start,
+        subsequent_indent=" " * len(start),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _plain(

@@ -52,11 +52,7 @@ def _lay_out(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if len(columns) <= _NARROW or not sys.stdout.isatty() or wide <= shutil.get_terminal_size()[0]:
         out.print_table(columns, rows, prose=(), wrapped=columns)
         return
-    longest = max(map(len, columns))
-    for number, row in enumerate(rows, 1):
-        out.echo(f"row {number:,}")
-        for name, cell in zip(columns, row, strict=True):
-            out.echo(f"  {name:<{longest}}  {out.shown(cell)}")
+    out.print_records(columns, rows)
 
 
 def write_json(result: Result, target: Path | None) -> int:

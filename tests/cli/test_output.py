@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 
+import click
 import pytest
 
 from rewrite_cli.console import output as out
@@ -41,6 +42,33 @@ def test_piped_rows_are_single_plain_lines(
     assert prose[-1] == "    what to do: bring the\\nfile back"
     assert all(len(line) <= 100 and line.startswith("    ") for line in prose)
     assert all(line == line.rstrip() and line for line in lines)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
+@pytest.mark.parametrize("maps", [("o",), ("orders", "sessions-of-the-shop"), ("客户" * 6,)])
+def test_a_terminal_shows_every_cell_whole(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    maps: tuple[str, ...],
+) -> None:
+    """A number or a key that is cut at its end looks like another one."""
+    columns = ("map", "node", "records", "dead", "live bytes", "public key", "what")
+    rows = [
+        (name, f"node-{at}", 1_234_567, 999, 1536, "0123456789abcdef" * 2, "it is gone")
+        for at, name in enumerate(maps)
+    ]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    out.print_table(columns, rows, title="prod/eu")
+    shown = click.unstyle(capsys.readouterr().out)
+    assert shown.startswith("prod/eu")
+    words = shown.split()
+    for at, name in enumerate(maps):
+        for cell in (name, f"node-{at}", "1,234,567", "999", "1.5", "0123456789abcdef" * 2):
+            assert words.count(cell) >= 1, (cell, shown)
+    if width == 200:
+        assert "row 1" not in shown
 
 
 def test_piped_output_has_no_frames(run: Run, url: str) -> None:
