@@ -30,7 +30,8 @@ from rewrite_cli.console import output
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.local_cluster import jars
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
-from storage_backends.links import links
+from storage_backends.links import links, local_folder
+from storage_backends.location import located
 from storage_backends.ownership import doubts
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -131,8 +132,8 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             "agent",
             PROBLEM,
             str(error),
-            "allow_uids, or key and clients in its configuration, decide who may connect; "
-            "imap-wal keys",
+            "allow_uids, or key and clients in its configuration, decide who may connect; for "
+            "an agent with keys, give --key-file and --agent-key",
         )
         return
     if health is None:
@@ -141,7 +142,8 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             PROBLEM,
             f"no answer from {endpoint} within 2 s",
             "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of "
-            "its configuration?",
+            "its configuration?"
+            + (" An agent with another key than --agent-key does not answer either" if key else ""),
         )
         return
     try:
@@ -177,8 +179,8 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "agent's start",
             PROBLEM if start["late"] else WARNING,
             what,
-            "the wait ends when its cause is removed;  `imap-wal claim` shows which "
-            "agents gave a sign",
+            "the wait ends when its cause is removed; `imap-wal claim` shows which "
+            "agents gave a sign, also before a kill",
         )
     yield from _metrics(health)
     if health.get("archive_error"):
@@ -222,7 +224,7 @@ def storage(url: str) -> Iterator[Check]:
         return
     try:
         yield from _capabilities(store, url)
-        yield from _writable(store)
+        yield from _writable(store, url)
         yield from _space(url)
         for doubt in doubts(url):
             yield Check(
@@ -274,7 +276,16 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
         )
 
 
-def _writable(store: SegmentStore) -> Iterator[Check]:
+def _writable(store: SegmentStore, url: str) -> Iterator[Check]:
+    folder = _folder(url)
+    if folder is not None and not folder.exists():
+        yield Check(
+            "writing",
+            WARNING,
+            f"not tried, there is no folder {folder}",
+            "the first start of an agent or a program creates it; or the URL is wrong",
+        )
+        return
     path = f".imap-wal-doctor/{SystemRandomness().name()}"
     try:
         store.create(path, b"imap-wal doctor")
@@ -290,9 +301,15 @@ def _writable(store: SegmentStore) -> Iterator[Check]:
         yield Check("writing", OK, "a file was created, synced and deleted")
 
 
+def _folder(url: str) -> Path | None:
+    """The root as a folder of this machine, if it is one."""
+    found = local_folder(located(url))
+    return Path(found) if found else None
+
+
 def _space(url: str) -> Iterator[Check]:
-    path = Path(url.removeprefix("file://"))
-    if "://" in url.removeprefix("file://"):
+    path = _folder(url)
+    if path is None:
         return
     while not path.exists():
         path = path.parent

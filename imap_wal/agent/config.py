@@ -128,10 +128,6 @@ class AgentConfig:
                 f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from "
                 f"-{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}"
             )
-        if not self.endpoint.startswith(("ipc://", "tcp://")):
-            raise InvalidSetting(
-                f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
-            )
         self.access.check()
         if self.http_address:
             HttpAddress.parse(self.http_address)
@@ -170,8 +166,10 @@ class AgentConfig:
             raise InvalidSetting(
                 f"{file}: log is {without_secrets(repr(log))}; it takes a table, [log]"
             )
-        _refuse_unknown(table, {each.name for each in fields(cls)} - {"takeover"}, file, "")
-        _refuse_unknown(log, {each.name for each in fields(Settings)}, file, "log.")
+        known = {each.name for each in fields(cls)} - {"takeover"}
+        known_log = {each.name for each in fields(Settings)}
+        _refuse_unknown(table, known, file, "", dict.fromkeys(known_log, "under [log]"))
+        _refuse_unknown(log, known_log, file, "log.", dict.fromkeys(known, "above the tables"))
         if "url" not in table:
             raise InvalidSetting(f"{file}: url is missing")
         try:
@@ -192,7 +190,15 @@ class AgentConfig:
         return cls.from_mapping(data, str(path), **overrides)
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: set[str], file: str, prefix: str) -> None:
+def _refuse_unknown(
+    table: Mapping[str, Any],
+    known: set[str],
+    file: str,
+    prefix: str,
+    elsewhere: Mapping[str, str],
+) -> None:
+    """`elsewhere`: settings of another table → where they belong."""
     for key in table:
         if key not in known:
-            raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; {nearest(key, known)}")
+            hint = f"{key} belongs {elsewhere[key]}" if key in elsewhere else nearest(key, known)
+            raise InvalidSetting(f"{file}: unknown setting {prefix}{key}; {hint}")

@@ -165,7 +165,8 @@ class Keys:
 def _read(source: str) -> KeyRing:
     kind, _, rest = source.partition(":")
     read: dict[str, Callable[[str], str]] = {"file": _file, "env": _variable, "command": _command}
-    return KeyRing.parse(read[kind](rest.strip()), f"the {_KINDS[kind]} of the keys")
+    shown = f" {rest.strip()}" if kind != "command" else ""  # its arguments may have secrets
+    return KeyRing.parse(read[kind](rest.strip()), f"encryption_keys: the {_KINDS[kind]}{shown}")
 
 
 _KINDS = {"file": "file", "env": "variable", "command": "command"}

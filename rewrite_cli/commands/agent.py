@@ -25,7 +25,11 @@ from rewrite_cli.console import output as out
     is_flag=True,
     help="Fence another agent that has this node's log: it acknowledges nothing more.",
 )
-@click.option("--check", is_flag=True, help="Read the configuration, print it, and stop.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Read the configuration and the keys that it names, print it, and stop.",
+)
 @click.option(
     "--log-format",
     type=click.Choice(["console", "json"]),
@@ -48,6 +52,7 @@ def command(
       imap-wal agent --config agent.toml --check
     """
     from imap_wal.agent.config import AgentConfig
+    from imap_wal.security.encryption_keys import Keys
 
     given = ctx.find_root().obj or {}
     known, keys = given.get("credentials"), given.get("encryption_keys")
@@ -64,6 +69,7 @@ def command(
         )
     if check:
         config.access.check_files()
+        Keys(config.log.encryption_keys)
         for doubt in config.doubts:
             click.echo(f"warning: {doubt}", err=True)
         out.echo(

@@ -14,6 +14,7 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.selection import Selection, selection_options
 
+LOOK = "`imap-wal claim URL`"
 _TOKEN = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -75,7 +76,7 @@ def command(
             "Their members refuse all changes until they are restarted, and changes in flight, "
             "which are not acknowledged, may be lost."
         )
-        out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes)
+        out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
         reports = _take(selection, dry_run=False)
         for each in reports:
             audit(
@@ -107,7 +108,7 @@ def command(
             "cluster",
             "has the log",
             "incarnation",
-            "signs of life at",
+            "last signs of life at",
             "other agents (cluster)",
             "claimed",
             "tokens",
@@ -125,6 +126,7 @@ def _set_tokens(selection: Selection, file: Path | None, *, keep: bool, yes: boo
             f"Have {'only this token' if file else 'no token'} count for "
             f"{', '.join(f'{log.namespace}/{log.cluster}' for log in logs)}?",
             yes,
+            LOOK,
         )
     for log in logs:
         set_tokens(log, hashes, keep=keep)

@@ -15,7 +15,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def public_key(text: str) -> str:
     """A public key, given as text or as the name of its file. Raises `InvalidSetting`."""
-    return read_public(text).public if Path(text).is_file() else key_bytes(text, text).hex()
+    is_path = "/" in text or text.endswith((".pub", ".key")) or Path(text).is_file()
+    return read_public(text).public if is_path else key_bytes(text, text).hex()
 
 
 def key_options(command: F) -> F:

@@ -27,13 +27,21 @@ SPARK = "spark"
 
 
 def find() -> Path | None:
-    """The file that is used if none is named."""
+    """The file that is used if none is named. A file that the user may not look at is not used:
+    after `runuser -u imap-wal`, HOME is still that of root."""
     xdg = (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         / "imap-wal"
         / "config.toml"
     )
-    return next((path for path in (Path(NAME), xdg) if path.is_file()), None)
+    return next((path for path in (Path(NAME), xdg) if _is_file(path)), None)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -77,7 +77,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         return error.exit_code
     if debug:
         sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
-    if isinstance(error, click.UsageError):
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show(sys.stderr)
+    elif isinstance(error, click.UsageError):
         # Click quotes the command line, which may have secrets.
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
     else:

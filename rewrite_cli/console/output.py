@@ -188,8 +188,10 @@ def print_records(
         echo(f"row {number:,}")
         for name, text in zip(columns, row, strict=True):
             start = f"  {name:<{longest}}  "
-            text = shown(text.replace("\n", " ")) if name in prose else shown(text)
-            echo(_filled(start, text) if name in prose else start + text)
+            if name in prose:
+                echo(_filled(start, shown(text.replace("\n", " "))))
+            else:
+                echo(start + shown(text))
 
 
 def _filled(start: str, text: str) -> str:
@@ -313,14 +315,15 @@ class _Describing(logging.Handler):
             self._spinner.update(self._spinner.task_ids[-1], description=shown(record.getMessage()))
 
 
-def agree(question: str, yes: bool) -> None:
-    """Return after `--yes` or a confirmation on the terminal. Otherwise exit without a change."""
+def agree(question: str, yes: bool, look: str = "--dry-run") -> None:
+    """Return after `--yes` or a confirmation on the terminal. Otherwise exit without a change.
+    `look`: how the user can see what would be done."""
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError(
-            f"{question} No terminal to ask on: repeat the command with --yes, or look "
-            "first with --dry-run."
+            f"{question} No terminal to ask on: repeat the command with --yes, or first see what "
+            f"it would do: {look}."
         )
     click.confirm(question, abort=True, err=True)
 

@@ -20,7 +20,11 @@ from tests.agent.harness import config, serving
         ("", "url is missing"),
         ("url = 'file:///x'\nendpont = 'tcp://h:1'", "unknown setting endpont"),
         ("url = 'file:///x'\n[log]\nsegment_size = 1", r"unknown setting log\.segment_size"),
+        ("url = 'file:///x'\ndurability = 'os'", r"durability belongs under \[log\]"),
+        ("url = 'file:///x'\n[log]\nnode = 'n1'", "node belongs above the tables"),
         ("url = 'file:///x'\nendpoint = 'udp://h:1'", "endpoint is 'udp://h:1'"),
+        ("url = 'file:///x'\nendpoint = 'tcp://127.0.0.1'", "takes ipc:///path or tcp://host:port"),
+        ("url = 'file:///x'\nendpoint = 'ipc://'", "takes ipc:///path or tcp://host:port"),
         (
             "url = 'file:///x'\n[log]\ndurability = 'maybe'",
             "durability is 'maybe'; it takes one of always",

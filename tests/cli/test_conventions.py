@@ -13,6 +13,7 @@ import pytest
 
 import imap_wal
 from rewrite_cli.cli import COMMANDS
+from rewrite_cli.console import config_file
 from tests.cli.conftest import Run
 
 
@@ -288,3 +289,38 @@ def test_importing_the_command_line_leaves_a_programs_own_handler_alone(
         f"assert signal.getsignal(signal.SIGINT) is {handler}"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, preexec_fn=_foreground)
+
+
+def test_without_a_command_the_help_is_no_error(run: Run) -> None:
+    ended = run()
+    assert ended.code == 2 and "Commands:" in ended.err
+    assert "Error" not in ended.err and ended.err.count("Usage:") == 1
+
+
+def test_settings_of_a_closed_home_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After `runuser -u imap-wal`, HOME is still that of root."""
+
+    def refused(path: Path, **_: object) -> bool:
+        if path.is_absolute():
+            raise PermissionError(path)
+        return False
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert config_file.find() is None
+
+
+def test_doctor_creates_no_folder(run: Run, tmp_path: Path) -> None:
+    """It reads; a wrong URL stays without a folder."""
+    ended = run("doctor", str(tmp_path / "absent"))
+    assert ended.code == 0 and "there is no folder" in ended.out
+    assert not (tmp_path / "absent").exists()
+
+
+def test_claim_without_a_terminal_names_an_option_that_exists(run: Run, tmp_path: Path) -> None:
+    with imap_wal.open(str(tmp_path / "log"), node="n1") as store:
+        store.map("m")["k"] = 1
+    ended = run("claim", str(tmp_path / "log"), "--force")
+    assert ended.code == 2 and "--yes" in ended.err and "--dry-run" not in ended.err

@@ -272,3 +272,20 @@ def test_duckdb_reads_archives_with_the_printed_key(run: Run, place: str, tmp_pa
             with pytest.raises(duckdb.Error):
                 connection.execute(sql % wrong).fetchall()
     assert run("encryption-key", "parquet").code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "No such file"), ("", "has no keys"), ("a:b", "item 1")]
+)
+def test_the_check_of_an_agent_reads_its_keys(
+    run: Run, tmp_path: Path, text: str | None, says: str
+) -> None:
+    """It names the file of keys, before a restart finds the mistake."""
+    keys = tmp_path / "keys"
+    if text is not None:
+        keys.touch(mode=0o600)
+        keys.write_text(text)
+    config = tmp_path / "agent.toml"
+    config.write_text(f'url = "{tmp_path}/log"\n[log]\nencryption_keys = "file:{keys}"\n')
+    ended = run("agent", "--config", str(config), "--check")
+    assert ended.code == 2 and says in ended.err and str(keys) in ended.err

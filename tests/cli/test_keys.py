@@ -241,6 +241,26 @@ def test_doctor_reports_a_missing_agent_key(made: Path, run: Run, tmp_path: Path
             "does not admit this user or key"
             in asked("--key-file", str(made / "agent-1.key"), *agent_key)["agent"]
         )
+        other = "--key-file", str(made / "monitor.key"), "--agent-key", str(made / "monitor.pub")
+        assert "another key than --agent-key" in run("doctor", "--agent", endpoint, *other).out
+
+
+def test_a_public_file_in_the_place_of_a_secret_one_is_named(made: Path, run: Run) -> None:
+    public = made / "agent-1.pub"
+    public.chmod(0o600)
+    config = made / "agent.toml"
+    config.write_text(
+        f'url = "{made}/log"\nendpoint = "tcp://127.0.0.1:7701"\nkey = "{public}"\n'
+        f'clients = "{made}/clients.toml"\n'
+    )
+    ended = run("agent", "--config", str(config), "--check")
+    assert ended.code == 2 and "the file agent-1.key is needed" in ended.err
+
+
+def test_a_missing_file_of_a_public_key_is_named(run: Run) -> None:
+    words = "--agent", "tcp://10.0.0.5:7701", "--key-file", "m.key", "--agent-key", "absent.pub"
+    ended = run("plugin", "config", *words)
+    assert ended.code == 2 and "absent.pub: No such file" in ended.err
 
 
 def test_an_agents_configuration_is_checked_with_its_keys(

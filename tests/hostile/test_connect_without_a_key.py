@@ -153,7 +153,7 @@ def test_an_address_that_others_reach_needs_keys(tmp_path: Path, endpoint: str) 
             "agent-1.key",
             0o600,
             f'name = "a"\npublic-key = "{AGENT.public}"\n',
-            "secret-key is not a key",
+            "only a public key",
         ),
         (
             "agent-1.key",

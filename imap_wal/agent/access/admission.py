@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,6 +28,9 @@ DEFAULT_ENDPOINT = "ipc:///run/imap-wal/agent.sock"
 UID_MAX = 2**32 - 2
 
 
+_ENDPOINT = re.compile(r"ipc://.+|tcp://.+:(\*|[0-9]{1,5})")
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The settings of the same names in `AgentConfig`."""
@@ -38,8 +42,12 @@ class Access:
     clients: str = ""
 
     def check(self) -> None:
-        """Raises `InvalidSetting` if unknown peers could connect, or if the settings contradict
-        each other."""
+        """Raises `InvalidSetting` if the endpoint has another form, if unknown peers could connect,
+        or if the settings contradict each other."""
+        if not _ENDPOINT.fullmatch(self.endpoint):
+            raise InvalidSetting(
+                f"endpoint is {self.endpoint!r}; it takes ipc:///path or tcp://host:port"
+            )
         for uid in self.allow_uids:
             if type(uid) is not int or not 0 <= uid <= UID_MAX:
                 raise InvalidSetting(

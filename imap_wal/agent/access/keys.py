@@ -78,6 +78,8 @@ def read_secret(path: str | Path) -> KeyPair:
     replace the file."""
     data = _toml(_text(path, read_secret_file), path)
     pair = _pair(data, path)
+    if "secret-key" not in data:
+        raise InvalidSetting(f"{path} has only a public key; the file {pair.name}.key is needed")
     key_bytes(data.get("secret-key"), f"{path}: secret-key")
     return KeyPair(pair.name, pair.public, str(data["secret-key"]))
 
