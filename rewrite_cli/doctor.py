@@ -219,7 +219,7 @@ def storage(url: str) -> Iterator[Check]:
         store = open_store(url)
     except (StorageError, ImportError) as error:
         yield Check(
-            "storage", PROBLEM, f"{url}: {error}", "correct the URL, or install what it names"
+            "storage", PROBLEM, f"{url}: {error}", "remove the cause that it names, or correct the URL"
         )
         return
     try:

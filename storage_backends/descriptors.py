@@ -31,6 +31,12 @@ def translate(error: OSError, path: str) -> StorageError:
         if error.errno
         else str(error)
     )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        # a number: a directory of users may not answer
+        text += (
+            f"; this process runs as user {os.geteuid()}, who may not do this: run it as the user "
+            "who owns the log"
+        )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(text, path)
     if error.errno in (errno.ENOENT, errno.ENOTDIR):

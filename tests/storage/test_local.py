@@ -159,3 +159,10 @@ def test_errors_of_the_operating_system_become_ours() -> None:
         assert type(error) is kind
         assert os.strerror(number) in str(error)
         assert error.path == "a/b"
+
+
+def test_a_missing_right_names_the_user_of_the_process() -> None:
+    for number in (errno.EACCES, errno.EPERM):
+        text = str(descriptors.translate(OSError(number, os.strerror(number)), "a/b"))
+        assert text.startswith(f"a/b: {os.strerror(number)} [")
+        assert f"as user {os.geteuid()}" in text and "who owns the log" in text
