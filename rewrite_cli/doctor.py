@@ -219,7 +219,10 @@ def storage(url: str) -> Iterator[Check]:
         store = open_store(url)
     except (StorageError, ImportError) as error:
         yield Check(
-            "storage", PROBLEM, f"{url}: {error}", "remove the cause that it names, or correct the URL"
+            "storage",
+            PROBLEM,
+            f"{url}: {error}",
+            "remove the cause it names, or correct the URL",
         )
         return
     try:

@@ -245,7 +245,7 @@ def test_doctor_reports_a_missing_agent_key(made: Path, run: Run, tmp_path: Path
         assert "another key than --agent-key" in run("doctor", "--agent", endpoint, *other).out
 
 
-def test_a_public_file_in_the_place_of_a_secret_one_is_named(made: Path, run: Run) -> None:
+def test_a_public_file_given_as_secret_is_named(made: Path, run: Run) -> None:
     public = made / "agent-1.pub"
     public.chmod(0o600)
     config = made / "agent.toml"
