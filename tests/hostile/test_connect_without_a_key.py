@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from imap_wal.agent.access.peers import Right
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lines import WINDOW_S
 from imap_wal.agent.server import Agent
+from imap_wal.agent.transport.door import SILENT
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.errors import InvalidSetting, NotAllowed
 from tests.agent.harness import entry, identity, serving
@@ -69,7 +71,8 @@ def test_a_strangers_key_is_refused_and_logged(settings: AgentConfig) -> None:
             stranger.client.ask("stat")
         with plugin(settings, MEMBER) as member:
             assert member.hello()["incarnation"] == 1
-    (line,) = [line for line in lines if line["event"] == "peer refused"]
+    lines = [line for line in lines if line["event"] == "peer refused"]
+    (line,) = [line for line in lines if line["reason"] != SILENT]
     assert (line["peer"], line["reason"]) == (
         f"key {STRANGER.public} at 127.0.0.1",
         "this key is not among the clients",
@@ -89,6 +92,26 @@ def test_without_a_key_nothing_is_answered(settings: AgentConfig) -> None:
             with contextlib.suppress(ConnectionError):
                 while answer := raw.recv(4096):
                     assert b"stat" not in answer
+
+
+@pytest.mark.parametrize("agent_key", ["", STRANGER.public])
+def test_a_peer_that_ends_in_the_handshake_is_logged(settings: AgentConfig, agent_key: str) -> None:
+    """It has no key, or takes another key for the agent's."""
+    own = MEMBER if agent_key else None
+    named = {"agent_key": agent_key} if agent_key else {}
+
+    def found() -> list[Any]:
+        return [line for line in lines if line["event"] == "peer refused"]
+
+    with capture_logs() as lines, serving(settings):
+        with (
+            plugin(settings, own, timeout_ms=500, **named) as stranger,
+            pytest.raises((NotAllowed, TimeoutError)),
+        ):
+            stranger.client.ask("stat")
+        eventually(found, "a line about the peer")
+    line = found()[0]
+    assert (line["peer"], line["reason"]) == ("a peer at 127.0.0.1", SILENT)
 
 
 def test_a_public_key_alone_is_refused(settings: AgentConfig) -> None:

@@ -29,6 +29,11 @@ SWEEP_S = 1.0
 """How often all connections are checked while there are too many: libzmq does not report every
 end."""
 
+SILENT = (
+    "its connection ended before a request: it was refused, it has no key or takes another key for "
+    "the agent's, or it only looked whether an agent listens"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -45,12 +50,14 @@ class Ended(Exception):
 @dataclass(slots=True)
 class _Known:
     """An open connection. `inode`: of its socket, because the number `fd` is reused. `since`: when
-    it was accepted. `sender`: the routing id of its messages; b"": none has arrived. `greeted`: its
-    hello was accepted. `reported`: when libzmq reported its end. Times are monotonic seconds."""
+    it was accepted. `address`: the peer's; "": it has none. `sender`: the routing id of its
+    messages; b"": none has arrived. `greeted`: its hello was accepted. `reported`: when libzmq
+    reported its end. Times are monotonic seconds."""
 
     fd: int
     inode: int
     since: float
+    address: str = ""
     sender: bytes = b""
     greeted: bool = False
     reported: float = 0.0
@@ -69,7 +76,9 @@ class DoorStatistics:
 class Door:
     """Counts and closes connections. `next_event` waits briefly for an event; it returns None if
     there was none, and raises `Ended`. `place`: where libzmq listens, a path or a port, as
-    `getsockname` returns it for each accepted connection. `most`: the limit of connections."""
+    `getsockname` returns it for each accepted connection. `most`: the limit of connections.
+    `has_keys`: a peer without the right keys cannot send a message, and libzmq does not ask the
+    gate about it; its end is reported here."""
 
     def __init__(
         self,
@@ -78,6 +87,8 @@ class Door:
         most: int,
         clock: Clock,
         lines: Lines,
+        *,
+        has_keys: bool = False,
     ) -> None:
         self._next_event, self._place, self._most, self._clock, self._lines = (
             next_event,
@@ -86,6 +97,7 @@ class Door:
             clock,
             lines,
         )
+        self._has_keys = has_keys
         self._mutex = threading.Lock()
         self._open: dict[int, _Known] = {}
         self._shut_down: dict[int, int] = {}
@@ -152,7 +164,7 @@ class Door:
 
     def _admit(self, fd: int) -> _Known | None:
         """The current connection on this descriptor; None: it is closed, or was shut down."""
-        inode, known = self._inode(fd), self._open.get(fd)
+        (inode, address), known = self._look(fd), self._open.get(fd)
         if inode and self._shut_down.get(fd) == inode:
             return None
         self._shut_down.pop(fd, None)
@@ -162,14 +174,19 @@ class Door:
             self._leave(fd)
         if not inode:
             return None
-        known = self._open[fd] = _Known(fd, inode, self._clock.monotonic())
+        known = self._open[fd] = _Known(fd, inode, self._clock.monotonic(), address)
         return known
 
     def _leave(self, fd: int) -> None:
         known = self._open.pop(fd, None)
-        if known is not None and known.sender:
+        if known is None:
+            return
+        if known.sender:
             self._by_sender.pop(known.sender, None)
             self._gone.append(known.sender)
+        elif self._has_keys and self._shut_down.get(fd) != known.inode:
+            peer = f"a peer at {known.address or 'an unknown address'}"
+            self._lines.warning("peer refused", (SILENT, peer), peer=peer, reason=SILENT)
 
     def _shut(self, known: _Known) -> None:
         """Shut down its socket; libzmq then closes it."""
@@ -180,27 +197,31 @@ class Door:
 
     def _inode(self, fd: int, shut: int = 0) -> int:
         """The inode of an accepted connection's socket; 0: the descriptor is not one any more.
-        `shut`: shut down the socket if it has this inode. This examines a duplicate, because libzmq
-        may close the descriptor at any time."""
+        `shut`: shut down the socket if it has this inode."""
+        return self._look(fd, shut)[0]
+
+    def _look(self, fd: int, shut: int = 0) -> tuple[int, str]:
+        """`_inode`, and the address of the peer. This examines a duplicate, because libzmq may
+        close the descriptor at any time."""
         try:
             os.dup2(fd, self._spare, inheritable=False)
         except OSError:
-            return 0
+            return 0, ""
         try:
             with socket.socket(fileno=self._spare) as found:
                 try:
                     name = found.getsockname()
                     if (name[1] if isinstance(name, tuple) else name) != self._place:
-                        return 0
+                        return 0, ""
                     inode = os.fstat(self._spare).st_ino
                     if inode == shut:
                         with suppress(OSError):  # the peer has disconnected
                             found.shutdown(socket.SHUT_RDWR)
-                    return inode
+                    return inode, _address_of(found)
                 finally:
                     found.detach()
         except OSError:
-            return 0
+            return 0, ""
         finally:
             os.dup2(self._nothing, self._spare, inheritable=False)
 
@@ -258,6 +279,15 @@ class Door:
         """Release the descriptors. Call it after the thread has ended."""
         for each in (self._nothing, self._spare):
             os.close(each)
+
+
+def _address_of(connection: socket.socket) -> str:
+    """The peer's address without its port; "": it has left, or is a process of this machine."""
+    try:
+        name = connection.getpeername()
+    except OSError:
+        return ""
+    return str(name[0]) if isinstance(name, tuple) else ""
 
 
 def _later(sender: bytes, other: bytes) -> bool:

@@ -113,7 +113,14 @@ class Router:
             raise InvalidSetting(
                 f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
             ) from error
-        self.door = Door(events, self._place(), bounds.connections, clock, lines)
+        self.door = Door(
+            events,
+            self._place(),
+            bounds.connections,
+            clock,
+            lines,
+            has_keys=self._rules is not None,
+        )
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Sender of at least one message → its unanswered requests."""
