@@ -58,6 +58,7 @@ from imap_wal.rewrite.sorted_runs import (
 from imap_wal.settings import Settings
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import TASK_MEMORY_BYTES
+from pyspark_imap_wal.progress import Tell, watched
 from pyspark_imap_wal.session import session, spark_errors
 from pyspark_imap_wal.worker import worker_log
 from storage_backends import StorageError
@@ -95,23 +96,26 @@ class SparkEngine:
         tasks: int | None = None,
         properties: Mapping[str, str] | None = None,
         sizes: Sizes | None = None,
+        progress: Tell | None = None,
     ) -> None:
         """Args:
         spark: The session; None: the running one, or a new one.
         tasks: The number of tasks that Spark runs at the same time; None: what it says.
         properties: Spark's properties for a new session.
         sizes: How much a task does.
+        progress: Called from another thread with how far the tasks of a step are.
         """
         self._spark = spark
         self._tasks = tasks
         self._properties = dict(properties or {})
         self._sizes = sizes or Sizes()
+        self._progress = progress
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         with spark_errors():
             self._start(job)
             if job.dry_run:
-                (measured,) = taken(self._each(_measure(job), [None]), 1)
+                (measured,) = taken(self._each("measuring", _measure(job), [None], 0), 1)
                 return cast(Result, measured)
             sorted_files = self._sort(job)
             try:
@@ -129,13 +133,17 @@ class SparkEngine:
         if self._spark is None:
             self._spark = session(**self._properties)
 
-    def _each(self, work: Work, inputs: Sequence[Any]) -> list[Answer]:
-        """Run a task for each input. Returns the answers that Spark took."""
+    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
+        """Run a task for each input. Returns the answers that Spark took. `size`: the bytes of all
+        inputs."""
         if not inputs:
             return []
         assert self._spark is not None
-        tasks = self._spark.sparkContext.parallelize(list(enumerate(inputs)), len(inputs))
-        found: list[Answer] = tasks.mapPartitions(work).collect()
+        context = self._spark.sparkContext
+        tasks = context.parallelize(list(enumerate(inputs)), len(inputs)).mapPartitions(work)
+        group = SystemRandomness().name()
+        with watched(context, group, step, len(inputs), size, self._progress):
+            found: list[Answer] = tasks.collect()
         return found
 
     def _parallel(self) -> int:
@@ -147,7 +155,8 @@ class SparkEngine:
     def _sort(self, job: RewritePlan) -> list[SortedFiles]:
         scans = cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False)
         groups = grouped(scans, self._parallel(), self._sizes) if scans else []
-        return taken(self._each(_sort(job, self._sizes), groups), len(groups))
+        size = sum(scan.bytes for scan in scans)
+        return taken(self._each("sorting", _sort(job, self._sizes), groups, size), len(groups))
 
     def _merge(self, job: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
         totals, versions = _totals(found), NO_VERSIONS
@@ -201,7 +210,9 @@ class SparkEngine:
         self, job: RewritePlan, plans: Sequence[MapPlan], cleared: Cleared
     ) -> list[RangeParts]:
         tasks = [task for plan in plans for task in plan.tasks]
-        found: list[RangeParts] = taken(self._each(_write(job, cleared), tasks), len(tasks))
+        size = sum(task.bytes for task in tasks)
+        answers = self._each("merging", _write(job, cleared), tasks, size)
+        found: list[RangeParts] = taken(answers, len(tasks))
         return found
 
 

@@ -103,6 +103,12 @@ class RangeTask:
     former: tuple[FileScan, ...]
     growth: int = 0
 
+    @property
+    def bytes(self) -> int:
+        """About how much it reads."""
+        groups = sum(run.sizes[number] for run, numbers in self.runs for number in numbers)
+        return groups + sum(scan.bytes for scan in self.former)
+
 
 @dataclass(frozen=True, slots=True)
 class RangeParts:

@@ -24,7 +24,8 @@ class TaskEngine(SparkEngine):
     def _start(self, job: RewritePlan) -> None:
         """There is no Spark."""
 
-    def _each(self, work: Work, inputs: Sequence[Any]) -> list[Answer]:
+    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
+        assert size or step == "measuring"
         return [
             answer
             for number, given in enumerate(inputs)

@@ -28,7 +28,7 @@ class TwoAttempts(SparkEngine):
     def _start(self, job: RewritePlan) -> None:
         self._seeds = job.generation * 64
 
-    def _each(self, work: Work, inputs: Sequence[Any]) -> list[Answer]:
+    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
         """All tasks at once."""
         ranges = [isinstance(each, RangeTask) for each in inputs]
         waiting = [

@@ -26,6 +26,7 @@ from imap_wal.rewrite.report import RewriteReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from pyspark_imap_wal.data_source import LATEST, Options
+from pyspark_imap_wal.progress import StepProgress
 from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
@@ -365,6 +366,17 @@ def test_range_of_many_parts_is_complete_and_ordered(
     ]
     assert found == keys and part_writer.PART_ROWS_MAX > 1
     assert len(values(view(store))) == 2600
+
+
+def test_a_rewrite_says_how_far_its_tasks_are(spark: Any, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    append(node(store), *(put(f"k{number}", "v", (1, 1, 1, number)) for number in range(100)))
+    told: list[StepProgress] = []
+    run(cluster(store), SparkEngine(spark, progress=told.append))
+    last = {each.step: each for each in told}
+    assert list(last) == ["sorting", "merging"]
+    assert all(each.tasks == each.tasks_total >= 1 for each in last.values())
+    assert all(each.bytes == each.bytes_total > 0 for each in last.values())
 
 
 def test_a_large_log_is_written_in_ranges_of_keys(
