@@ -69,5 +69,5 @@ def watched(
         stopping.set()
         thread.join()
         for name, value in former.items():  # the session may be the user's
-            context.setLocalProperty(name, value)
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None: unset
     tell(StepProgress(step, tasks, tasks, size, size))
