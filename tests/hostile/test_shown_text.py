@@ -194,6 +194,29 @@ def test_large_plain_values_are_still_shown() -> None:
     ) == [{"k": "v"}, {"k": "v"}, same]
 
 
+@pytest.mark.parametrize(
+    "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"\xff\x1b[2J"], ids=len
+)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("imap-wal.toml", ["ls", "."]),
+        ("c.toml", ["agent", "--config", "c.toml"]),
+        ("c.toml", ["--credentials", "c.toml", "ls", "."]),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str], content: bytes
+) -> None:
+    """For example settings of the current folder with 100,000 levels."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch(0o600)
+    (tmp_path / name).write_bytes(content)
+    printed, code = on_a_terminal(*words)
+    assert code == 2 and name in printed, printed
+    assert "not TOML" in printed or "not UTF-8" in printed, printed
+
+
 def test_settings_of_the_current_folder_are_announced(
     log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
