@@ -18,7 +18,7 @@
         wal/{epoch}-{segment}.wal
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
-        lost/{epoch}-{segment}.wal.foreign  put aside by a repair: no key opens it
+        lost/{epoch}-{segment}.wal.foreign  put aside by a repair: not of this log
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
         archive/{map}/part-{nonce}.parquet  of a backfill
 
