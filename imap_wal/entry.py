@@ -103,6 +103,22 @@ _Entry: TypeAlias = tuple[
     tuple[Counter, Counter, Counter, Counter],
 ]
 _decode: Final = Decoder(list[_Entry]).decode
+_Loose: TypeAlias = int | float | bool | None
+decode_loosely: Final = Decoder(
+    tuple[
+        str,
+        bytes | None,
+        str,
+        bytes | None,
+        str,
+        _Loose,
+        _Loose,
+        _Loose,
+        _Loose,
+        tuple[_Loose, _Loose, _Loose, _Loose],
+    ]
+).decode
+"""One entry whose numbers may have other types and any size, for `check`."""
 FAULTS: Final = (MsgspecError, RecursionError, UnicodeDecodeError)
 """All errors that msgspec raises for invalid bytes."""
 

@@ -18,7 +18,7 @@
         wal/{epoch}-{segment}.wal
         wal/{epoch}-{segment}.{by}.wal      its copy, made by the recovery of epoch {by}
         lost/{epoch}/{epoch}-{segment}.wal  put aside by the recovery of an epoch
-        lost/{epoch}-{segment}.wal.foreign  put aside by a repair: no key opens it
+        lost/{epoch}-{segment}.wal.foreign  put aside by a repair: not of this log
         archive/{map}/{first}-{last}.{epoch}-{nonce}.parquet
         archive/{map}/part-{nonce}.parquet  of a backfill
 
@@ -43,19 +43,28 @@ from urllib.parse import quote, unquote
 from imap_wal.errors import InvalidSetting, not_text
 from imap_wal.format import Position, SegmentHeader
 from storage_backends import StoredFile
+from storage_backends.paths import NUMBER_MAX, number_in
 
-_WAL = re.compile(r"(\d{8,})-(\d{8,})(?:\.(\d{8,}))?\.wal$")
-_OPENED = re.compile(r"/opened/([^/]+)-(\d{8,})$")
-_SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-\d{8,}-\d{8,}$")
-_CLAIM = re.compile(r"/claims/(\d{8,})\.claim$")
-_WRITER = re.compile(r"/wal/(\d{8,})(?:-[0-9a-f]+)?\.writer$")
+_WAL = re.compile(r"(?:^|/)([0-9]{8,})-([0-9]{8,})(?:\.([0-9]{8,}))?\.wal$")
+_OPENED = re.compile(r"/opened/([^/]+)-([0-9]{8,})$")
+_SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-[0-9]{8,}-[0-9]{8,}$")
+_CLAIM = re.compile(r"/claims/([0-9]{8,})\.claim$")
+_WRITER = re.compile(r"/wal/([0-9]{8,})(?:-[0-9a-f]+)?\.writer$")
+_LOST = re.compile(r"/lost/([0-9]{8,})/")
 _ARCHIVE = re.compile(
-    r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.(\d{8,})-[0-9a-f]+)?\.parquet$"
+    r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.([0-9]{8,})-[0-9a-f]+)?\.parquet$"
 )
 
 _DISPOSABLE = re.compile(
-    r"[^/]+/[^/]+/(?:nodes/[^/]+/)?(?:wal/\d{8,}-\d{8,}(?:\.\d{8,})?\.wal|archive/[^/]+/[^/]+\.parquet|snapshot/[^/]+/\d{8,}/[^/]+\.parquet)"
+    r"[^/]+/[^/]+/(?:nodes/[^/]+/)?(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal|archive/[^/]+/[^/]+\.parquet|snapshot/[^/]+/[0-9]{8,}/[^/]+\.parquet)"
 )
+
+
+def _numbers(found: re.Match[str] | None, *groups: int) -> list[int] | None:
+    """The numbers in these groups of a name (0: there is none); None if it is no name of ours."""
+    numbers = [] if found is None else [number_in(found[each] or f"{0:08d}") for each in groups]
+    known = [number for number in numbers if number is not None]
+    return known if known and len(known) == len(groups) else None
 
 
 def is_disposable(path: str) -> bool:
@@ -225,7 +234,7 @@ def recovered_path(wal: str, by: int) -> str:
 
 def original_path(wal: str) -> str:
     """The path of a segment without the epoch of a recovery."""
-    return re.sub(r"\.\d{8,}\.wal$", ".wal", wal)
+    return re.sub(r"\.[0-9]{8,}\.wal$", ".wal", wal)
 
 
 def original_wal_path(header: SegmentHeader) -> str:
@@ -239,14 +248,14 @@ def original_wal_path(header: SegmentHeader) -> str:
 
 def parse_wal_path(path: str) -> tuple[int, int] | None:
     """(epoch, segment) of a segment's path; None for another file."""
-    found = _WAL.search(path)
-    return (int(found[1]), int(found[2])) if found else None
+    found = _numbers(_WAL.search(path), 1, 2, 3)
+    return (found[0], found[1]) if found else None
 
 
 def recovered_by(path: str) -> int:
     """The epoch whose recovery made this copy of a segment; 0 for an original."""
-    found = _WAL.search(path)
-    return int(found[3] or 0) if found else 0
+    found = _numbers(_WAL.search(path), 1, 2, 3)
+    return found[2] if found else 0
 
 
 def without_replaced(names: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
@@ -282,8 +291,8 @@ def claim_path(cluster: str, incarnation: int) -> str:
 
 def parse_claim_path(path: str) -> int | None:
     """The incarnation of a permit, or None for another file."""
-    found = _CLAIM.search(path)
-    return int(found[1]) if found else None
+    found = _numbers(_CLAIM.search(path), 1)
+    return found[0] if found else None
 
 
 def readers_folder(cluster: str) -> str:
@@ -330,7 +339,8 @@ def opened_path(cluster: str, directory: str, epoch: int) -> str:
 def parse_opened_path(path: str) -> tuple[str, int] | None:
     """(log directory, epoch) of such a file, or None for another file."""
     found = _OPENED.search(path)
-    return (found[1], int(found[2])) if found else None
+    epoch = _numbers(found, 2)
+    return (found[1], epoch[0]) if found and epoch else None
 
 
 def old_fence_path(folder: str, epoch: int) -> str:
@@ -340,8 +350,14 @@ def old_fence_path(folder: str, epoch: int) -> str:
 
 def parse_writer_path(path: str) -> int | None:
     """The epoch of a writer's permit, or None for another file."""
-    found = _WRITER.search(path)
-    return int(found[1]) if found else None
+    found = _numbers(_WRITER.search(path), 1)
+    return found[0] if found else None
+
+
+def parse_lost_path(path: str) -> int | None:
+    """The epoch whose recovery put this file aside; None for another file."""
+    found = _numbers(_LOST.search(path), 1)
+    return found[0] if found else None
 
 
 FENCE_BYTES_MAX = 4096
@@ -389,14 +405,14 @@ class ArchiveName(NamedTuple):
 def parse_archive_path(path: str) -> ArchiveName | None:
     """The fields of an archive's path; None for another file."""
     found = _ARCHIVE.search(path)
+    epoch = _numbers(found, 3)
+    if found is None or epoch is None:
+        return None
     try:
-        return (
-            ArchiveName(Position.parse(found[1]), Position.parse(found[2]), int(found[3] or 0))
-            if found
-            else None
-        )
+        name = ArchiveName(Position.parse(found[1]), Position.parse(found[2]), epoch[0])
     except ValueError:
         return None
+    return name if max(*name.first[:2], *name.last[:2]) <= NUMBER_MAX else None
 
 
 def snapshot_folder(cluster: str, map_name: str, generation: int) -> str:

@@ -60,7 +60,7 @@ class AsOf:
         try:
             if text.lstrip().startswith("{"):
                 return cls(positions=positions_of(json.loads(text)))
-            if text.isdigit():
+            if text.isdecimal():
                 return cls(time_ms=int(text))
             time = datetime.fromisoformat(text)
         except (ValueError, AttributeError, TypeError) as error:
@@ -205,7 +205,7 @@ def _flag(name: str, text: str | None) -> bool:
 def _number(name: str, text: str | None, default: int) -> int:
     if text is None:
         return default
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise InvalidSetting(f"{name} is {text!r}; it takes a number, 1 or more")
     return int(text)
 

@@ -27,7 +27,7 @@ from typing import Any, cast
 
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unavailable
 from storage_backends.interface import Lock, LockContext, SegmentStore
-from storage_backends.paths import check_path, one_line
+from storage_backends.paths import check_path, number_in, one_line
 
 DEFAULT_LEASE_MS = 30_000
 KEPT_OBJECTS = 100
@@ -168,7 +168,8 @@ def _encode(holder: str, expires_ms: int, nonce: str) -> bytes:
 def _numbers(store: SegmentStore, path: str) -> list[int]:
     """In rising order."""
     names = [file.path.rpartition("/")[2].removesuffix(".json") for file in store.list(path)]
-    return sorted(int(name) for name in names if name.isdigit())
+    numbers = map(number_in, names)
+    return sorted(number for number in numbers if number is not None)
 
 
 def _read(store: SegmentStore, path: str, number: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unav
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
-from storage_backends.paths import check_path, folder_prefix, one_line
+from storage_backends.paths import check_path, folder_prefix, is_path, one_line
 
 TEMPORARY_PREFIX = ".#tmp-"
 COPY_BYTES = 1 << 20
@@ -46,7 +46,19 @@ _CANNOT_RESERVE = (
     errno.EFBIG,
 )
 
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""An open of a FIFO waits for a writer without O_NONBLOCK, which changes nothing for a file."""
+
 T = TypeVar("T")
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return False
+        raise
 
 
 class LocalStore:
@@ -92,7 +104,9 @@ class LocalStore:
         try:
             with os.scandir(self._folder(folder)) as entries:
                 return sorted(
-                    entry.name for entry in entries if entry.name != "lost+found" and entry.is_dir()
+                    entry.name
+                    for entry in entries
+                    if entry.name != "lost+found" and is_path(entry.name) and _is_dir(entry)
                 )
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -102,12 +116,12 @@ class LocalStore:
     def exists(self, path: str) -> bool:
         try:
             if not self.capabilities.stale_listings:
-                return not stat.S_ISDIR(os.stat(self._file(path)).st_mode)
+                return stat.S_ISREG(os.stat(self._file(path)).st_mode)
             # For up to a minute after another client removed the file, NFS answers a stat from its
             # cache. An open asks the server.
-            fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._file(path), _READ)
             try:
-                return not stat.S_ISDIR(os.fstat(fd).st_mode)
+                return stat.S_ISREG(os.fstat(fd).st_mode)
             finally:
                 os.close(fd)
         except (FileNotFoundError, NotADirectoryError):
@@ -120,7 +134,7 @@ class LocalStore:
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         def read() -> bytes:
-            fd = os.open(self._file(path), os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._file(path), _READ)
             try:
                 left = max(self._regular(os.fstat(fd), path).st_size - offset, 0)
                 if length is not None:
@@ -138,8 +152,13 @@ class LocalStore:
 
     def open_input(self, path: str) -> BinaryIO:
         def input_() -> BinaryIO:
-            self._regular(os.stat(self._file(path)), path)
-            return open(self._file(path), "rb")
+            file = open(self._file(path), "rb", opener=lambda name, _: os.open(name, _READ))
+            try:
+                self._regular(os.fstat(file.fileno()), path)
+            except NotFound:
+                file.close()
+                raise
+            return file
 
         return self._guard(path, input_)
 
@@ -177,7 +196,7 @@ class LocalStore:
 
     def truncate(self, path: str, size: int) -> None:
         def cut() -> None:
-            fd = os.open(self._file(path), os.O_WRONLY | os.O_CLOEXEC)
+            fd = os.open(self._file(path), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 present = self._regular(os.fstat(fd), path).st_size
                 if size > present:
@@ -338,8 +357,9 @@ class LocalStore:
 
     @staticmethod
     def _regular(status: os.stat_result, path: str) -> os.stat_result:
-        if stat.S_ISDIR(status.st_mode):
-            raise NotFound("is a folder", path)
+        if not stat.S_ISREG(status.st_mode):
+            what = "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a file of bytes"
+            raise NotFound(what, path)
         return status
 
     @staticmethod
@@ -364,14 +384,26 @@ class LocalStore:
                 continue  # ext4 has lost+found in the root of a disk; only root may read it
             path = folder + entry.name
             try:
-                if entry.is_dir():
-                    yield from self._walk(f"{path}/")
-                else:
-                    yield path, entry.stat()
+                if _is_dir(entry):
+                    if is_path(path) and not (entry.is_symlink() and self._leads_up(path)):
+                        yield from self._walk(f"{path}/")
+                elif stat.S_ISREG((status := entry.stat()).st_mode):
+                    yield path, status  # a read of a FIFO or a device might never return
             except FileNotFoundError:
                 continue  # deleted since
             except OSError as error:
-                raise translate(error, path) from error
+                if error.errno != errno.ELOOP:  # a link to itself
+                    raise translate(error, path) from error
+
+    def _leads_up(self, path: str) -> bool:
+        """Whether a link leads to a folder that it is in: then a walk through it never ends."""
+        target = os.stat(self._file(path))
+        folder = os.path.dirname(self._file(path))
+        while not os.path.samestat(target, os.stat(folder)):
+            if folder == self.root:
+                return False
+            folder = os.path.dirname(folder)
+        return True
 
     def _new(self, target: str) -> int:
         fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, self._file_mode)

@@ -107,6 +107,9 @@ class Location(str):
         )
 
 
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
     """Split a URL; `options` override those in it. Raises `StorageError` for unreadable options,
     without showing them."""
@@ -127,6 +130,13 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
             rest = f"{user}@{host}{slash}{path}"
         found.update(_query_options(query))
         url = f"{protocol}://{rest}"
+    elif _ONE_SLASH.match(url):
+        # Not a folder of this name: its options would be shown. The text may have secrets.
+        scheme = url.partition(":")[0]
+        raise StorageError(
+            f"{scheme}:/… has one slash after its scheme: write {scheme}://…, or ./{scheme}:/… for "
+            "a folder of this name"
+        )
     return Location(url, {**found, **(options or {})}, wal_dir, file_mode, known, encryption_keys)
 
 

@@ -6,9 +6,9 @@ import re
 
 from storage_backends.errors import StorageError
 
-_BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f]")
+_BAD_PATH = re.compile(r"(?:^|/)\.{0,2}(?:/|$)|[\0-\x1f\ud800-\udfff]")
 """Empty, `.` and `..` components would leave the root or give one file two names. Some systems end
-a name at a control character."""
+a name at a control character. A lone surrogate is a byte of a name that is not UTF-8."""
 
 
 def check_path(path: str) -> str:
@@ -18,9 +18,28 @@ def check_path(path: str) -> str:
     return path
 
 
+def is_path(path: str) -> bool:
+    """Whether `check_path` accepts it. A listing may find others."""
+    return _BAD_PATH.search(path) is None
+
+
 def folder_prefix(folder: str) -> str:
     """The prefix of the paths of all files below `folder` ("" is the root)."""
     return f"{check_path(folder.rstrip('/'))}/" if folder else ""
+
+
+NUMBER_MAX = 2**32 - 1
+"""No log reaches this number of segments, epochs, incarnations or manifests."""
+
+
+def number_in(text: str, width: int = 8) -> int | None:
+    """The number in a file's name, or None if no file of ours is named so: with other digits than
+    0 to 9, with too many zeros or too few, or with an impossible number. Otherwise two files could
+    have the same number, and the file of a number could not be found."""
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(NUMBER_MAX)):
+        return None
+    number = int(text)
+    return number if number <= NUMBER_MAX and f"{number:0{width}d}" == text else None
 
 
 def one_line(text: str) -> str:

@@ -184,7 +184,7 @@ class AgentConfig:
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise InvalidSetting(f"{path}: {error.strerror}") from error
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also not UTF-8, or a very long number
             # from None: the error contains the text
             raise InvalidSetting(f"{path}: not TOML: {error}") from None
         return cls.from_mapping(data, str(path), **overrides)

@@ -3,10 +3,13 @@ readable."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgpack
+from msgspec import Meta, MsgspecError
+from msgspec.msgpack import Decoder
 
 from imap_wal import entry, layout
 from imap_wal.entry import (
@@ -70,15 +73,21 @@ def check_entries(
     return Checked(clears, maps)
 
 
+_NAMED_MAX = 10_000
+"""An invalid entry is searched for among so many: others wait meanwhile."""
+
+
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:
     """The entries of a payload of exactly `count` entries. Raises ValueError, which names the first
-    invalid one."""
+    invalid one if it is one of the first."""
     try:
         return entry.decoded(payload, count)
     except ValueError:
-        for number, row in enumerate(_values(payload, count)):
+        for number, value in enumerate(islice(_values(payload, count), _NAMED_MAX)):
             try:
-                entry.check(row)
+                entry.check(_read(entry.decode_loosely, value, "it is not a DataEntry"))
+            except UnicodeDecodeError as error:
+                raise _not_utf8(error, number, count) from error
             except ValueError as error:
                 raise ValueError(f"request {request + number}: {error}") from error
         raise
@@ -99,14 +108,9 @@ def schemas_of(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[
     """The schemas of a metadata message by their ids. Raises `BadSchema` if one is not valid, or if
     another schema is known by its id."""
     found: dict[int, Schema] = {}
-    for kind, number, content in _values(payload, count):
-        if (
-            kind != "schema"
-            or type(number) is not int
-            or not LOWEST <= number <= HIGHEST
-            or type(content) is not bytes
-        ):
-            raise ValueError('a metadata array is ["schema", a signed number of 64 bits, bytes]')
+    what = 'a metadata array is ["schema", a signed number of 64 bits, bytes]'
+    for value in _values(payload, count):
+        _, number, content = _read(_decode_schema, value, what)
         try:
             schema = read_schema(number, content)
             check_known(number, schema, known)
@@ -117,6 +121,23 @@ def schemas_of(payload: bytes, count: int, known: Mapping[int, Schema]) -> dict[
     return found
 
 
+_decode_schema = Decoder(
+    tuple[Literal["schema"], Annotated[int, Meta(ge=LOWEST, le=HIGHEST)], bytes]
+).decode
+
+T = TypeVar("T")
+
+
+def _read(decode: Callable[[bytes], T], value: bytes, what: str) -> T:
+    """A value of the shape that `decode` knows. Nothing is built of another value: in memory, it
+    may take a hundred times its bytes. Raises ValueError with the text `what`, and
+    UnicodeDecodeError."""
+    try:
+        return decode(value)
+    except (MsgspecError, RecursionError) as error:
+        raise ValueError(what) from error
+
+
 def without_front(payload: bytes, count: int) -> bytes:
     unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
     unpacker.feed(payload)
@@ -125,18 +146,23 @@ def without_front(payload: bytes, count: int) -> bytes:
     return payload[unpacker.tell() :]
 
 
-def _values(payload: bytes, count: int) -> Iterator[Any]:
-    """The values of a stream of exactly `count` values. Raises ValueError."""
-    unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=2**32 - 1, strict_map_key=False)
+def _values(payload: bytes, count: int) -> Iterator[bytes]:
+    """The bytes of each value of a stream of exactly `count` values. Raises ValueError."""
+    unpacker = msgpack.Unpacker(max_buffer_size=2**32 - 1)
     unpacker.feed(payload)
-    for number in range(count):
-        try:
-            yield unpacker.unpack()
-        except UnicodeDecodeError as error:
-            text = error.object[max(0, error.start - 20) : error.start + 20]
-            raise ValueError(
-                f"value {number + 1} of {count} has text that is not UTF-8, at byte "
-                f"{error.start} of it: {text!r}"
-            ) from error
-    if unpacker.tell() != len(payload):
+    start = 0
+    for _ in range(count):
+        unpacker.skip()
+        end = unpacker.tell()
+        yield payload[start:end]
+        start = end
+    if start != len(payload):
         raise ValueError(f"{count} values are announced, and the payload has more")
+
+
+def _not_utf8(error: UnicodeDecodeError, number: int, count: int) -> ValueError:
+    text = error.object[max(0, error.start - 20) : error.start + 20]
+    return ValueError(
+        f"value {number + 1} of {count} has text that is not UTF-8, at byte {error.start} of it: "
+        f"{text!r}"
+    )

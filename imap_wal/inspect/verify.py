@@ -35,6 +35,7 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.security.encryption import keys_of
 from storage_backends import SegmentStore
@@ -153,7 +154,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
                 file.path in segments | known
                 or rest.partition("/")[0] == layout.LOCK  # a file, or a folder of leases
                 or rest.startswith("lost/")
-                or (rest.startswith("manifest/") and rest.endswith(".json"))
+                or manifest_number(rest.removeprefix("manifest/")) is not None
             )
             if not (
                 ours

@@ -7,15 +7,12 @@ second time. So an open refuses it, `verify` reports it, and `repair` uses the f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.manifest.node import NodeManifest
 from storage_backends import StoredFile
-
-_LOST = re.compile(r"/lost/(\d{8,})/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +64,9 @@ def _another_beginning(manifest: NodeManifest, segments: Collection[tuple[int, i
 
 def epoch_of(path: str) -> int:
     """The highest epoch in a file's name; 0 without one."""
-    lost = _LOST.search(path)
+    lost = layout.parse_lost_path(path)
     if lost is not None:
-        return int(lost[1])
+        return lost
     segment, archive = layout.parse_wal_path(path), layout.parse_archive_path(path)
     if segment is not None:
         return max(segment[0], layout.recovered_by(path))

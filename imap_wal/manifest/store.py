@@ -33,6 +33,7 @@ from imap_wal.manifest.document import (
     with_checksum,
 )
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
+from storage_backends.paths import number_in
 
 FORMAT = 1
 FORMAT_PACKED = 2
@@ -41,9 +42,16 @@ FORMAT_CLEARS = 3
 """Archives or snapshots may have rows without a key (`imap_wal.read.newest.clears`)."""
 PACKED_FROM = 256
 """An archive list of this length or more is packed, and so are the snapshots of this many maps."""
+DIGITS = 10
+"""In the names of manifests."""
 KEEP = 64
 """The number of manifests that are kept, for slow readers and for people."""
 READ_ATTEMPTS = 100
+
+
+def manifest_number(name: str) -> int | None:
+    """The number of the manifest with this file name; None for another file."""
+    return number_in(name.removesuffix(".json"), DIGITS) if name.endswith(".json") else None
 
 
 class Content(Protocol):
@@ -182,12 +190,13 @@ class ManifestLog(Generic[C]):
         found = {}
         for file in self._store.list(self.folder):
             name = file.path.removeprefix(f"{self.folder}/")
-            if name.endswith(".json") and name[:-5].isdigit():
-                found[int(name[:-5])] = file
+            number = manifest_number(name)
+            if number is not None:
+                found[number] = file
         return found
 
     def _path(self, number: int) -> str:
-        return f"{self.folder}/{number:010d}.json"
+        return f"{self.folder}/{number:0{DIGITS}d}.json"
 
     def _decode(self, number: int) -> tuple[dict[str, Any], C]:
         path = self._path(number)

@@ -6,7 +6,10 @@ from typing import Any
 
 from imap_wal.errors import CorruptLog
 from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.manifest.store import manifest_number
 from storage_backends import SegmentStore, StoredFile
+
+FAR = 1_000_000
 
 
 def tolerant_inventory(
@@ -26,6 +29,11 @@ def tolerant_inventory(
                     len(manifest)
             break
         except CorruptLog as error:
+            if (
+                manifest_number(error.file.rpartition("/")[2]) is None
+                or error.file in without.hidden
+            ):
+                raise  # without this file the next look would be the same
             without.hidden.add(error.file)
     lost: dict[str, int] = {}
     for view in views:
@@ -36,13 +44,23 @@ def tolerant_inventory(
             *((node.folder, node.manifest_number) for node in view.nodes),
         ):
             hidden = [
-                int(path.rpartition("/")[2][:-5])
+                manifest_number(path.rpartition("/")[2]) or 0
                 for path in without.hidden
                 if path.startswith(f"{folder}/manifest/")
             ]
             if hidden:
-                lost[f"{folder}/manifest"] = max(hidden) - number
+                lost[f"{folder}/manifest"] = _reached(number, hidden) - number
     return views, lost
+
+
+def _reached(number: int, hidden: list[int]) -> int:
+    """The highest number of a manifest that was published after `number`. Numbers grow by one and
+    old manifests are kept, so one that is far above the others is no manifest."""
+    for each in sorted(hidden):
+        if number and each > number + FAR:
+            break
+        number = max(number, each)
+    return number
 
 
 class _Without:

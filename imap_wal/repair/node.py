@@ -16,7 +16,7 @@ import msgpack
 
 from imap_wal import entry, format
 from imap_wal.entry import ORDER, Row
-from imap_wal.errors import UnsupportedVersion
+from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import NodeView
@@ -27,7 +27,8 @@ from imap_wal.repair import node_copy
 from imap_wal.repair.node_archives import ArchivePlanner
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.node_segments import SegmentPlanner
-from imap_wal.repair.report import COPIED, REWRITTEN, Extent, Item
+from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
+from imap_wal.repair.strangers import without_strangers
 from imap_wal.segment.salvage import scan_segment
 from storage_backends import SegmentStore
 
@@ -67,6 +68,7 @@ class NodeRepair:
         archives = ArchivePlanner(self._plan)
         plan = self._plan
         plan.manifest = plan.node.manifest
+        self._put_strangers_aside()
         self._evidence = older_manifests.of_node(
             plan.node, plan.manifest, plan.view.manifest, plan.view.opened
         )
@@ -82,6 +84,18 @@ class NodeRepair:
         if self.older or look_at_entries:
             self._look_at_entries()
         self._plan_manifest()
+
+    def _put_strangers_aside(self) -> None:
+        plan, manifest = self._plan, self._plan.manifest
+        numbers = manifest.archived[1], manifest.newest, manifest.checkpoint.segment
+        known = max(*numbers, *(mark.segment for mark in plan.marks()))
+        plan.node, strangers = without_strangers(plan.store, plan.view, plan.node, known)
+        for segment, why in strangers.items():
+            what = f"{why}; its bytes are kept in {plan.put_aside(segment)}"
+            lost = Extent(bytes=segment.bytes)
+            plan.items.append(
+                Item(segment.path, "segment", "corrupt", GIVEN_UP, given_up=lost, what=what)
+            )
 
     @property
     def older(self) -> bool:
@@ -206,7 +220,7 @@ class NodeRepair:
             ):
                 found = found.with_row(row)
         for segment in self._plan.wal().segments:
-            with suppress(UnsupportedVersion):
+            with suppress(UnsupportedVersion, EncryptionError):  # the latter was put aside
                 scan = scan_segment(
                     self._plan.store, segment.path, self._plan.view.home(self._plan.node, segment)
                 )

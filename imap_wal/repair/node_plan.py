@@ -12,7 +12,7 @@ from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
 from imap_wal.security.encryption import keys_of, sealed
-from imap_wal.segment.listing import WalFolder, sorted_out
+from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
 from imap_wal.segment.salvage import Scan, WholeFrame
 from storage_backends import SegmentStore
 
@@ -76,6 +76,23 @@ class NodePlan:
             self.manifest.archived,
             self.manifest.begins,
         )
+
+    def marks(self) -> list[Position]:
+        """The positions up to which snapshots cover this log."""
+        marks = (
+            snapshot.marks.get(self.node.name) for snapshot in self.view.manifest.snapshots.values()
+        )
+        return [
+            mark.position
+            for mark in marks
+            if mark is not None and mark.directory == self.manifest.directory
+        ]
+
+    def put_aside(self, segment: SegmentFile) -> str:
+        """Keep the bytes of a file that is not of this log; their path in the copy."""
+        aside = f"{self.node.folder}/lost/{segment.path.rpartition('/')[2]}.foreign"
+        self.writes.append(Write(aside, source=segment.path, until=None))
+        return aside
 
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of the log: that of the last kept entry at or

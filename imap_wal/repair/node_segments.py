@@ -8,7 +8,6 @@ from imap_wal import format, layout
 from imap_wal.errors import EncryptionError, NotRepairable
 from imap_wal.format import START, Home, Position
 from imap_wal.inspect import older_manifests
-from imap_wal.manifest import key_checks
 from imap_wal.repair.node_copy import frame_of
 from imap_wal.repair.node_plan import NodePlan, Write
 from imap_wal.repair.report import (
@@ -32,12 +31,11 @@ from imap_wal.repair.segment import (
     renamed,
     text,
 )
-from imap_wal.security.encryption import SEAL_BYTES, keys_of, resealed
+from imap_wal.repair.strangers import MISSING_MAX, is_foreign
+from imap_wal.security.encryption import SEAL_BYTES, resealed
 from imap_wal.segment.listing import SegmentFile, WalFolder
 from imap_wal.segment.salvage import Scan, WholeFrame, scan_segment
 
-MISSING_MAX = 10_000
-"""If more segments are missing, this is no damage: a foreign file has a name like a segment's."""
 _CHANGED = -1
 """Instead of the checksum of a segment's last frame: that frame is different in the copy."""
 
@@ -78,7 +76,7 @@ class SegmentPlanner:
         # A missing segment keeps its name if that is known: then no low-water mark in it is above
         # the end of the log. Otherwise it gets the epoch of the last known segment before it, or
         # else of the first one after it: epochs never decrease.
-        marks = self._marks()
+        marks = self._plan.marks()
         epochs = {
             place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch
         }
@@ -95,8 +93,9 @@ class SegmentPlanner:
         )
         if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
             raise NotRepairable(
-                f"{folder}/wal: of {last_number} segments there are {len(found)}; if one "
-                "with an unusual number is not of this log, move it away"
+                f"{folder}/wal: according to the manifests there are {last_number} segments, and "
+                f"{len(found)} are here: mount their disk, or bring them back from a copy; if the "
+                "newest manifest is wrong, move it away"
             )
         for number in range(manifest.archived[1] + 1, last_number + 1):
             planned = found.get(number)
@@ -126,8 +125,8 @@ class SegmentPlanner:
             self._plan.end = manifest.checkpoint
 
     def _look_at(self, segment: SegmentFile, *, newest: bool) -> Segment:
-        """Read all of a segment. One that no key opens is not of this log if all keys are given
-        that this log was ever written with: then it is set aside. `EncryptionError` otherwise."""
+        """Read all of a segment. One that no key opens, or that is not encrypted, is set aside if
+        `is_foreign`. `EncryptionError` otherwise."""
         plan = self._plan
         try:
             return look_at(
@@ -137,32 +136,19 @@ class SegmentPlanner:
                 plan.view.place(plan.node, plan.manifest, segment, followed=not newest),
             )
         except EncryptionError as error:
-            given = keys_of(plan.store).key_ring
-            if not (error.key_id or error.is_missing) or not key_checks.all_given(
-                given, plan.view.manifest.keys
-            ):
+            if not is_foreign(plan.store, plan.view, plan.node, error):
                 raise
-            aside = f"{plan.node.folder}/lost/{segment.path.rpartition('/')[2]}.foreign"
-            plan.writes.append(Write(aside, source=segment.path, until=None))
-            what = (
-                f"it is not of this log: {error.what}, and all keys are given that this log was "
-                f"written with; its bytes are kept in {aside}"
-            )
+            if error.key_id or error.is_missing:
+                what = (
+                    f"it is not of this log: {error.what}, and all keys are given that this log "
+                    "was written with"
+                )
+            else:
+                what = f"{error.what}; {error.advice}, and repair again"
+            what += f"; its bytes are kept in {plan.put_aside(segment)}"
             return Segment(
                 segment.path, segment.epoch, segment.number, segment.bytes, "corrupt", what
             )
-
-    def _marks(self) -> list[Position]:
-        """The positions up to which snapshots cover this log."""
-        marks = (
-            snapshot.marks.get(self._plan.node.name)
-            for snapshot in self._plan.view.manifest.snapshots.values()
-        )
-        return [
-            mark.position
-            for mark in marks
-            if mark is not None and mark.directory == self._plan.manifest.directory
-        ]
 
     def _decide(self, segment: Segment, before: int | None, *, given_up: bool) -> int | None:
         """Decide for one segment. `before`, and the result: the checksum of the last frame, which

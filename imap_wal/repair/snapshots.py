@@ -13,6 +13,7 @@ from imap_wal.parquet import salvage
 from imap_wal.parquet.file import checksum
 from imap_wal.repair.report import COPIED, GIVEN_UP, REWRITTEN, Extent, Item
 from storage_backends import NotFound, SegmentStore, StoredFile
+from storage_backends.paths import number_in
 
 
 class SnapshotRepair:
@@ -43,20 +44,21 @@ class SnapshotRepair:
         needed: a rewrite keeps files of earlier generations. If no manifest is left, all files."""
         found: dict[str, list[StoredFile]] = {}
         for file in self._store.list(f"{self._view.folder}/snapshot"):
-            *_, name, number, part = file.path.split("/")
-            if not number.isdigit() or not part.endswith(".parquet"):
+            *_, name, generation, part = file.path.split("/")
+            number = number_in(generation)
+            if number is None or not part.endswith(".parquet"):
                 continue
             map_name = salvage.map_of(
                 self._store, file.path, name, self._view.manifest.snapshots, log=None
             )
             if not map_name:
                 continue
-            self.generation = max(self.generation, int(number))
+            self.generation = max(self.generation, number)
             known = self._view.manifest.snapshots.get(map_name)
             if (
                 known is None
                 or not self._view.manifest_number
-                or (int(number) >= known.generation and file.path not in known.files)
+                or (number >= known.generation and file.path not in known.files)
             ):
                 found.setdefault(map_name, []).append(file)
         return found

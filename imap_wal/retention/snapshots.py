@@ -31,6 +31,7 @@ from imap_wal.parquet.contents import check_contents
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.storage_clock import storage_now
 from storage_backends import NotFound, StoredFile
+from storage_backends.paths import number_in
 
 ORPHAN_MS = 24 * 3_600_000
 """A rewrite is treated as dead if the newest of its unpublished files is older than this, by the
@@ -160,4 +161,5 @@ def _dead(
 def _place(path: str) -> tuple[str, int]:
     """The map's path component and generation of a snapshot file; ("", 0) for any other file."""
     *_, name, generation, _ = ("", "", "", *path.split("/"))
-    return (name, int(generation)) if generation.isdigit() else ("", 0)
+    number = number_in(generation)
+    return ("", 0) if number is None else (name, number)

@@ -36,7 +36,7 @@ class Credentials:
         except UnicodeDecodeError as error:
             # from None: `error` contains the content of the file
             raise InvalidSetting(f"{path}: not UTF-8 at byte {error.start}") from None
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # ValueError: also for very long numbers
             raise InvalidSetting(f"{path}: not TOML: {error}") from None
         for name, options in places.items():
             shown = without_secrets(name)

@@ -44,7 +44,7 @@ def _typed(text: str) -> Any:
     """A value as in TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 

@@ -48,7 +48,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The content; a UsageError names file and position of a mistake."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also not UTF-8, or a very long number
         raise click.UsageError(f"{path} is not TOML: {error}") from error
     except OSError as error:
         raise click.UsageError(f"{path}: {error.strerror}") from error

@@ -15,8 +15,9 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -285,7 +286,7 @@ def progress() -> Iterator[Progress]:
     """A spinner with a text on stderr; silent outside a terminal. Progress that the library logs
     (`imap_wal.progress`) becomes that text; its warnings are notes."""
     shown = errors()
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = SpinnerColumn(), _Description(), TimeElapsedColumn()
     log = logging.getLogger("imap_wal")
     level = log.level
     with Progress(
@@ -301,6 +302,13 @@ def progress() -> Iterator[Progress]:
             log.removeHandler(handler)
 
 
+class _Description(ProgressColumn):
+    """The text of the spinner, which may have names in it: no markup, and safe for a terminal."""
+
+    def render(self, task: Task) -> Text:
+        return Text(shown(task.description), overflow="ellipsis", no_wrap=True)
+
+
 class _Describing(logging.Handler):
     """Shows INFO records as the text of the spinner, and warnings as notes."""
 
@@ -312,7 +320,7 @@ class _Describing(logging.Handler):
         if record.levelno >= logging.WARNING:
             note(record.getMessage())
         elif record.levelno == logging.INFO and self._spinner.task_ids:
-            self._spinner.update(self._spinner.task_ids[-1], description=shown(record.getMessage()))
+            self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
 
 
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:

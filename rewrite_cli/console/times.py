@@ -26,7 +26,7 @@ class Moment(click.ParamType[int]):
         if isinstance(value, datetime):
             return _to_ms(value)
         text = str(value).strip()
-        if text.startswith("@") and text[1:].isdigit():
+        if text.startswith("@") and text[1:].isdecimal():
             return int(text[1:])
         ago = _AGO.fullmatch(text)
         if ago:
@@ -53,7 +53,7 @@ class Duration(click.ParamType[float]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         text = str(value).strip()
-        found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdigit() else f"{text}s")
+        found = _AGO.fullmatch(text if not text.replace(".", "", 1).isdecimal() else f"{text}s")
         seconds = float(found[1]) * _UNITS_MS[found[2]] / 1000 if found else 0
         if not 0 < seconds <= SECONDS_MAX:
             self.fail(
@@ -70,8 +70,12 @@ def _to_ms(moment: datetime) -> int:
 
 
 def iso(milliseconds: int) -> str:
-    """2026-11-21T10:00:00.123Z; empty for 0."""
+    """2026-11-21T10:00:00.123Z; empty for 0; @ and the number if no year has it: an entry may have
+    any number."""
     if not milliseconds:
         return ""
-    seconds = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    try:
+        seconds = datetime.fromtimestamp(milliseconds // 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"@{milliseconds}"
     return f"{seconds:%Y-%m-%dT%H:%M:%S}.{milliseconds % 1000:03d}Z"

@@ -177,6 +177,12 @@ class AgentProcess:
             * resource.getpagesize()
         )
 
+    @property
+    def memory_peak(self) -> int:
+        """Bytes, since the start."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
     def stop(self) -> None:
         self.process.terminate()
         assert self.process.wait(30) == 0, self.output

@@ -22,7 +22,7 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.settings import Settings
 from storage_backends import open_store
-from tests.agent.harness import Plugin, config, plugin, serving
+from tests.agent.harness import Plugin, config, entry, plugin, serving
 from tests.hostile.peers import RawPeer, agent_process, connected
 from tests.support import FakeClock, eventually
 
@@ -299,6 +299,26 @@ def test_a_refusal_does_not_quote_a_large_field(tmp_path: Path) -> None:
             peer.send("hello", number, about)
         peer.await_answer(b"bad-request")
         assert agent.memory - before < 128 * MB
+
+
+@pytest.mark.parametrize("kind", ["append", "metadata"])
+@pytest.mark.parametrize("inner", [b"\x80", b"\x91\x80", b"\xd6\xff\0\0\0\0"], ids=repr)
+def test_a_value_of_another_shape_is_not_built(tmp_path: Path, kind: str, inner: bytes) -> None:
+    """A payload of 16 MB, of empty maps for example, which take 64 bytes each in memory."""
+    settings = config(tmp_path)
+    count = 16 * MB // len(inner)
+    bomb = b"\xdd" + count.to_bytes(4, "big") + inner * count
+    with agent_process(settings, tmp_path) as agent, plugin(settings) as member:
+        before = agent.memory_peak
+        fields = list(map(msgpack.packb, entry("a", "1", member.order(1))))
+        fields[3] = bomb
+        payload = b"\x9a" + b"".join(fields)
+        if kind == "metadata":
+            payload = b"\x93" + msgpack.packb("schema") + b"\x01" + bomb
+        numbers = (1, 1) if kind == "append" else (1,)
+        header, _ = member.client.ask(kind, member.session, *numbers, payload=payload)
+        assert header[2] == "bad-request"
+        assert agent.memory_peak - before < 128 * MB
 
 
 def test_unread_answers_about_maps_take_bounded_memory(tmp_path: Path) -> None:

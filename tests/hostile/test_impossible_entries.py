@@ -212,3 +212,31 @@ def test_all_entries_of_a_log_can_be_dropped(url: str, tmp_path: Path, run: Run)
     opened(f"file://{target}").close()
     assert run("verify", f"file://{target}").code == 0
     assert run("archive", f"file://{target}").code == 0
+
+
+@pytest.mark.parametrize("moment", [-(2**63), -62_135_596_800_001, 253_402_300_800_000, 2**63 - 1])
+@pytest.mark.parametrize("field", ["timestamp_ms", "expires_at_ms"])
+def test_a_moment_that_no_year_has_stops_no_command(
+    tmp_path: Path, run: Run, field: str, moment: int
+) -> None:
+    """A member may set it: a time to live of all 64 bits, for example."""
+    url = f"file://{tmp_path}/log"
+    written(url, GOOD, changed(**{field: moment}))
+    shown = ["@" + str(moment)] if field == "timestamp_ms" or moment > 0 else []
+    for words in (
+        ["dump", url],
+        ["dump", url, "-o", "json"],
+        ["export", url],
+        ["export", url, "--to", tmp_path / "x.parquet"],
+        ["query", url, "SELECT * FROM m"],
+        ["verify", url],
+        ["stat", url],
+        ["archive", url],
+        ["rewrite", url],
+        ["restore", url],
+        ["dump", url],
+    ):
+        done = run(*words)
+        assert done.code == 0, done.err
+        if words == ["export", url]:
+            assert all(each in done.out for each in shown)

@@ -13,6 +13,8 @@ from imap_wal import format, layout
 from imap_wal.clock import SeededRandomness
 from imap_wal.errors import EncryptionError, ImapWalError, LogError
 from imap_wal.format import Frame, Home
+from imap_wal.manifest import key_checks
+from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import node_manifests
 from imap_wal.repair.cluster import ClusterRepair
 from imap_wal.repair.inventory import tolerant_inventory
@@ -25,7 +27,7 @@ from imap_wal.segment.verdict import CLEAN, Place, judge
 from imap_wal.segment.writer import SegmentWriter
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
-from tests.encrypted import keyed
+from tests.encrypted import key_ring, keyed
 from tests.support import (
     IDENTITY,
     FakeClock,
@@ -260,6 +262,57 @@ def test_a_segment_that_was_put_there_stops_no_repair(key: str, change: str) -> 
     if (key, change) != ("a", "as it was"):  # its header says where it is from
         assert "not of this log" in item.what
         assert aside_of(repaired(store, SALVAGE)) == strange
+
+
+@pytest.mark.parametrize("where", ["after", "far above", "in a later epoch", "in its place"])
+@pytest.mark.parametrize("directory", ["", OTHER_LOG])
+def test_a_segment_without_encryption_stops_no_repair(where: str, directory: str) -> None:
+    """It has the names of this log, and the checksums of its frames are right."""
+    store = victim()
+    home = SegmentReader(store, segments(store)[-1]).header.home
+    home = {
+        "after": home._replace(number=home.number + 1),
+        "far above": home._replace(number=home.number + 20_000),
+        "in a later epoch": home._replace(number=1, epoch=home.epoch + 1),
+        "in its place": home._replace(number=2),
+    }[where]
+    memory = MemoryStore("donor")
+    writer = SegmentWriter(
+        memory,
+        "x",
+        header(**home._replace(directory=directory or home.directory)._asdict()),
+        randomness=SeededRandomness(9),
+    )
+    writer.append(format.ENTRIES, 1, [row(f"{FORGED}-0", "v", 100)])
+    writer.sync()
+    strange = memory.read("x")
+    memory.close()
+    forget("donor")
+    path = layout.wal_path(IDENTITY.node_folder, home.epoch, home.number)
+    overwrite(store, path, strange)
+    gone = {"own-2", "own-3"} if where == "in its place" else set[str]()
+    assert keys_after_repair(store, SALVAGE) == {f"own-{number}" for number in range(6)} - gone
+    (view,), lost = tolerant_inventory(store, (), ())
+    repair = ClusterRepair(store, view, SALVAGE, lambda _: True, lambda _: None, lost)
+    repair.plan()
+    (item,) = [each for each in repair.items if each.file == path]
+    assert item.given_up is not None and item.what
+    if not directory:
+        assert aside_of(repaired(store, SALVAGE)) == strange
+
+
+def test_a_repair_with_keys_of_a_log_without_encryption_stops() -> None:
+    """The keys are the mistake: all segments would be set aside, one after the other."""
+    memory = MemoryStore("victim")
+    log = node_log(memory)
+    log.write(format.ENTRIES, 1, [row("own", "v", 1)])
+    log.sync()
+    left = copy_files(memory)
+    forget("victim")
+    clusters = cluster_manifests(left, IDENTITY.cluster_folder, FakeClock(), SeededRandomness(2))
+    key_checks.enter(key_ring("a"), clusters)
+    with pytest.raises(EncryptionError, match="not encrypted"):
+        repaired(keyed(left, "a"), SALVAGE)
 
 
 def test_a_repair_without_a_key_of_the_log_stops() -> None:

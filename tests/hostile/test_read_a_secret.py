@@ -398,3 +398,20 @@ def test_an_old_record_with_options_is_written_again_without_them(tmp_path: Path
     open_store(str(root), wal_dir=wal)
     assert_nothing_in(*files_below(tmp_path))
     open_store(str(root))
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket", "S3:/bucket/x", "webhdfs:/user:pw@host/x"])
+def test_a_url_with_one_slash_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    """A mistyped URL. A folder of this name would be made, and its name, with the options, shown
+    in each line."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["ls", f"{url}{QUERY}"], ["doctor", f"{url}{QUERY}"], ["stat", f"{url}{QUERY}"]):
+        assert ended(words) != 0
+    with pytest.raises(StorageError, match="one slash"):
+        open_store(f"{url}{QUERY}")
+    shown = capsys.readouterr()
+    assert_nothing_in(shown.out, shown.err)
+    assert "Traceback" not in shown.err and "bug" not in shown.err
+    assert not list(tmp_path.iterdir())

@@ -4,8 +4,13 @@ stored."""
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import pty
+import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +59,45 @@ def test_a_log_with_escape_sequences_is_printed_without_them(
     ended = CliRunner().invoke(group, [words[0], log, *words[1:]])
     assert ended.exit_code in (0, 2), ended.output
     assert controls(ended.output) == set()
+
+
+def on_a_terminal(*words: str) -> tuple[str, int]:
+    """What a real process writes to a real terminal, and its exit code."""
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from rewrite_cli.cli import main; main()", *words],
+        stdin=other,
+        stdout=other,
+        stderr=other,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "200"},
+    )
+    os.close(other)
+    found = b""
+    try:
+        while some := os.read(main, 1 << 16):
+            found += some
+    except OSError:  # the process has ended
+        pass
+    os.close(main)
+    return found.decode(), process.wait(60)
+
+
+@pytest.mark.parametrize(
+    "words", [["query", "SHOW TABLES"], ["verify"], ["stat"], ["restore"], ["rewrite"], ["repair"]]
+)
+@pytest.mark.parametrize("name", ["[/b]", "[link=https://x.test]x", "\x9b31m\u202ex"])
+def test_progress_shows_names_as_they_are(tmp_path: Path, words: list[str], name: str) -> None:
+    """They are neither markup of the library that draws, nor control characters. Only a terminal
+    has this line."""
+    url = f"file://{tmp_path}/log"
+    with imap_wal.open(url) as store:
+        for number in range(30):
+            store.map(f"{name}{number}")["a"] = "b"
+    more = ["--dry-run"] if words == ["repair"] else []
+    printed, code = on_a_terminal(words[0], url, *words[1:], *more)
+    assert code == 0, printed
+    assert "\x1b]8" not in printed
+    assert controls(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", printed)) == set()
 
 
 def test_dump_finds_a_key_by_either_form(log: str) -> None:
@@ -148,6 +192,29 @@ def test_large_plain_values_are_still_shown() -> None:
     assert Decoder().value(
         member_row(pickled(pickle.dumps([{"k": "v"}, {"k": "v"}, same], 0)))
     ) == [{"k": "v"}, {"k": "v"}, same]
+
+
+@pytest.mark.parametrize(
+    "content", [b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000, b"\xff\x1b[2J"], ids=len
+)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("imap-wal.toml", ["ls", "."]),
+        ("c.toml", ["agent", "--config", "c.toml"]),
+        ("c.toml", ["--credentials", "c.toml", "ls", "."]),
+    ],
+)
+def test_a_file_that_cannot_be_parsed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: list[str], content: bytes
+) -> None:
+    """For example settings of the current folder with 100,000 levels."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).touch(0o600)
+    (tmp_path / name).write_bytes(content)
+    printed, code = on_a_terminal(*words)
+    assert code == 2 and name in printed, printed
+    assert "not TOML" in printed or "not UTF-8" in printed, printed
 
 
 def test_settings_of_the_current_folder_are_announced(

@@ -1,0 +1,102 @@
+"""Finds files in a node's `wal/` that have the name of a segment and are not of this log. A repair
+sets them aside: otherwise a single name would stop it, or make true segments void.
+
+- The number is far above all that are known: the segments between them would be missing.
+- Because of the name, other files do not count: they have a lower epoch and the same or a higher
+  number, or a recovery seems to have copied them. But nothing in the file is of this log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from imap_wal.errors import EncryptionError, LogError, UnsupportedVersion
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.manifest import key_checks
+from imap_wal.security.encryption import keys_of
+from imap_wal.segment.listing import SegmentFile, WalFolder, sorted_out
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.segment.salvage import scan_segment
+from storage_backends import NotFound, SegmentStore
+
+MISSING_MAX = 10_000
+"""If more segments are missing, this is no damage."""
+FAR = f"its number is more than {MISSING_MAX:,} above those of the other segments"
+NOT_OURS = "because of its name other segments would not count, and nothing in it is of this log"
+
+
+def without_strangers(
+    store: SegmentStore, view: ClusterView, node: NodeView, known: int
+) -> tuple[NodeView, dict[SegmentFile, str]]:
+    """The node without those files, and for each of them the reason. `known`: the highest number
+    that manifests have; 0: they have none."""
+    found: dict[SegmentFile, str] = {}
+    reach = known
+    for segment in sorted(node.segments, key=lambda each: each.number):
+        if reach and segment.number > reach + MISSING_MAX:
+            found[segment] = FAR
+        else:
+            reach = max(reach, segment.number)
+    for segment in node.wal.segments if node.wal.void or node.wal.copied else ():
+        hides = segment not in found and _hides_others(node, found, segment)
+        if hides and not _is_ours(store, view, node, segment):
+            found[segment] = NOT_OURS
+    if not found:
+        return node, found
+    gone = {segment.path for segment in found}
+    files = tuple(file for file in node.files if file.path not in gone)
+    return replace(node, files=files, wal=_listed(node, gone)), found
+
+
+def is_foreign(
+    store: SegmentStore, view: ClusterView, node: NodeView, error: EncryptionError
+) -> bool:
+    """Whether a segment with this error can be set aside, because all keys are given that were ever
+    used to write here. One without encryption is set aside only beside encrypted ones: otherwise
+    the keys may be the mistake."""
+    if not key_checks.all_given(keys_of(store).key_ring, view.manifest.keys):
+        return False
+    return bool(error.key_id or error.is_missing) or any(
+        _is_encrypted(store, each.path) for each in node.segments
+    )
+
+
+def _is_encrypted(store: SegmentStore, path: str) -> bool:
+    """Whether a segment is encrypted with one of the keys, for its place."""
+    try:
+        reader = SegmentReader(store, path)
+        reader.check_keys()
+    except (LogError, EncryptionError, NotFound):
+        return False
+    return bool(reader.header.key_id)
+
+
+def _hides_others(node: NodeView, found: Collection[SegmentFile], segment: SegmentFile) -> bool:
+    gone = {each.path for each in found}
+    with_it = {each.path for each in _listed(node, gone).segments}
+    without = {each.path for each in _listed(node, {*gone, segment.path}).segments}
+    return not without <= with_it
+
+
+def _is_ours(store: SegmentStore, view: ClusterView, node: NodeView, segment: SegmentFile) -> bool:
+    home = view.home(node, segment)
+    try:
+        scan = scan_segment(store, segment.path, home)
+    except UnsupportedVersion:
+        return True  # the repair of this segment refuses it
+    except EncryptionError as error:
+        return not is_foreign(store, view, node, error)
+    return bool(scan.frames) or (scan.header is not None and home.admits(scan.header.home))
+
+
+def _listed(node: NodeView, gone: Collection[str]) -> WalFolder:
+    return sorted_out(
+        (
+            file
+            for file in node.files
+            if file.path.startswith(f"{node.folder}/wal/") and file.path not in gone
+        ),
+        node.manifest.archived,
+        node.manifest.begins,
+    )
