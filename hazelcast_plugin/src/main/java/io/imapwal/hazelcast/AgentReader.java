@@ -2,6 +2,9 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.serialization.impl.HeapData;
+import com.hazelcast.internal.serialization.impl.SerializationConstants;
+import com.hazelcast.logging.ILogger;
+import com.hazelcast.logging.Logger;
 
 import java.io.Closeable;
 import java.io.IOException;
@@ -10,6 +13,7 @@ import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.HashSet;
+import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
@@ -58,15 +62,21 @@ final class AgentReader implements Closeable {
         }
     }
 
-    /** A live entry. @param expiresAtMs Unix time; 0: never */
+    /**
+     * A live entry.
+     *
+     * @param value       null: no map can have it ({@link Unusable})
+     * @param expiresAtMs Unix time; 0: never
+     */
     record Entry(Data key, Data value, long expiresAtMs) {
     }
 
     /**
+     * @param count keys of the page, also those that no map can have
      * @param next  where the next page begins, as msgpack; null at the end
      * @param total how many keys the agent sent in this listing, this page included
      */
-    record Keys(List<Data> keys, byte[] next, long total) {
+    record Keys(List<Data> keys, long count, byte[] next, long total) {
     }
 
     interface Schemas {
@@ -125,7 +135,10 @@ final class AgentReader implements Closeable {
             byte[] next = answer.header().nil() ? null : answer.header().raw();
             long count = answer.header().integer();
             long total = answer.header().integer();
-            return new Keys(datas(answer.payload(), count), next, total);
+            Unusable unusable = new Unusable(map);
+            List<Data> keys = datas(answer.payload(), count, unusable);
+            unusable.tell();
+            return new Keys(keys, count, next, total);
         });
     }
 
@@ -143,31 +156,94 @@ final class AgentReader implements Closeable {
             long total = answer.header().integer();
             long loaded = answer.header().integer();
             MsgpackReader stream = answer.payload();
-            List<Entry> live = entries(stream, answer.header().integer());
+            Unusable unusable = new Unusable(map);
+            List<Entry> live = entries(stream, answer.header().integer(), unusable);
             if (loaded < 0 || loaded > count) {
                 throw new ProtocolException("entries of " + loaded + " of " + count + " keys");
             }
-            return new Page(live, datas(stream, count - loaded), count, next, total);
+            List<Data> rest = datas(stream, count - loaded, unusable);
+            unusable.tell();
+            return new Page(live, rest, count, next, total);
         });
     }
 
-    private static List<Data> datas(MsgpackReader stream, long count) throws IOException {
+    private static List<Data> datas(MsgpackReader stream, long count, Unusable unusable)
+            throws IOException {
         List<Data> found = new ArrayList<>((int) Math.min(count, 1 << 20));
         for (long i = 0; i < count; i++) {
-            found.add(data(stream.binary()));
+            byte[] key = stream.binary();
+            Data data = unusable.checked(key, "key", key);
+            if (data != null) {
+                found.add(data);
+            }
         }
         return found;
     }
 
-    private static List<Entry> entries(MsgpackReader stream, long count) throws IOException {
+    private static List<Entry> entries(MsgpackReader stream, long count, Unusable unusable)
+            throws IOException {
         List<Entry> found = new ArrayList<>((int) Math.min(count, 1 << 20));
         for (long i = 0; i < count; i++) {
             if (stream.array() != 3) {
                 throw new ProtocolException("a loaded entry is [key, value, expires_at_ms]");
             }
-            found.add(new Entry(data(stream.binary()), data(stream.binary()), stream.integer()));
+            byte[] bytes = stream.binary();
+            Data key = unusable.checked(bytes, "key", bytes);
+            Data value = unusable.checked(stream.binary(), "value", bytes);
+            long expiresAtMs = stream.integer();
+            if (key != null) {
+                found.add(new Entry(key, value, expiresAtMs));
+            }
         }
         return found;
+    }
+
+    /**
+     * Entries of an answer that no map can have, because their key or value is not the bytes of a
+     * Hazelcast value. A member does not write them; a program that may write to the agent can. One
+     * such entry must not keep a map from its other entries, so it is named, and its key cannot be
+     * read.
+     */
+    private static final class Unusable {
+        private static final ILogger LOGGER = Logger.getLogger(AgentReader.class);
+        private static final int SHOWN_BYTES = 16;
+        private final String map;
+        private int count;
+        private String first;
+
+        Unusable(String map) {
+            this.map = map;
+        }
+
+        /** Null: it is not usable. @param key of its entry */
+        Data checked(byte[] bytes, String what, byte[] key) {
+            if (bytes.length >= HeapData.HEAP_DATA_OVERHEAD) {
+                Data data = new HeapData(bytes);
+                if (data.getType() != SerializationConstants.CONSTANT_TYPE_NULL) {
+                    return data;
+                }
+            }
+            count++;
+            if (first == null) {
+                int shown = Math.min(key.length, SHOWN_BYTES);
+                first = "the " + what + " of key " + HexFormat.of().formatHex(key, 0, shown)
+                        + (shown < key.length ? "…" : "") + " has " + bytes.length
+                        + " bytes, which are no value of Hazelcast";
+            }
+            return null;
+        }
+
+        String text() {
+            return "map \"" + map + "\": " + count + " entries of the log cannot be used; the first: "
+                    + first + ". `imap-wal get` shows it with its position, and `imap-wal repair"
+                    + " --drop-entry POSITION` writes a copy of the log without it";
+        }
+
+        void tell() {
+            if (count > 0) {
+                LOGGER.severe("imap-wal: " + text());
+            }
+        }
     }
 
     /** @param taken how many keys, from the first on, the answer covers */
@@ -232,7 +308,13 @@ final class AgentReader implements Closeable {
                 throw new ProtocolException("an answer for " + taken + " of " + keys.size()
                         + " keys");
             }
-            return new Part(entries(answer.payload(), count), (int) taken, answer.payloadBytes());
+            Unusable unusable = new Unusable(map);
+            List<Entry> entries = entries(answer.payload(), count, unusable);
+            if (wait == Wait.SHORT && unusable.count > 0) {
+                throw new UnusableEntry(unusable.text()); // a caller waits for these keys
+            }
+            unusable.tell();
+            return new Part(entries, (int) taken, answer.payloadBytes());
         });
     }
 
@@ -368,6 +450,8 @@ final class AgentReader implements Closeable {
                         disconnect();
                     }
                     throw e;
+                } catch (UnusableEntry e) {
+                    throw e;
                 } catch (IOException e) {
                     disconnect();
                     if (fresh || closed || e instanceof ProtocolException
@@ -400,11 +484,12 @@ final class AgentReader implements Closeable {
         return System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(wait.ms(settings));
     }
 
-    private static Data data(byte[] bytes) throws ProtocolException {
-        try {
-            return new HeapData(bytes);
-        } catch (IllegalArgumentException e) {
-            throw new ProtocolException("not the bytes of a Hazelcast Data: " + e.getMessage());
+    /** A read of some keys met an entry that no map can have. */
+    private static final class UnusableEntry extends IOException {
+        private static final long serialVersionUID = 1L;
+
+        UnusableEntry(String message) {
+            super(message);
         }
     }
 }

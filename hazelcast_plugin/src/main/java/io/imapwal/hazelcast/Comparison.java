@@ -84,6 +84,15 @@ final class Comparison {
                 continue;
             }
             boolean known = unseen.remove(entry.key());
+            if (entry.value() == null) {
+                unreadable++;
+                why = new HazelcastException("it is no value of Hazelcast");
+                if (known) {
+                    evict(store, entry.key());
+                    corrections.removed().add(entry.key());
+                }
+                continue;
+            }
             if (known && same(store, entry, serialization)) {
                 continue;
             }

@@ -149,7 +149,7 @@ final class Destruction {
      */
     private boolean isEmpty() throws IOException {
         try (AgentReader reader = plugin.newReader(settings)) {
-            return reader.keys(map, null, 1).keys().isEmpty();
+            return reader.keys(map, null, 1).count() == 0;
         }
     }
 }

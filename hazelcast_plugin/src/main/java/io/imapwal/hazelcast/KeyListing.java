@@ -30,7 +30,7 @@ final class KeyListing {
     /** The next page; it may be empty. */
     List<Data> next() throws IOException {
         AgentReader.Keys page = reader.keys(map, cursor, limit);
-        arrived(page.keys().size(), page.total(), page.next());
+        arrived(page.count(), page.total(), page.next());
         return page.keys();
     }
 

@@ -171,6 +171,7 @@ final class Settlement {
     }
 
     private static long size(AgentReader.Entry entry) {
-        return entry.key().totalSize() + entry.value().totalSize() + 64L;
+        int value = entry.value() == null ? 0 : entry.value().totalSize();
+        return entry.key().totalSize() + value + 64L;
     }
 }

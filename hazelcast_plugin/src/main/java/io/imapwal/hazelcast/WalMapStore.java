@@ -290,6 +290,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         try {
             plugin.reader(settings).load(map, data,
                     doubtedOnly ? AgentReader.Wait.SHORT : AgentReader.Wait.LONG)
+                    .stream().filter(entry -> entry.value() != null)
                     .forEach(entry -> loaded.put(entry.key(), value(entry)));
         } catch (IOException e) {
             throw unavailable(e);
