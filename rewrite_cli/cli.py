@@ -29,30 +29,35 @@ with ends_the_process():
     from rewrite_cli.console.failures import CLEAN, report
 
 # In the order in which a new user needs them.
-COMMANDS = {
-    "demo": "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
-    "node": "real Hazelcast members with plug-in and agents, for trying out and tests",
-    "agent": "the service beside a member",
-    "plugin": "the path of the jar; a hazelcast.yaml to paste",
-    "keys": "keys for agents over TCP; the token of a cluster",
-    "ls": "clusters, nodes and files under a URL",
-    "stat": "live and dead records and bytes; how long a restart would take to load",
-    "dump": "the raw entries of the log, newest last",
-    "verify": "read every byte and report damage",
-    "repair": "a repaired copy of a damaged log, with a report of what is given up",
-    "archive": "turn sealed segments into Parquet",
-    "rewrite": "keep only the newest of every key: publish a snapshot",
-    "spark": "imap-wal as a zip for the workers of Spark",
-    "prune": "remove what a snapshot covers",
-    "query": "ask a log with SQL",
-    "export": "the live entries as jsonl, csv or parquet",
-    "restore": "what a restart would load, or a clean copy of it",
-    "encryption-key": "a new key for encryption at rest; the key of the Parquet files",
-    "drop": "forget a map",
-    "forget-node": "forget a node that will not return",
-    "claim": "take the log from a Hazelcast cluster that is not to return",
-    "doctor": "check the environment, the storage and the agent",
+_MODULES = {
+    "demo": (
+        "service",
+        "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
+    ),
+    "node": ("service", "real Hazelcast members with plug-in and agents, for trying out and tests"),
+    "agent": ("service", "the service beside a member"),
+    "plugin": ("service", "the path of the jar; a hazelcast.yaml to paste"),
+    "keys": ("service", "keys for agents over TCP; the token of a cluster"),
+    "ls": ("reading", "clusters, nodes and files under a URL"),
+    "stat": ("reading", "live and dead records and bytes; how long a restart would take to load"),
+    "dump": ("reading", "the raw entries of the log, newest last"),
+    "verify": ("reading", "read every byte and report damage"),
+    "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
+    "archive": ("upkeep", "turn sealed segments into Parquet"),
+    "rewrite": ("upkeep", "keep only the newest of every key: publish a snapshot"),
+    "spark": ("upkeep", "imap-wal as a zip for the workers of Spark"),
+    "prune": ("upkeep", "remove what a snapshot covers"),
+    "query": ("reading", "ask a log with SQL"),
+    "export": ("reading", "the live entries as jsonl, csv or parquet"),
+    "restore": ("copies", "what a restart would load, or a clean copy of it"),
+    "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
+    "drop": ("upkeep", "forget a map"),
+    "forget-node": ("upkeep", "forget a node that will not return"),
+    "claim": ("upkeep", "take the log from a Hazelcast cluster that is not to return"),
+    "doctor": ("service", "check the environment, the storage and the agent"),
 }
+"""Name → folder of `commands`, and what it does."""
+COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
 
 
 COLLECTOR = (100_000, 20, 20)
@@ -71,7 +76,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with ends_the_process():
-            module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
+            folder, file = _MODULES[cmd_name][0], cmd_name.replace("-", "_")
+            module = importlib.import_module(f"rewrite_cli.commands.{folder}.{file}")
         command: click.Command = module.command
         command.name, command.short_help = cmd_name, COMMANDS[cmd_name]
         return command

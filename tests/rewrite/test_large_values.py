@@ -13,7 +13,7 @@ import pytest
 
 import imap_wal
 from imap_wal.inspect.decode import Decoder
-from rewrite_cli.commands import dump, export
+from rewrite_cli.commands.reading import dump, export
 from tests.histories import put
 
 VALUES = 160

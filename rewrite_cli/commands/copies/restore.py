@@ -19,8 +19,8 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
-from rewrite_cli.commands.export import FORMATS, records, write
-from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
+from rewrite_cli.commands.reading.export import FORMATS, records, write
+from rewrite_cli.commands.reading.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.selection import (
