@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import click
 
 from imap_wal.checks import check_source, location
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.map_names import MapNames
@@ -96,8 +96,12 @@ class Selection:
         return not self.maps or name in self.maps
 
     @contextmanager
-    def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
-        """The store and its clusters within the selection; `Failed` if there is none."""
+    def open(
+        self, damaged: list[tuple[str, LogError]] | None = None
+    ) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
+        """The store and its clusters within the selection; `Failed` if there is none. `damaged`
+        gets the names of clusters whose manifests cannot be read, unless all are damaged; without
+        it, they are an error."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
@@ -105,7 +109,9 @@ class Selection:
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
         try:
-            found = take_inventory(store, self.namespaces, self.clusters)
+            found = take_inventory(store, self.namespaces, self.clusters, damaged)
+            if damaged and not found:
+                raise damaged[0][1]
             if not found:
                 raise Failed(self.nothing(store))
             for kind, wanted, present in (
@@ -117,7 +123,7 @@ class Selection:
                         f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
                         f"there is {', '.join(sorted(present)) or 'none'}"
                     )
-            if self.maps:
+            if self.maps and not damaged:
                 self._demand_maps(store, found)
             yield store, found
         finally:

@@ -31,7 +31,7 @@ from rewrite_cli.console.selection import (
     selection_options,
 )
 from rewrite_cli.console.times import Moment
-from rewrite_cli.entries.live import LiveCluster, merge, partial_option
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends import SegmentStore, StorageError
 
 NODE = "restored"
@@ -77,10 +77,7 @@ def command(
             progress.update(task, description=words)
 
         store, clusters = stack.enter_context(selection.open())
-        merged = [
-            merge(store, view, selection, stack, tell, partial=partial, as_of_ms=as_of)
-            for view in clusters
-        ]
+        merged = merge_all(store, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))

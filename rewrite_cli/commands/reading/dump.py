@@ -26,12 +26,14 @@ from imap_wal.entry import (
     Row,
     is_clear,
 )
+from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder, plain, text
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS, message
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from storage_backends import NotFound, SegmentStore
@@ -125,13 +127,16 @@ def command(
     deleted: bool,
     tail: int | None,
     output: str,
-) -> None:
+) -> int:
     """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON
     one line each.
 
     All entries in the files are shown, also those that a snapshot covers, until their files are
     removed. An entry that is also in a snapshot is shown a second time, without a position. Entries
     that a later lifetime of the cluster made void are left out.
+
+    The rest of a damaged file, or a cluster whose manifests are damaged, is left out and named,
+    with exit code 3.
 
     \b
     Examples:
@@ -140,12 +145,13 @@ def command(
       imap-wal dump /var/lib/maps --since 15m -o json | jq .value
       imap-wal dump /var/lib/maps --tail 20
     """
-    with selection.open() as (store, clusters):
+    left_out: list[tuple[str, LogError]] = []
+    with selection.open(left_out) as (store, clusters):
         positions = start is not None or stop is not None
         streams = [
             stream
             for view in clusters
-            for stream in _streams(store, view, selection, stop, snapshots=not positions)
+            for stream in _streams(store, view, selection, stop, left_out, snapshots=not positions)
         ]
         lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
 
@@ -174,6 +180,9 @@ def command(
                 out.print_line(_json(line))
             else:
                 out.echo(out.shown(_text(line)))
+    for name, error in left_out:
+        out.note(f"left out: {name}: {message(error)}")
+    return FINDINGS if left_out else CLEAN
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
@@ -222,6 +231,7 @@ def _streams(
     view: ClusterView,
     selection: Selection,
     stop: Position | None,
+    left_out: list[tuple[str, LogError]],
     *,
     snapshots: bool,
 ) -> Iterator[Iterator[Line]]:
@@ -233,13 +243,24 @@ def _streams(
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
     def lines(**which: Any) -> Iterator[Line]:
-        for changes in log.changes(
-            maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, covered=True, **which
-        ):
-            decoder.add_metadata(changes.metadata)
-            places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
-            for row, place in zip(changes.rows, places, strict=True):
-                yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
+        damaged: list[LogError] = []
+        try:
+            for changes in log.changes(
+                maps=maps,
+                policy=RecoveryPolicy.PARTIAL,
+                positions=True,
+                covered=True,
+                damaged=damaged,
+                **which,
+            ):
+                decoder.add_metadata(changes.metadata)
+                places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
+                for row, place in zip(changes.rows, places, strict=True):
+                    yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
+        except LogError as error:  # of a manifest or a listing: nothing else can be read
+            damaged.append(error)
+        known = {str(error) for _, error in left_out}
+        left_out.extend((str(view), error) for error in damaged if str(error) not in known)
 
     def lines_of_node(node: str) -> Iterator[Line]:
         shown: dict[str, Position] = {}
