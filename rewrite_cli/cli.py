@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewrite_cli.console.interrupts import ends_the_process
+from rewrite_cli.console.interrupts import as_ctrl_c, ends_the_process
 
 with ends_the_process():
     from storage_backends.extras import needs
@@ -40,7 +40,10 @@ _MODULES = {
     "keys": ("service", "keys for agents over TCP; the token of a cluster"),
     "ls": ("reading", "clusters, nodes and files under a URL"),
     "stat": ("reading", "live and dead records and bytes; how long a restart would take to load"),
+    "get": ("reading", "the newest value of one key, or all that the log still has of it"),
+    "tail": ("reading", "the last entries, and new ones as they are appended"),
     "dump": ("reading", "the raw entries of the log, newest last"),
+    "diff": ("reading", "what differs between two logs, or two times of one log"),
     "verify": ("reading", "read every byte and report damage"),
     "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
     "archive": ("upkeep", "turn sealed segments into Parquet"),
@@ -182,10 +185,13 @@ def group(
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    # Only in a process of the command line: a library must not change its program's collector.
+    # Only in a process of the command line: a library must not change its program's collector and
+    # signals.
     if arguments is None:
         gc.set_threshold(*COLLECTOR)  # noqa: TID251
     try:
+        if arguments is None:
+            as_ctrl_c()
         code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)
     # Every error becomes a line and an exit code here.
     except BaseException as error:  # noqa: BLE001

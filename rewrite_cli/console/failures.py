@@ -10,7 +10,7 @@ import click
 
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
-from rewrite_cli.console.interrupts import INTERRUPTED
+from rewrite_cli.console import interrupts
 from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
 
@@ -29,7 +29,7 @@ def exit_code(error: BaseException) -> int:
         case click.exceptions.Exit() | click.ClickException():
             return error.exit_code
         case KeyboardInterrupt() | click.Abort():
-            return INTERRUPTED
+            return interrupts.exit_code()
         case WriterLocked() | LostRace() | Fenced() | Locked():
             return LOCKED
         case InvalidSetting():
