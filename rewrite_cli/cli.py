@@ -53,6 +53,8 @@ _MODULES = {
     "query": ("reading", "ask a log with SQL"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
+    "backup": ("copies", "copy logs while they are written; only what is new"),
+    "backup-restore": ("copies", "put a backup back as a log; list backups"),
     "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
     "drop": ("upkeep", "forget a map"),
     "forget-node": ("upkeep", "forget a node that will not return"),
