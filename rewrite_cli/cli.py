@@ -23,6 +23,7 @@ with ends_the_process():
 
         # Every command needs it; if it is missing, report that first.
         import rich  # noqa: F401
+        from click.shell_completion import CompletionItem
 
     from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
@@ -60,6 +61,7 @@ _MODULES = {
     "forget-node": ("upkeep", "forget a node that will not return"),
     "claim": ("upkeep", "take the log from a Hazelcast cluster that is not to return"),
     "doctor": ("service", "check the environment, the storage and the agent"),
+    "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }
 """Name → folder of `commands`, and what it does."""
 COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
@@ -86,6 +88,15 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         command.name, command.short_help = cmd_name, COMMANDS[cmd_name]
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing the commands."""
+        names = [
+            CompletionItem(name, help=what)
+            for name, what in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -115,7 +126,7 @@ class LazyGroup(click.Group):
     epilog="""\b
 URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or another fsspec URL.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
-Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
+Every option can come from a variable (such as IMAP_WAL_REWRITE_ENGINE) or a TOML file.""",
 )
 @click.version_option(VERSION, prog_name="imap-wal", message="%(prog)s %(version)s")
 @click.option(

@@ -1,19 +1,22 @@
 """Which files of a cluster belong to one moment.
 
-Manifests are read between two equal listings of their names, so all of them were current at one
+Manifests are read between two listings that show the same ones, so all of them were current at one
 moment. How far the newest segment of each node counts is found between the same two listings: an
-entry after that may belong to a later manifest.
+entry after that may belong to a later manifest. Segments that were begun in between do not count.
 
     listing ─▶ fronts, manifests, claims, permits ─▶ the same listing? ─▶ what the manifests name
        ▲                                                   │ no
        └───────────────────────────────────────────────────┘
+
+A listing is no snapshot: it may show a segment and not the one before it. Then the files found do
+not fit together, and they are listed again.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from imap_wal import layout
 from imap_wal.backup.view import FileView, Held
@@ -25,6 +28,8 @@ from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore, StoredFile
 
 ATTEMPTS = 100
+MISFITS_MAX = 8
+"""How often files that do not fit together are listed again, before that is damage."""
 _MANIFEST = re.compile(r"(?P<folder>(?:|claims/|readers/[^/]+/|nodes/[^/]+/)manifest)/(\d+)\.json")
 _SMALL = re.compile(r"claims/\d+\.claim|opened/[^/]+|nodes/[^/]+/wal/[^/]+\.(?:log|writer)")
 _ASIDE = re.compile(r"set-aside/.+|nodes/[^/]+/lost/.+")
@@ -58,11 +63,11 @@ class _Look:
 
     small: frozenset[str]
     segments: Mapping[str, StoredFile]
-    aside: tuple[str, ...] = field(compare=False)
+    aside: tuple[str, ...]
 
-    @property
-    def names(self) -> tuple[frozenset[str], frozenset[str]]:
-        return self.small, frozenset(self.segments)
+    def still(self, later: _Look) -> bool:
+        """Whether the later one shows all of these files, and no other small ones."""
+        return self.small == later.small and self.segments.keys() <= later.segments.keys()
 
 
 def capture(log: ClusterLog) -> Captured:
@@ -81,6 +86,7 @@ def capture(log: ClusterLog) -> Captured:
         NotFound: Files were removed during each attempt.
     """
     known: dict[str, Front] = {}
+    misfits = 0
     for _ in range(ATTEMPTS):
         before = _look(log)
         try:
@@ -88,8 +94,14 @@ def capture(log: ClusterLog) -> Captured:
             contents = {path: log.store.read(path) for path in sorted(before.small)}
         except NotFound:
             continue
-        if _look(log).names == before.names:
+        if not before.still(_look(log)):
+            continue
+        try:
             return _of_moment(log, before, contents, known)
+        except LogError:
+            misfits += 1
+            if misfits == MISFITS_MAX:
+                raise
     raise LostRace(
         f"{log.folder}: its manifests changed {ATTEMPTS} times while they were read; try again"
     )

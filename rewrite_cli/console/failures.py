@@ -3,6 +3,7 @@ what to do."""
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 
@@ -11,6 +12,7 @@ import click
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
 from rewrite_cli.console import interrupts
+from rewrite_cli.console.encoding import suited
 from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
 
@@ -81,7 +83,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         error.show(sys.stderr)
     elif isinstance(error, click.UsageError):
         # Click quotes the command line, which may have secrets.
-        click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
+        shown = io.StringIO()
+        click.UsageError(without_secrets(error.format_message()), error.ctx).show(shown)
+        sys.stderr.write(suited(shown.getvalue(), err=True))
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
         # Imported here, because it takes time to load.

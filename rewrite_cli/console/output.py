@@ -19,6 +19,8 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeEla
 from rich.table import Table
 from rich.text import Text
 
+from rewrite_cli.console.encoding import is_unicode, suited
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 TABLE, JSON = "table", "json"
@@ -27,7 +29,7 @@ _LONG = (*_PROSE, "file")
 """Columns whose text may take several lines."""
 _FOLDED = 16
 """The smallest width of such a column, if its text is wider."""
-WIDTH = 100
+WIDTH = 80
 """Columns of prose outside a terminal."""
 
 
@@ -75,7 +77,14 @@ def echo(text: str, *, err: bool = False) -> None:
         "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
         for part in parts[::2]
     ]
-    click.echo("".join(parts), err=err)
+    click.echo(suited("".join(parts), err=err), err=err)
+
+
+def prose(text: str) -> None:
+    """Print a sentence; in a terminal, on lines that fit it."""
+    if sys.stdout.isatty():
+        text = textwrap.fill(text, Console().width, break_on_hyphens=False, subsequent_indent="  ")
+    echo(text)
 
 
 def errors() -> Console:
@@ -85,12 +94,12 @@ def errors() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=False)))
+    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=not is_unicode())))
 
 
 def print_line(value: Any) -> None:
     """One JSON document on one line."""
-    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=False)))
+    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=not is_unicode())))
 
 
 def jsonable(value: Any) -> Any:
@@ -133,8 +142,8 @@ def print_table(
         print_records(columns, cells, title, prose=prose)
         return
     table = Table(
-        box=SIMPLE_HEAD,
-        title=title or None,
+        box=SIMPLE_HEAD if is_unicode() else None,
+        title=suited(title) or None,
         title_justify="left",
         title_style="bold",
         pad_edge=False,
@@ -147,7 +156,7 @@ def print_table(
             overflow="fold",
         )
     for row in cells:
-        table.add_row(*(text.replace("[", r"\[") for text in row))
+        table.add_row(*(suited(text).replace("[", r"\[") for text in row))
     console.print(table)
 
 

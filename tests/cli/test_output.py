@@ -40,7 +40,7 @@ def test_piped_rows_are_single_plain_lines(
     prose = lines[3:-1]
     assert prose[0].startswith("    what: [red] bytes have changed, [red]")
     assert prose[-1] == "    what to do: bring the\\nfile back"
-    assert all(len(line) <= 100 and line.startswith("    ") for line in prose)
+    assert all(len(line) <= 80 and line.startswith("    ") for line in prose)
     assert all(line == line.rstrip() and line for line in lines)
 
 

@@ -95,7 +95,7 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
             }
         )
         return
-    out.echo(
+    out.prose(
         f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
         f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
         f"{out.duration(seconds)}"
@@ -103,6 +103,6 @@ def _print(report: BackupReport, seconds: float, output: str) -> None:
     if report.replaced_chunks:
         out.note(f"{report.replaced_chunks:,} damaged parts were written again")
     if report.removed:
-        out.echo(
+        out.prose(
             f"removed {len(report.removed)} old backups, which frees {out.size(report.freed_bytes)}"
         )

@@ -99,7 +99,7 @@ def command(
         [tuple(row.values()) for row in rows],
     )
     for forecast in forecasts:
-        out.echo(
+        out.prose(
             f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records "
             f"merged in {out.duration(forecast['merge_seconds'])}; "
             f"a member would load {forecast['entries']:,} entries in about "

@@ -192,10 +192,10 @@ def _values(
 
 
 def _print(first: _Side, second: _Side, shown: list[dict[str, Any]], limit: int) -> None:
-    out.echo(f"- {first.name}")
-    out.echo(f"+ {second.name}")
+    out.prose(f"- {first.name}")
+    out.prose(f"+ {second.name}")
     if not shown:
-        out.echo("no difference")
+        out.prose("no difference")
         return
     out.print_table(
         ("map", ADDED, REMOVED, CHANGED),
@@ -204,13 +204,13 @@ def _print(first: _Side, second: _Side, shown: list[dict[str, Any]], limit: int)
     for each in shown:
         for key in each["keys"]:
             values = [_short(key[name]) for name in ("old", "new") if name in key]
-            out.echo(
+            out.prose(
                 f"{_MARKS[key['kind']]} {each['map']}[{_short(key['key'])}] {' -> '.join(values)}"
             )
         for kind, mark in _MARKS.items():
             more = each[kind] - min(each[kind], limit)
             if more:
-                out.echo(f"{mark} {each['map']}: {more:,} more {kind}")
+                out.prose(f"{mark} {each['map']}: {more:,} more {kind}")
 
 
 def _short(value: Any) -> str:

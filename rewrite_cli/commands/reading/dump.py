@@ -59,7 +59,7 @@ class PositionType(click.ParamType[Position]):
     "keys",
     multiple=True,
     type=KeyType(),
-    help="Only this key, as dump prints it, or its bytes as hex:…, and what cleared the map; may "
+    help="Only this key, as dump prints it, or its bytes as hex:..., and what cleared the map; may "
     "be repeated.",
 )
 @click.option(

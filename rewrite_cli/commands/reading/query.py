@@ -57,7 +57,7 @@ def command(
 
     SQL is one statement; - reads it from stdin. Without SQL: the views and their columns. Keys and
     values are decoded in key_text and value_json, and times are UTC. In JSON one line is one row;
-    bytes are hex:…, as `dump --key` takes them. A table has the first 1,000 rows.
+    bytes are hex:..., as `dump --key` takes them. A table has the first 1,000 rows.
 
     \b
     Examples:

@@ -235,7 +235,7 @@ def _print_counts(counts: list[Count]) -> None:
 
 def _print_forecast(forecast: Forecast) -> None:
     dead = 1 - forecast.entries / forecast.records if forecast.records else 0
-    out.echo(
+    out.prose(
         f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
         f"records ({dead:.0%} dead), merges them in "
         f"{out.duration(forecast.merge_seconds)}"
@@ -243,15 +243,15 @@ def _print_forecast(forecast: Forecast) -> None:
         f"{out.duration(forecast.member_seconds)}"
     )
     if dead > 0.5 and forecast.records > 10_000:
-        out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
+        out.prose(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
     for node in forecast.missing:
-        out.echo(
+        out.prose(
             click.style(f"  node {node!r} is missing", fg="red")
             + ": a restart refuses to continue without it (recovery_policy = full)"
         )
     for text in forecast.conflicts:
-        out.echo(click.style("  conflict of order", fg="red") + f": {text}")
+        out.prose(click.style("  conflict of order", fg="red") + f": {text}")
     if forecast.conflict_keys:
-        out.echo(
+        out.prose(
             f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; {ADVICE}"
         )

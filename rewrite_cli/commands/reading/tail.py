@@ -39,7 +39,7 @@ from rewrite_cli.entries.lines import Line, show
     "keys",
     multiple=True,
     type=KeyType(),
-    help="Only this key, as dump prints it, or its bytes as hex:…; may be repeated.",
+    help="Only this key, as dump prints it, or its bytes as hex:...; may be repeated.",
 )
 @click.option(
     "--interval",

@@ -181,19 +181,19 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
     if counts[CONFLICT]:
         torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
-    out.echo(
+    out.prose(
         f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, "
         f"{summary['records']:,} records"
     )
     if summary["unopened"]:
-        out.echo(
+        out.prose(
             f"{summary['unopened']} files are encrypted and were read without their keys: "
             "only their checksums were verified (--encryption-keys)"
         )
     if unchecked:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")
-        out.echo(
+        out.prose(
             f"partial: the time limit was reached; {len(unchecked)} files, "
             f"{out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
         )

@@ -130,7 +130,7 @@ def command(
             ],
             title=f"{report.namespace}/{report.cluster}",
         )
-        out.echo(
+        out.prose(
             f"{report.records_read:,} records in {out.duration(report.seconds)} "
             f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
             "memory), "
@@ -140,14 +140,14 @@ def command(
         kept = sum(each.records_kept for each in report.maps)
         if kept:
             written = sum(each.bytes_written for each in report.maps)
-            out.echo(
+            out.prose(
                 f"{kept:,} records are in files that nothing changed; they were kept. New files: "
                 f"{out.size(written)}"
             )
         for each in report.maps:
             if each.conflicts:
                 where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
-                out.echo(
+                out.prose(
                     f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}"
                 )
             if each.undecided:
