@@ -157,6 +157,14 @@ Every option can come from a variable (such as IMAP_WAL_REWRITE_ENGINE) or a TOM
     default="",
     help="Where the keys of an encrypted log come from: file:PATH, env:NAME or command:COMMAND.",
 )
+@click.option(
+    "--progress",
+    envvar="IMAP_WAL_PROGRESS",
+    type=click.Choice(["auto", "json", "none"]),
+    default="auto",
+    show_default=True,
+    help="How far long work is, on stderr: a bar on a terminal; or events in JSON, one a line.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def group(
@@ -165,6 +173,7 @@ def group(
     credentials: Path | None,
     file_mode: str,
     encryption_keys: str,
+    progress: str,
     debug: bool,
 ) -> None:
     """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in
@@ -182,6 +191,7 @@ def group(
         "credentials": credentials,
         "file_mode": file_mode,
         "encryption_keys": encryption_keys,
+        "progress": progress,
     }
     found = config_file or config.find()
     if found is not None:

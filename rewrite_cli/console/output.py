@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from rewrite_cli.console.encoding import is_unicode, suited
 
@@ -288,48 +284,6 @@ def duration(seconds: float) -> str:
 def note(text: str) -> None:
     """Print a note to stderr."""
     echo(text, err=True)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A spinner with a text on stderr; silent outside a terminal. Progress that the library logs
-    (`imap_wal.progress`) becomes that text; its warnings are notes."""
-    shown = errors()
-    columns = SpinnerColumn(), _Description(), TimeElapsedColumn()
-    log = logging.getLogger("imap_wal")
-    level = log.level
-    with Progress(
-        *columns, console=shown, transient=True, disable=not shown.is_terminal
-    ) as spinner:
-        handler = _Describing(spinner)
-        log.addHandler(handler)
-        log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
-        try:
-            yield spinner
-        finally:
-            log.setLevel(level)
-            log.removeHandler(handler)
-
-
-class _Description(ProgressColumn):
-    """The text of the spinner, which may have names in it: no markup, and safe for a terminal."""
-
-    def render(self, task: Task) -> Text:
-        return Text(shown(task.description), overflow="ellipsis", no_wrap=True)
-
-
-class _Describing(logging.Handler):
-    """Shows INFO records as the text of the spinner, and warnings as notes."""
-
-    def __init__(self, spinner: Progress) -> None:
-        super().__init__(logging.INFO)
-        self._spinner = spinner
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            note(record.getMessage())
-        elif record.levelno == logging.INFO and self._spinner.task_ids:
-            self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
 
 
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:

@@ -16,9 +16,9 @@ from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import Noted
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.output import note
+from rewrite_cli.console.progress import Tell
 from rewrite_cli.entries.keys import Matches
 from rewrite_cli.entries.lines import Line
-from rewrite_cli.entries.live import Tell
 from storage_backends import NotFound, SegmentStore
 
 _LOWEST: Order = (-1, -1, -1, -1)

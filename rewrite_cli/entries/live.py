@@ -22,11 +22,10 @@ from imap_wal.read.view import MaterializedView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note
+from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import iso
 from storage_backends import SegmentStore
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _now(
     settings: Settings,
 ) -> LiveCluster:
     def progress(done: MergeProgress) -> None:
-        tell(f"{view}: {done}")
+        tell(Reached(f"{view}: {done}", done.bytes, done.bytes_total))
 
     newest = stack.enter_context(closing(MaterializedView(log, settings, progress)))
     newest.catch_up()

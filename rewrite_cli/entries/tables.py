@@ -15,10 +15,11 @@ from imap_wal.inspect.decode import Decoder
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
+from rewrite_cli.console.progress import Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.columns import LATEST, RAW, Change, Column, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
-from rewrite_cli.entries.live import LiveCluster, Reading, Tell, merge_all
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all
 from storage_backends import NotFound, SegmentStore
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))

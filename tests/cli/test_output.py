@@ -10,6 +10,7 @@ import click
 import pytest
 
 from rewrite_cli.console import output as out
+from rewrite_cli.console.progress import progress as progress_bar
 from tests.cli.conftest import Run
 
 
@@ -118,7 +119,7 @@ def test_the_spinner_shows_the_librarys_progress() -> None:
     """Its text is the progress that the library logs."""
     log = logging.getLogger("imap_wal")
     before = (log.level, list(log.handlers))
-    with out.progress() as progress:
+    with progress_bar() as progress:
         progress.add_task("opening")
         log.info("12 changes in 5 s")
         assert progress.tasks[-1].description == "12 changes in 5 s"

@@ -15,6 +15,7 @@ from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.audit import audit
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
 from storage_backends import Locked, SegmentStore, StorageError
 
@@ -51,8 +52,7 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
     refuse_nested(selection.url, target)
     clock = SystemClock()
     start = clock.monotonic()
-    with out.progress() as progress, selection.open() as (store, clusters):
-        task = progress.add_task("reading")
+    with working("reading") as tell, selection.open() as (store, clusters):
         place = _opened(target)
         try:
             report = back_up(
@@ -62,13 +62,14 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
                 holder=f"imap-wal backup, process {os.getpid()} on {socket.gethostname()}",
                 keep=keep or 0,
                 verify=verify,
-                progress=lambda done: progress.update(task, description=str(done)),
+                progress=lambda done: tell(Reached(str(done), done.bytes, done.bytes_total)),
             )
         except Locked as error:
             raise Locked(target, error.holder) from error
         finally:
             place.close()
-    audit("log backed up", log=", ".join(report.backup.clusters), to=target, url=selection.url)
+    if report.removed:
+        audit("backups removed", backups=report.removed, url=target)
     _print(report, clock.monotonic() - start, output)
 
 

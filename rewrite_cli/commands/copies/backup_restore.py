@@ -13,6 +13,7 @@ from imap_wal.backup.restore import check, put_back, unfinished
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
+from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Url, open_empty, refuse_nested
 from rewrite_cli.console.times import iso
 from storage_backends import NotFound, SegmentStore, StorageError
@@ -93,9 +94,10 @@ def _list(backups: list[Backup], output: str) -> None:
 
 
 def _verify(store: SegmentStore, backup: Backup, output: str) -> int:
-    with out.progress() as progress:
-        task = progress.add_task("reading")
-        damaged = check(store, backup, lambda done: progress.update(task, description=str(done)))
+    with working("reading") as tell:
+        damaged = check(
+            store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
+        )
     if output == out.JSON:
         files = [{"file": file, "what": what} for file, what in damaged]
         out.print_json({"backup": backup.number, "bytes": backup.bytes, "damaged": files})
@@ -111,11 +113,15 @@ def _put_back(store: SegmentStore, backup: Backup, url: str, output: str) -> Non
         target = open_store(url)
     except (StorageError, ImportError) as error:
         raise Failed(f"{url}: {error}") from error
-    with closing(target), out.progress() as progress:
-        task = progress.add_task("writing")
+    with closing(target), working("writing") as tell:
         if not unfinished(target, backup):
             open_empty(url)
-        put_back(store, backup, target, lambda done: progress.update(task, description=str(done)))
+        put_back(
+            store,
+            backup,
+            target,
+            lambda done: tell(Reached("writing", done.bytes, done.bytes_total)),
+        )
     if output == out.JSON:
         out.print_json({"backup": backup.number, "bytes": backup.bytes, "to": url})
     else:

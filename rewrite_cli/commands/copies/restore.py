@@ -23,6 +23,7 @@ from rewrite_cli.commands.reading.export import FORMATS, records, write
 from rewrite_cli.commands.reading.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import (
     Selection,
     Url,
@@ -70,12 +71,7 @@ def command(
         open_empty(target)
         refuse_nested(selection.url, target)
     rows: list[dict[str, Any]] = []
-    with out.progress() as progress, ExitStack() as stack:
-        task = progress.add_task("reading")
-
-        def tell(words: str) -> None:
-            progress.update(task, description=words)
-
+    with working("reading") as tell, ExitStack() as stack:
         store, clusters = stack.enter_context(selection.open())
         merged = merge_all(store, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for each in merged for name in each.maps)

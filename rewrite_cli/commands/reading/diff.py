@@ -18,6 +18,7 @@ from imap_wal.errors import ImapWalError
 from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, Failed, message
+from rewrite_cli.console.progress import Tell, working
 from rewrite_cli.console.selection import Selection, Url, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.entries.comparison import (
@@ -29,7 +30,7 @@ from rewrite_cli.entries.comparison import (
     Comparison,
     Difference,
 )
-from rewrite_cli.entries.live import LiveCluster, Reading, Tell, merge_all, partial_option
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends import StorageError
 
 DIFFERENT, TROUBLE = 1, 2
@@ -107,13 +108,9 @@ def command(
     if len(times) > 2 or (other is None and not times):
         raise click.UsageError("name two URLs, or one and --as-of once or twice")
     until = _times(times, both=other is not None)
-    with out.progress() as progress, ExitStack() as stack:
-        task = progress.add_task("reading")
+    with working("reading") as tell, ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="imap-wal-diff-"))
         comparison = stack.enter_context(closing(Comparison(Path(scratch))))
-
-        def tell(words: str) -> None:
-            progress.update(task, description=words)
 
         first = _read(selection, until[0], partial, stack, tell)
         second = _read(

@@ -16,6 +16,7 @@ from imap_wal.errors import LogError
 from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import CLEAN, FINDINGS, message
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import text_file, whole_file
@@ -78,15 +79,14 @@ def command(
         raise click.UsageError("parquet needs a file: --to orders.parquet")
     damaged: list[tuple[str, LogError]] = []
     reading = Reading(partial, as_of, damaged)
-    with out.progress() as progress, ExitStack() as stack:
-        task = progress.add_task("reading")
+    with working("reading") as tell, ExitStack() as stack:
         store, clusters = stack.enter_context(selection.open(damaged))
         merged = merge_all(
             store,
             clusters,
             selection,
             stack,
-            lambda words: progress.update(task, description=words),
+            tell,
             reading,
         )
         selection.note_empty(name for each in merged for name in each.maps)

@@ -11,6 +11,7 @@ from imap_wal.entry import EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, is_clear
 from imap_wal.inspect.decode import text
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import iso
 from rewrite_cli.entries.history import KeyHistory, Search, find
@@ -48,8 +49,7 @@ def command(
     (name,) = selection.maps
     load_parquet()
     found: list[KeyHistory] = []
-    with out.progress() as progress, selection.open() as (store, clusters):
-        task = progress.add_task("reading")
+    with working("reading") as tell, selection.open() as (store, clusters):
         for view in clusters:
             search = Search(
                 store,
@@ -57,7 +57,7 @@ def command(
                 name,
                 matcher((key,)),
                 partial,
-                lambda words: progress.update(task, description=words),
+                tell,
             )
             found += find(search, history=history)
     now_ms = SystemClock().now_ms()

@@ -10,6 +10,7 @@ import click
 
 from imap_wal.settings import Settings
 from rewrite_cli.console import output as out
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
@@ -74,13 +75,12 @@ def command(
             query = None if sql is None else database.parse(_text(sql))
             if query is not None:
                 prepare(database, query)
-            with out.progress() as progress:
-                task = progress.add_task("reading")
+            with working("reading") as tell:
                 names = load(
                     database,
                     query,
                     ReadOptions(selection, partial, as_of),
-                    lambda words: progress.update(task, description=words),
+                    tell,
                 )
             if query is None:
                 _print_views(database, names, form)

@@ -18,6 +18,7 @@ from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
@@ -154,28 +155,26 @@ def command(selection: Selection, output: str) -> int:
     counts: list[Count] = []
     forecasts: list[Forecast] = []
     storage: list[dict[str, Any]] = []
-    with out.progress() as progress:
-        task = progress.add_task("reading")
-        with selection.open() as (store, clusters):
-            for view in clusters:
-                of_cluster, forecast = count_cluster(
-                    store,
-                    view,
-                    Settings(),
-                    selection.maps,
-                    lambda text: progress.update(task, description=text),
-                )
-                counts += [count for count in of_cluster if selection.wants_node(count.node)]
-                forecasts.append(forecast)
-                storage.append(
-                    {
-                        "namespace": view.namespace,
-                        "cluster": view.cluster,
-                        "log_bytes": sum(node.wal_bytes for node in view.nodes),
-                        "archive_bytes": sum(node.archive_bytes for node in view.nodes),
-                        "snapshot_bytes": view.snapshot_bytes,
-                    }
-                )
+    with working("reading") as tell, selection.open() as (store, clusters):
+        for view in clusters:
+            of_cluster, forecast = count_cluster(
+                store,
+                view,
+                Settings(),
+                selection.maps,
+                tell,
+            )
+            counts += [count for count in of_cluster if selection.wants_node(count.node)]
+            forecasts.append(forecast)
+            storage.append(
+                {
+                    "namespace": view.namespace,
+                    "cluster": view.cluster,
+                    "log_bytes": sum(node.wal_bytes for node in view.nodes),
+                    "archive_bytes": sum(node.archive_bytes for node in view.nodes),
+                    "snapshot_bytes": view.snapshot_bytes,
+                }
+            )
     selection.note_empty(count.map for count in counts)
     if output == out.JSON:
         _print_json(counts, storage, forecasts)

@@ -19,9 +19,10 @@ from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
+from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment
-from rewrite_cli.entries.live import Tell, partial_option
+from rewrite_cli.entries.live import partial_option
 
 ENGINES = ("local", "spark")
 
@@ -95,15 +96,14 @@ def command(
     if properties and engine != "spark":
         raise click.UsageError("--spark-conf is for --engine spark")
     properties = {**(ctx.find_root().obj or {}).get("spark", {}), **properties}
-    with out.progress() as progress:
-        task = progress.add_task("reading")
+    with working("reading") as tell:
         reports = rewrite_all(
             selection,
             engine,
             as_of,
             partial,
             dry_run,
-            lambda words: progress.update(task, description=words),
+            tell,
             skew_ms_max=round(max_clock_skew * 1000),
             resolve=Resolution.parse(resolve) if resolve else None,
             properties=properties,
@@ -199,7 +199,7 @@ def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[st
 
     def progress(done: MergeProgress) -> None:
         if tell is not None:
-            tell(f"{about}: {done}")
+            tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
 
     return LocalEngine(progress=progress)
 
