@@ -6,5 +6,5 @@
     view       a backup as a storage that can only be read
     restore    writes the files of a backup into an empty place
 
-See docs/decisions/0049-backups-by-content.md.
+See docs/decisions/0050-backups-by-content.md.
 """

@@ -31,7 +31,7 @@ COMMANDS = {
         ["query", "URL", "from m"],
     ),
     "rewrite": (
-        "import imap_wal.rewrite.local_engine as e; e._Merge.write = pause",
+        "import imap_wal.rewrite.columns.merge as e; e.ColumnMerge.write = pause",
         ["rewrite", "URL"],
     ),
     "export": (
