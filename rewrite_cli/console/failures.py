@@ -85,7 +85,7 @@ def report(error: BaseException, debug: bool = False) -> int:
         # Click quotes the command line, which may have secrets.
         shown = io.StringIO()
         click.UsageError(without_secrets(error.format_message()), error.ctx).show(shown)
-        sys.stderr.write(suited(shown.getvalue(), err=True))
+        click.echo(suited(shown.getvalue(), err=True), err=True, nl=False)
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
         # Imported here, because it takes time to load.
