@@ -58,7 +58,9 @@ def test_tables_fit_80_columns_with_file_and_advice(tmp_path: Path, log: Path, n
     command, *options = name.split()
     code, shown = on_a_terminal(command, str(log.parents[4]), *options)
     assert code in (0, 3), shown
-    assert max(map(len, shown.split("\n"))) <= 80, shown
+    for line in shown.split("\n"):
+        # A name on a line of its own is not broken: it can be copied.
+        assert len(line) <= 80 or (line.startswith("  ") and len(line.split()) == 2), shown
     joined = "".join(shown.split())
     if name.startswith("verify"):
         assert newest.name in joined
