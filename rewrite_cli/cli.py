@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rewrite_cli.console.interrupts import ends_the_process
+from rewrite_cli.console.interrupts import as_ctrl_c, ends_the_process
 
 with ends_the_process():
     from storage_backends.extras import needs
@@ -23,36 +23,48 @@ with ends_the_process():
 
         # Every command needs it; if it is missing, report that first.
         import rich  # noqa: F401
+        from click.shell_completion import CompletionItem
 
     from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
     from rewrite_cli.console.failures import CLEAN, report
 
 # In the order in which a new user needs them.
-COMMANDS = {
-    "demo": "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
-    "node": "real Hazelcast members with plug-in and agents, for trying out and tests",
-    "agent": "the service beside a member",
-    "plugin": "the path of the jar; a hazelcast.yaml to paste",
-    "keys": "keys for agents over TCP; the token of a cluster",
-    "ls": "clusters, nodes and files under a URL",
-    "stat": "live and dead records and bytes; how long a restart would take to load",
-    "dump": "the raw entries of the log, newest last",
-    "verify": "read every byte and report damage",
-    "repair": "a repaired copy of a damaged log, with a report of what is given up",
-    "archive": "turn sealed segments into Parquet",
-    "rewrite": "keep only the newest of every key: publish a snapshot",
-    "spark": "imap-wal as a zip for the workers of Spark",
-    "prune": "remove what a snapshot covers",
-    "query": "ask a log with SQL",
-    "export": "the live entries as jsonl, csv or parquet",
-    "restore": "what a restart would load, or a clean copy of it",
-    "encryption-key": "a new key for encryption at rest; the key of the Parquet files",
-    "drop": "forget a map",
-    "forget-node": "forget a node that will not return",
-    "claim": "take the log from a Hazelcast cluster that is not to return",
-    "doctor": "check the environment, the storage and the agent",
+_MODULES = {
+    "demo": (
+        "service",
+        "write real flights, kill -9, restore, archive, rewrite; a report and a picture",
+    ),
+    "node": ("service", "real Hazelcast members with plug-in and agents, for trying out and tests"),
+    "agent": ("service", "the service beside a member"),
+    "plugin": ("service", "the path of the jar; a hazelcast.yaml to paste"),
+    "keys": ("service", "keys for agents over TCP; the token of a cluster"),
+    "ls": ("reading", "clusters, nodes and files under a URL"),
+    "stat": ("reading", "live and dead records and bytes; how long a restart would take to load"),
+    "get": ("reading", "the newest value of one key, or all that the log still has of it"),
+    "tail": ("reading", "the last entries, and new ones as they are appended"),
+    "dump": ("reading", "the raw entries of the log, newest last"),
+    "diff": ("reading", "what differs between two logs, or two times of one log"),
+    "verify": ("reading", "read every byte and report damage"),
+    "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
+    "archive": ("upkeep", "turn sealed segments into Parquet"),
+    "rewrite": ("upkeep", "keep only the newest of every key: publish a snapshot"),
+    "spark": ("upkeep", "imap-wal as a zip for the workers of Spark"),
+    "prune": ("upkeep", "remove what a snapshot covers"),
+    "query": ("reading", "ask a log with SQL"),
+    "export": ("reading", "the live entries as jsonl, csv or parquet"),
+    "restore": ("copies", "what a restart would load, or a clean copy of it"),
+    "backup": ("copies", "copy logs while they are written; only what is new"),
+    "backup-restore": ("copies", "put a backup back as a log; list backups"),
+    "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
+    "drop": ("upkeep", "forget a map"),
+    "forget-node": ("upkeep", "forget a node that will not return"),
+    "claim": ("upkeep", "take the log from a Hazelcast cluster that is not to return"),
+    "doctor": ("service", "check the environment, the storage and the agent"),
+    "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }
+"""Name → folder of `commands`, and what it does."""
+COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
 
 
 COLLECTOR = (100_000, 20, 20)
@@ -71,10 +83,20 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with ends_the_process():
-            module = importlib.import_module(f"rewrite_cli.commands.{cmd_name.replace('-', '_')}")
+            folder, file = _MODULES[cmd_name][0], cmd_name.replace("-", "_")
+            module = importlib.import_module(f"rewrite_cli.commands.{folder}.{file}")
         command: click.Command = module.command
         command.name, command.short_help = cmd_name, COMMANDS[cmd_name]
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Without importing the commands."""
+        names = [
+            CompletionItem(name, help=what)
+            for name, what in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -104,7 +126,7 @@ class LazyGroup(click.Group):
     epilog="""\b
 URL is the root of the logs: a path, file:///var/lib/maps, s3://bucket/maps, or another fsspec URL.
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 findings (damage), 4 locked or lost a race.
-Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_REWRITE_ENGINE, …) or a TOML file.""",
+Every option can come from a variable (such as IMAP_WAL_REWRITE_ENGINE) or a TOML file.""",
 )
 @click.version_option(VERSION, prog_name="imap-wal", message="%(prog)s %(version)s")
 @click.option(
@@ -135,6 +157,14 @@ Every option can come from a variable (IMAP_WAL_URL, IMAP_WAL_REWRITE_ENGINE, �
     default="",
     help="Where the keys of an encrypted log come from: file:PATH, env:NAME or command:COMMAND.",
 )
+@click.option(
+    "--progress",
+    envvar="IMAP_WAL_PROGRESS",
+    type=click.Choice(["auto", "json", "none"]),
+    default="auto",
+    show_default=True,
+    help="How far long work is, on stderr: a bar on a terminal; or events in JSON, one a line.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context
 def group(
@@ -143,6 +173,7 @@ def group(
     credentials: Path | None,
     file_mode: str,
     encryption_keys: str,
+    progress: str,
     debug: bool,
 ) -> None:
     """Maps that do not forget: the write-ahead log of Hazelcast's IMap, and of maps embedded in
@@ -160,6 +191,7 @@ def group(
         "credentials": credentials,
         "file_mode": file_mode,
         "encryption_keys": encryption_keys,
+        "progress": progress,
     }
     found = config_file or config.find()
     if found is not None:
@@ -176,10 +208,13 @@ def group(
 def main(arguments: list[str] | None = None) -> Any:
     """The entry point: handles exit codes and error texts, with `failures`."""
     words = sys.argv[1:] if arguments is None else arguments
-    # Only in a process of the command line: a library must not change its program's collector.
+    # Only in a process of the command line: a library must not change its program's collector and
+    # signals.
     if arguments is None:
         gc.set_threshold(*COLLECTOR)  # noqa: TID251
     try:
+        if arguments is None:
+            as_ctrl_c()
         code = group.main(args=words, prog_name="imap-wal", standalone_mode=False)
     # Every error becomes a line and an exit code here.
     except BaseException as error:  # noqa: BLE001

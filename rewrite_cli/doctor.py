@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -280,6 +281,8 @@ def _capabilities(store: SegmentStore, url: str) -> Iterator[Check]:
 
 
 def _writable(store: SegmentStore, url: str) -> Iterator[Check]:
+    """Whether this user may write. Nothing is left on the storage, and nothing is created in a
+    local folder or in a place without logs."""
     folder = _folder(url)
     if folder is not None and not folder.exists():
         yield Check(
@@ -289,19 +292,33 @@ def _writable(store: SegmentStore, url: str) -> Iterator[Check]:
             "the first start of an agent or a program creates it; or the URL is wrong",
         )
         return
-    path = f".imap-wal-doctor/{SystemRandomness().name()}"
-    try:
-        store.create(path, b"imap-wal doctor")
-        store.delete(path)
-    except StorageError as error:
-        yield Check(
-            "writing",
-            PROBLEM,
-            str(error),
-            "the log is written here: run doctor as the user of the agent or program",
-        )
+    if folder is not None:
+        allowed = os.access(folder, os.W_OK | os.X_OK)
+        wrong = "" if allowed else f"this user may not write to {folder}"
+        what = f"this user may write to {folder}"
+    elif not store.folders(""):
+        yield Check("writing", OK, "not tried: nothing is here yet, and doctor creates nothing")
+        return
     else:
-        yield Check("writing", OK, "a file was created, synced and deleted")
+        wrong, what = _tried(store), "a file was created and deleted"
+    if wrong:
+        advice = "the log is written here: run doctor as the user of the agent or program"
+        yield Check("writing", PROBLEM, wrong, advice)
+    else:
+        yield Check("writing", OK, what)
+
+
+def _tried(store: SegmentStore) -> str:
+    """Create a file in the root, and delete it. The error, or ""."""
+    path = f".imap-wal-doctor-{SystemRandomness().name()}"
+    try:
+        try:
+            store.create(path, b"imap-wal doctor")
+        finally:
+            store.delete(path)
+    except StorageError as error:
+        return str(error)
+    return ""
 
 
 def _folder(url: str) -> Path | None:
@@ -362,8 +379,12 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:
             continue
+        lock = layout.lock_path(node.folder)
+        if not store.exists(lock):  # to take it would create it
+            crashed.append(node.name)
+            continue
         try:
-            store.lock(layout.lock_path(node.folder), "imap-wal doctor").release()
+            store.lock(lock, "imap-wal doctor").release()
             crashed.append(node.name)
         except Locked as error:
             yield Check(name, OK, f"node {node.name!r} is being written by {error.holder}")

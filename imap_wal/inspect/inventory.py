@@ -9,6 +9,7 @@ from functools import cached_property
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import LogError
 from imap_wal.format import Home
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
@@ -175,9 +176,13 @@ class ClusterView:
 
 
 def take_inventory(
-    store: SegmentStore, namespaces: tuple[str, ...] = (), clusters: tuple[str, ...] = ()
+    store: SegmentStore,
+    namespaces: tuple[str, ...] = (),
+    clusters: tuple[str, ...] = (),
+    damaged: list[tuple[str, LogError]] | None = None,
 ) -> list[ClusterView]:
-    """All clusters under a root, or those with the given names."""
+    """All clusters under a root, or those with the given names. `damaged` gets those whose
+    manifests cannot be read; without it, they are an error."""
     found: list[ClusterView] = []
     top = store.folders("")
     if {"nodes", "manifest"} <= set(top) and not store.folders("manifest"):
@@ -189,7 +194,13 @@ def take_inventory(
             if clusters and layout.decode(cluster) not in clusters:
                 continue
             if {"nodes", "manifest", "snapshot"} & set(store.folders(f"{namespace}/{cluster}")):
-                found.append(_cluster(store, layout.decode(namespace), layout.decode(cluster)))
+                names = layout.decode(namespace), layout.decode(cluster)
+                try:
+                    found.append(_cluster(store, *names))
+                except LogError as error:
+                    if damaged is None:
+                        raise
+                    damaged.append(("/".join(names), error))
     return found
 
 

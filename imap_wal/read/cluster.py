@@ -12,6 +12,7 @@ read again and the pass starts again; merging an entry twice changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -19,7 +20,7 @@ from typing import TypeVar
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.entry import KEY, Row
-from imap_wal.errors import MissingNode, ShortLog
+from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
@@ -225,19 +226,22 @@ class ClusterLog:
         snapshots: bool = True,
         covered: bool = False,
         state: ClusterState | None = None,
+        damaged: list[LogError] | None = None,
     ) -> Iterator[EntryBatch]:
         """All entries that count: snapshots, then each node's log above its low-water marks (and
         above `since`), in its order. What was archived meanwhile is read from the archive. Raises
         `NotFound` if a rewrite and a prune removed files meanwhile: then start again. `ShortLog`
-        names a missing file that the manifests name. Raises `MissingNode`, `LogError`."""
+        names a missing file that the manifests name. Raises `MissingNode`, `LogError`. `damaged`
+        gets the damage of a file, and reading continues with the next file."""
         state = state or self.state()
         state.demand(policy)
         if snapshots:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
-                    for changes in read_scan(self.store, scan, maps):
-                        if nodes is None or changes.node in nodes:
-                            yield changes
+                    with _past(damaged):
+                        for changes in read_scan(self.store, scan, maps):
+                            if nodes is None or changes.node in nodes:
+                                yield changes
                 except NotFound as error:
                     raise self.lost(error) from error
         for node in sorted(state.nodes):
@@ -253,6 +257,7 @@ class ClusterLog:
                     place,
                     scans,
                     partial(read_scan, maps=maps, positions=positions),
+                    damaged,
                 )
 
     def _node_changes(
@@ -262,6 +267,7 @@ class ClusterLog:
         place: Position | None,
         scans: Callable[..., Iterable[FileScan]],
         read: Callable[[SegmentStore, FileScan], Iterator[EntryBatch]],
+        damaged: list[LogError] | None,
     ) -> Iterator[EntryBatch]:
         """The batches of a node's `scans` above `place`, see `changes`."""
         for attempt in range(ATTEMPTS):
@@ -276,10 +282,11 @@ class ClusterLog:
             try:
                 for scan, store in ahead(self.store, scans(now, since=place)):
                     segment = scan.kind == SEGMENT
-                    for changes in read(store, scan):
-                        yield changes
-                        if segment:
-                            place = changes.last
+                    with _past(damaged):
+                        for changes in read(store, scan):
+                            yield changes
+                            if segment:
+                                place = changes.last
                 break
             except NotFound as error:
                 if not segment or attempt == ATTEMPTS - 1:
@@ -399,6 +406,17 @@ class ClusterLog:
                 if row[KEY] == key
             ]
         return found
+
+
+@contextmanager
+def _past(damaged: list[LogError] | None) -> Iterator[None]:
+    """Damage within this goes into the list, if there is one."""
+    try:
+        yield
+    except LogError as error:
+        if damaged is None:
+            raise
+        damaged.append(error)
 
 
 def pin_cuts(log: ClusterLog) -> dict[str, Position]:

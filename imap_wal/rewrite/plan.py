@@ -273,7 +273,10 @@ def prepare(
     now_ms = log.clock.now_ms()
     if as_of_ms is not None and as_of_ms < now_ms:
         demand_history(state, as_of_ms, maps)
-        until = {node: min(until[node], _last_until(log, state, node, as_of_ms)) for node in until}
+        found = {node: _last_until(log, state, node, as_of_ms) for node in until}
+        if not any(maps is None or name in maps for name in state.manifest.snapshots):
+            _demand_begun([oldest for _, oldest in found.values()], as_of_ms)
+        until = {node: min(until[node], found[node][0]) for node in until}
         settled = until
         now_ms = as_of_ms
         # These ends are not of one moment, and the known partition versions are newer than the
@@ -351,22 +354,39 @@ def demand_history(state: ClusterState, as_of_ms: int, maps: Collection[str] | N
             )
 
 
-def _last_until(log: ClusterLog, state: ClusterState, node: str, as_of_ms: int) -> Position:
-    """The position before the first entry of a node that is newer than `as_of_ms`. Entries of one
-    commit are not separated."""
+def _demand_begun(oldest: Iterable[int | None], as_of_ms: int) -> None:
+    """Raises `InvalidSetting` if the first entry of every log is newer: a rewrite would cover
+    nothing. A time in `oldest` is None for a log without entries."""
+    times = [time for time in oldest if time is not None]
+    if times and min(times) > as_of_ms:
+        raise InvalidSetting(
+            f"there is no entry of {as_of_ms} (Unix ms) or before; the first one is of {min(times)}"
+        )
+
+
+def _last_until(
+    log: ClusterLog, state: ClusterState, node: str, as_of_ms: int
+) -> tuple[Position, int | None]:
+    """The position before the first entry of a node that is newer than `as_of_ms`, and the time of
+    its oldest entry. Entries of one commit are not separated."""
     newer: Position | None = None
+    oldest: int | None = None
     for changes in log.changes(
         nodes=(node,), snapshots=False, positions=True, policy=RecoveryPolicy.PARTIAL, state=state
     ):
-        if changes.rows and max(row[TIMESTAMP_MS] for row in changes.rows) > as_of_ms:
+        times = [row[TIMESTAMP_MS] for row in changes.rows]
+        if times:
+            oldest = min(times) if oldest is None else min(oldest, *times)
+        if times and max(times) > as_of_ms:
             first = min(
                 place
-                for row, place in zip(changes.rows, changes.positions or (), strict=True)
-                if row[TIMESTAMP_MS] > as_of_ms
+                for time, place in zip(times, changes.positions or (), strict=True)
+                if time > as_of_ms
             )
             newer = first if newer is None else min(newer, first)
-    return (
+    end = (
         Position(2**62, 0, 0, 0)
         if newer is None
         else newer._replace(frame=newer.frame - 1, index=0)
     )
+    return end, oldest

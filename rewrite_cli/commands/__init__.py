@@ -1,1 +1,1 @@
-"""One module per command; each has a `command`."""
+"""One module per command, in a folder for each topic; each has a `command`."""

@@ -3,6 +3,7 @@ what to do."""
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 
@@ -10,7 +11,8 @@ import click
 
 from imap_wal.errors import Fenced, ImapWalError, InvalidSetting, LostRace, WriterLocked
 from imap_wal.inspect.advice import advice
-from rewrite_cli.console.interrupts import INTERRUPTED
+from rewrite_cli.console import interrupts
+from rewrite_cli.console.encoding import suited
 from storage_backends import Locked, MissingExtra, NoSpace, NotFound, StorageError
 from storage_backends.location import without_secrets
 
@@ -29,7 +31,7 @@ def exit_code(error: BaseException) -> int:
         case click.exceptions.Exit() | click.ClickException():
             return error.exit_code
         case KeyboardInterrupt() | click.Abort():
-            return INTERRUPTED
+            return interrupts.exit_code()
         case WriterLocked() | LostRace() | Fenced() | Locked():
             return LOCKED
         case InvalidSetting():
@@ -81,7 +83,9 @@ def report(error: BaseException, debug: bool = False) -> int:
         error.show(sys.stderr)
     elif isinstance(error, click.UsageError):
         # Click quotes the command line, which may have secrets.
-        click.UsageError(without_secrets(error.format_message()), error.ctx).show(sys.stderr)
+        shown = io.StringIO()
+        click.UsageError(without_secrets(error.format_message()), error.ctx).show(shown)
+        click.echo(suited(shown.getvalue(), err=True), err=True, nl=False)
     else:
         text = without_secrets(" ".join(message(error).split("\n")))
         # Imported here, because it takes time to load.

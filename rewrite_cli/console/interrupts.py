@@ -1,7 +1,11 @@
-"""Ctrl-C during imports, which take most of the first half second of a command.
+"""Signals that end a command.
 
-An exception in the middle of an import can be printed with a traceback, or be treated as another
-error by a module. Nothing is open yet, so the process ends at once.
+Ctrl-C during imports, which take most of the first half second of a command: an exception in the
+middle of an import can be printed with a traceback, or be treated as another error by a module.
+Nothing is open yet, so the process ends at once.
+
+Later, SIGTERM and SIGHUP end a command as Ctrl-C does: it removes its scratch files and releases
+its locks.
 """
 
 from __future__ import annotations
@@ -13,6 +17,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 INTERRUPTED = 130
+_SIGNALLED = 128
+_received: list[int] = []
+
+
+class Terminated(KeyboardInterrupt):
+    """A signal asks the process to end. Everything that handles Ctrl-C handles this."""
+
+
+def as_ctrl_c() -> None:
+    """From now on SIGTERM and SIGHUP are as Ctrl-C, unless the program has handlers of its own or
+    was started with `nohup`."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
+
+
+def exit_code() -> int:
+    """The exit code of a command that a signal has ended: 128 and the signal's number."""
+    return _SIGNALLED + _received[0] if _received else INTERRUPTED
+
+
+def _terminate(number: int, frame: object) -> None:
+    _received.append(number)
+    raise Terminated
 
 
 @contextmanager

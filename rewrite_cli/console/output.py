@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
+
+from rewrite_cli.console.encoding import is_unicode, suited
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -27,7 +25,7 @@ _LONG = (*_PROSE, "file")
 """Columns whose text may take several lines."""
 _FOLDED = 16
 """The smallest width of such a column, if its text is wider."""
-WIDTH = 100
+WIDTH = 80
 """Columns of prose outside a terminal."""
 
 
@@ -75,7 +73,14 @@ def echo(text: str, *, err: bool = False) -> None:
         "\n".join("\t".join(map(shown, line.split("\t"))) for line in part.split("\n"))
         for part in parts[::2]
     ]
-    click.echo("".join(parts), err=err)
+    click.echo(suited("".join(parts), err=err), err=err)
+
+
+def prose(text: str) -> None:
+    """Print a sentence; in a terminal, on lines that fit it."""
+    if sys.stdout.isatty():
+        text = textwrap.fill(text, Console().width, break_on_hyphens=False, subsequent_indent="  ")
+    echo(text)
 
 
 def errors() -> Console:
@@ -85,12 +90,12 @@ def errors() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON document."""
-    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=False)))
+    echo(json_text(json.dumps(value, indent=2, default=jsonable, ensure_ascii=not is_unicode())))
 
 
 def print_line(value: Any) -> None:
     """One JSON document on one line."""
-    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=False)))
+    echo(json_text(json.dumps(value, default=jsonable, ensure_ascii=not is_unicode())))
 
 
 def jsonable(value: Any) -> Any:
@@ -133,8 +138,8 @@ def print_table(
         print_records(columns, cells, title, prose=prose)
         return
     table = Table(
-        box=SIMPLE_HEAD,
-        title=title or None,
+        box=SIMPLE_HEAD if is_unicode() else None,
+        title=suited(title) or None,
         title_justify="left",
         title_style="bold",
         pad_edge=False,
@@ -147,7 +152,7 @@ def print_table(
             overflow="fold",
         )
     for row in cells:
-        table.add_row(*(text.replace("[", r"\[") for text in row))
+        table.add_row(*(suited(text).replace("[", r"\[") for text in row))
     console.print(table)
 
 
@@ -279,48 +284,6 @@ def duration(seconds: float) -> str:
 def note(text: str) -> None:
     """Print a note to stderr."""
     echo(text, err=True)
-
-
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """A spinner with a text on stderr; silent outside a terminal. Progress that the library logs
-    (`imap_wal.progress`) becomes that text; its warnings are notes."""
-    shown = errors()
-    columns = SpinnerColumn(), _Description(), TimeElapsedColumn()
-    log = logging.getLogger("imap_wal")
-    level = log.level
-    with Progress(
-        *columns, console=shown, transient=True, disable=not shown.is_terminal
-    ) as spinner:
-        handler = _Describing(spinner)
-        log.addHandler(handler)
-        log.setLevel(min(logging.INFO, log.getEffectiveLevel()))
-        try:
-            yield spinner
-        finally:
-            log.setLevel(level)
-            log.removeHandler(handler)
-
-
-class _Description(ProgressColumn):
-    """The text of the spinner, which may have names in it: no markup, and safe for a terminal."""
-
-    def render(self, task: Task) -> Text:
-        return Text(shown(task.description), overflow="ellipsis", no_wrap=True)
-
-
-class _Describing(logging.Handler):
-    """Shows INFO records as the text of the spinner, and warnings as notes."""
-
-    def __init__(self, spinner: Progress) -> None:
-        super().__init__(logging.INFO)
-        self._spinner = spinner
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.WARNING:
-            note(record.getMessage())
-        elif record.levelno == logging.INFO and self._spinner.task_ids:
-            self._spinner.update(self._spinner.task_ids[-1], description=record.getMessage())
 
 
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:

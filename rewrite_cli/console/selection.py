@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from urllib.parse import urlsplit
 import click
 
 from imap_wal.checks import check_source, location
-from imap_wal.errors import InvalidSetting
+from imap_wal.errors import InvalidSetting, LogError
 from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.map_names import MapNames
 from imap_wal.security.credentials import Credentials
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
@@ -67,6 +70,9 @@ class Endpoint(click.ParamType[str]):
         return str(value)
 
 
+NAMES_MAX = 20
+"""Maps that an error names."""
+
 _WAL_DIR = (
     "Where the segments are. Needed if they are on another kind of storage or another server "
     "than the root."
@@ -90,8 +96,12 @@ class Selection:
         return not self.maps or name in self.maps
 
     @contextmanager
-    def open(self) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
-        """The store and its clusters within the selection; `Failed` if there is none."""
+    def open(
+        self, damaged: list[tuple[str, LogError]] | None = None
+    ) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
+        """The store and its clusters within the selection; `Failed` if there is none. `damaged`
+        gets the names of clusters whose manifests cannot be read, unless all are damaged; without
+        it, they are an error."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
@@ -99,7 +109,9 @@ class Selection:
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
         try:
-            found = take_inventory(store, self.namespaces, self.clusters)
+            found = take_inventory(store, self.namespaces, self.clusters, damaged)
+            if damaged and not found:
+                raise damaged[0][1]
             if not found:
                 raise Failed(self.nothing(store))
             for kind, wanted, present in (
@@ -111,13 +123,35 @@ class Selection:
                         f"{self.url}: no {kind} {', '.join(sorted(map(repr, absent)))}; "
                         f"there is {', '.join(sorted(present)) or 'none'}"
                     )
+            if self.maps and not damaged:
+                self._demand_maps(store, found)
             yield store, found
         finally:
             store.close()
 
+    def _demand_maps(self, store: SegmentStore, found: list[ClusterView]) -> None:
+        """`Failed` for a map that none of the logs has: an empty result would look like an empty
+        map. Damaged files may have it; then the command itself reports the damage."""
+        left = set(self.maps)
+        logs = [MapNames(ClusterLog(store, view.namespace, view.cluster)) for view in found]
+        for names in logs:
+            if left and names.has(left):
+                return
+            left -= names.known
+        if not left or not all(names.complete for names in logs):
+            return
+        there = sorted(set().union(*(names.known for names in logs)))
+        near = [near for name in sorted(left) for near in get_close_matches(name, there, 1)]
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        more = f", and {len(there) - NAMES_MAX:,} more" if len(there) > NAMES_MAX else ""
+        raise Failed(
+            f"{self.url}: no map {', '.join(map(repr, sorted(left)))}{guess}; there is "
+            f"{', '.join(there[:NAMES_MAX]) or 'none'}{more}"
+        )
+
     def note_empty(self, present: Iterable[str]) -> None:
-        """Name the maps of the selection that have no entries: the name may be mistyped. This is no
-        error, because all entries of a map may have expired."""
+        """Name the maps of the selection that have no entries. This is no error, because all
+        entries of a map may have expired."""
         there = set(present)
         absent = [name for name in self.maps if name not in there]
         if absent:

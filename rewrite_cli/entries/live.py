@@ -12,6 +12,7 @@ import click
 
 from imap_wal.clock import SystemClock
 from imap_wal.entry import MAP, TIMESTAMP_MS, Row
+from imap_wal.errors import LogError
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ClusterLog
@@ -21,11 +22,10 @@ from imap_wal.read.view import MaterializedView, MergeProgress, live
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console.failures import Failed
 from rewrite_cli.console.output import F, note
+from rewrite_cli.console.progress import Reached, Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.console.times import iso
 from storage_backends import SegmentStore
-
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,20 @@ class LiveCluster:
     seconds: float
     records: int
     missing: dict[str, str] = field(default_factory=dict)
+    begins_ms: int | None = None
+    """Time of the first entry, if the wanted moment is before it; Unix milliseconds."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How logs are read."""
+
+    partial: bool = False
+    """Without the logs of missing nodes."""
+    as_of_ms: int | None = None
+    """The state at this time, Unix milliseconds; None: now."""
+    damaged: list[tuple[str, LogError]] | None = None
+    """Gets the damaged clusters, which are left out; None: damage is an error."""
 
 
 def partial_option(command: F) -> F:
@@ -62,25 +76,78 @@ def load_parquet() -> None:
     prepare()
 
 
-def merge(
+def merge_all(
+    store: SegmentStore,
+    views: Iterable[ClusterView],
+    selection: Selection,
+    stack: ExitStack,
+    tell: Tell,
+    reading: Reading,
+) -> list[LiveCluster]:
+    """Merge every cluster once.
+
+    Args:
+        store: The storage of the logs.
+        views: The clusters.
+        selection: Which of their maps are wanted.
+        stack: Frees memory and scratch files when it closes.
+        tell: Gets a text about the progress.
+        reading: How they are read.
+
+    Returns:
+        The merged clusters; without the damaged ones, if `reading.damaged` is a list.
+
+    Raises:
+        Failed: The logs do not have, or no longer have, the state at the wanted time; or all of
+            them are damaged.
+        MissingNode: A node's log is missing, without `partial`.
+        LogError: A log is damaged.
+    """
+    merged = []
+    for view in views:
+        try:
+            merged.append(_merge(store, view, selection, stack, tell, reading))
+        except LogError as error:
+            if reading.damaged is None:
+                raise
+            reading.damaged.append((str(view), error))
+    if reading.damaged and not merged:
+        raise reading.damaged[0][1]
+    _demand_begun(merged, reading.as_of_ms)
+    return merged
+
+
+def _demand_begun(merged: Iterable[LiveCluster], as_of_ms: int | None) -> None:
+    """`Failed` if no cluster had an entry at the wanted time; a note for some that had none."""
+    merged = list(merged)
+    early = [each for each in merged if each.begins_ms is not None]
+    texts = [
+        f"{each.view}: there is no entry of {iso(as_of_ms or 0)} or before; the first one is of "
+        f"{iso(each.begins_ms or 0)}"
+        for each in early
+    ]
+    if texts and len(early) == len(merged):
+        raise Failed(f"{'; '.join(texts)}; ask for a later time")
+    for text in texts:
+        note(text)
+
+
+def _merge(
     store: SegmentStore,
     view: ClusterView,
     selection: Selection,
     stack: ExitStack,
     tell: Tell,
-    *,
-    partial: bool,
-    as_of_ms: int | None = None,
+    reading: Reading,
 ) -> LiveCluster:
-    """Merge everything once. `stack` frees memory and scratch files when it closes. Raises
-    `MissingNode` unless `partial`; `Failed` if the log no longer has the state at `as_of_ms` (Unix
-    time in milliseconds)."""
-    settings = Settings(recovery_policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL)
+    settings = Settings(
+        recovery_policy=RecoveryPolicy.PARTIAL if reading.partial else RecoveryPolicy.FULL
+    )
     load_parquet()
     log = ClusterLog(store, view.namespace, view.cluster)
     return (
-        _as_of(log, view, selection, stack, tell, settings, as_of_ms)
-        if as_of_ms is not None
+        _as_of(log, view, selection, stack, tell, settings, reading.as_of_ms)
+        if reading.as_of_ms is not None
         else _now(log, view, selection, stack, tell, settings)
     )
 
@@ -94,7 +161,7 @@ def _now(
     settings: Settings,
 ) -> LiveCluster:
     def progress(done: MergeProgress) -> None:
-        tell(f"{view}: {done}")
+        tell(Reached(f"{view}: {done}", done.bytes, done.bytes_total))
 
     newest = stack.enter_context(closing(MaterializedView(log, settings, progress)))
     newest.catch_up()
@@ -142,6 +209,7 @@ def _as_of(
     metadata: dict[tuple[Any, ...], None] = {}
     seen: set[str] = set()
     records = 0
+    oldest: int | None = None
     for changes in log.changes(maps=selection.maps or None, policy=settings.recovery_policy):
         index.add(
             changes.node,
@@ -149,6 +217,9 @@ def _as_of(
             clears=changes.clears,
         )
         seen.update(row[MAP] for row in changes.rows)
+        if changes.rows:
+            first = min(row[TIMESTAMP_MS] for row in changes.rows)
+            oldest = first if oldest is None else min(oldest, first)
         metadata.update(dict.fromkeys(changes.metadata))
         records += len(changes.rows)
         tell(f"{view}: {records:,} records")
@@ -163,6 +234,8 @@ def _as_of(
                 yield kept
 
     maps = [name for name in index.maps() if selection.wants_map(name)]
+    # A snapshot may have dropped earlier entries.
+    whole = not any(map(selection.wants_map, view.manifest.snapshots))
     return LiveCluster(
         view,
         maps,
@@ -172,6 +245,7 @@ def _as_of(
         list(metadata),
         clock.monotonic() - start,
         records,
+        begins_ms=oldest if whole and oldest is not None and oldest > as_of_ms else None,
     )
 
 

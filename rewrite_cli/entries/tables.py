@@ -15,10 +15,11 @@ from imap_wal.inspect.decode import Decoder
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console.output import note
+from rewrite_cli.console.progress import Tell
 from rewrite_cli.console.selection import Selection
 from rewrite_cli.entries.columns import LATEST, RAW, Change, Column, batch
 from rewrite_cli.entries.database import SCHEMAS, Database, Query, fold
-from rewrite_cli.entries.live import LiveCluster, Tell, merge
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all
 from storage_backends import NotFound, SegmentStore
 
 COLUMNS: Mapping[str, Sequence[Column]] = dict(zip(SCHEMAS, (LATEST, RAW), strict=True))
@@ -92,18 +93,8 @@ def load(database: Database, query: Query | None, options: ReadOptions, tell: Te
     selection = options.selection
     with ExitStack() as stack:
         store, views = stack.enter_context(selection.open())
-        merged = [
-            merge(
-                store,
-                view,
-                selection,
-                stack,
-                tell,
-                partial=options.partial,
-                as_of_ms=options.as_of_ms,
-            )
-            for view in views
-        ]
+        reading = Reading(options.partial, options.as_of_ms)
+        merged = merge_all(store, views, selection, stack, tell, reading)
         selection.note_empty(name for each in merged for name in each.names)
         names = sorted({name for each in merged for name in each.names})
         wanted = {} if query is None else _wanted(query, names)

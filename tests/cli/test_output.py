@@ -10,6 +10,7 @@ import click
 import pytest
 
 from rewrite_cli.console import output as out
+from rewrite_cli.console.progress import progress as progress_bar
 from tests.cli.conftest import Run
 
 
@@ -40,7 +41,7 @@ def test_piped_rows_are_single_plain_lines(
     prose = lines[3:-1]
     assert prose[0].startswith("    what: [red] bytes have changed, [red]")
     assert prose[-1] == "    what to do: bring the\\nfile back"
-    assert all(len(line) <= 100 and line.startswith("    ") for line in prose)
+    assert all(len(line) <= 80 and line.startswith("    ") for line in prose)
     assert all(line == line.rstrip() and line for line in lines)
 
 
@@ -118,7 +119,7 @@ def test_the_spinner_shows_the_librarys_progress() -> None:
     """Its text is the progress that the library logs."""
     log = logging.getLogger("imap_wal")
     before = (log.level, list(log.handlers))
-    with out.progress() as progress:
+    with progress_bar() as progress:
         progress.add_task("opening")
         log.info("12 changes in 5 s")
         assert progress.tasks[-1].description == "12 changes in 5 s"

@@ -201,6 +201,7 @@ def test_the_wheel_has_packages_and_jar(tmp_path: Path) -> None:
         "rewrite_cli/cli.py",
         "pyspark_imap_wal/__init__.py",
     } <= names
+    assert f"imap_wal-{VERSION}.data/data/share/man/man1/imap-wal.1" in names
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in names)
 
 

@@ -139,8 +139,7 @@ def test_as_of_shows_both_views_as_they_were(run: Run, url: str) -> None:
     dumped = run("dump", url, "--map", "orders", "--until", f"@{moment + 1}", "-o", "json").lines
     raw = run("query", url, "from raw.orders", *before).lines
     assert {comparable(row) for row in raw} == {comparable(line) for line in dumped}
-    long_ago = run("query", url, "from orders", "--as-of", "2000-01-01", "-o", "json")
-    assert found(long_ago) == {}, "a map that comes later is known, and empty"
+    assert run("query", url, "from orders", "--as-of", "2000-01-01").code == 1
     assert found(run("query", url, "from orders", "-o", "json")) == LIVE
 
 

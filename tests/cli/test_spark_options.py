@@ -12,7 +12,7 @@ import pytest
 
 from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.package import distributions, write_package
-from rewrite_cli.commands import rewrite as rewrite_command
+from rewrite_cli.commands.upkeep import rewrite as rewrite_command
 from tests.cli.conftest import Run
 
 

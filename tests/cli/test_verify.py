@@ -269,7 +269,7 @@ def test_verify_stops_when_its_time_is_over(
 ) -> None:
     every = run("verify", url, "-o", "json").json
     assert not every["summary"]["partial"]
-    monkeypatch.setattr("rewrite_cli.commands.verify.SystemClock", Ticking)
+    monkeypatch.setattr("rewrite_cli.commands.reading.verify.SystemClock", Ticking)
     seen = set()
     for seconds in range(1, 60):
         ended = run("verify", url, "--max-duration", f"{seconds}s", "-o", "json")

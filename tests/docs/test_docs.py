@@ -61,7 +61,7 @@ PYTHON, COMMANDS = dict(blocks("python")), dict(commands())
 
 
 def elsewhere(text: str, root: Path) -> str:
-    return re.sub(r"/tmp/|/var/lib/(?=maps)", f"{root}/", text)
+    return re.sub(r"/tmp/|/var/lib/(?=maps)|/mnt/(?=backups)", f"{root}/", text)
 
 
 @pytest.mark.parametrize("name", PYTHON)
@@ -80,10 +80,18 @@ def test_each_python_block_runs(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with imap_wal.open(f"file://{tmp_path}/maps", node="n1") as store:
+    """Its entries are a month old, so that it has a state of yesterday."""
+    clock = SystemClock(-30 * 86_400_000)
+    with imap_wal.open(f"file://{tmp_path}/maps", node="n1", clock=clock) as store:
         store.map("orders").update({"42": {"state": "new"}, "43": {"state": "new"}})
         store.map("orders")["42"] = {"state": "paid"}
     return tmp_path
+
+
+def back_up(log: Path) -> None:
+    with CliRunner().isolation(), pytest.raises(SystemExit) as ended:
+        cli.main(["backup", f"{log}/maps", f"{log}/backups/maps"])
+    assert not ended.value.code
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -106,6 +114,8 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
             "it asks for confirmation: in a script it ends with exit code 2"
         )
     monkeypatch.chdir(log)
+    if words[0] == "backup-restore":
+        back_up(log)
     with CliRunner().isolation() as (_, errors, _), pytest.raises(SystemExit) as ended:
         cli.main(words)
     assert not ended.value.code, errors.getvalue().decode()

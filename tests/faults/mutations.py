@@ -255,7 +255,7 @@ MUTATIONS = (
     ),
     Mutation(
         "verify does not look for conflicts of order",
-        "rewrite_cli/commands/verify.py",
+        "rewrite_cli/commands/reading/verify.py",
         "        texts = conflicts.found(log, check=deadline.check)\n",
         "        texts: list[str] = []\n",
         "tests/cli/test_conflicts.py::test_commands_name_map_key_and_positions_of_a_conflict[verify]",

@@ -13,7 +13,8 @@ import pytest
 
 import imap_wal
 from imap_wal.inspect.decode import Decoder
-from rewrite_cli.commands import dump, export
+from rewrite_cli.commands.reading import dump, export
+from rewrite_cli.entries.lines import Line
 from tests.histories import put
 
 VALUES = 160
@@ -125,7 +126,7 @@ def test_a_dump_sorts_a_large_snapshot_in_bounded_memory(monkeypatch: pytest.Mon
     def lines() -> Any:
         for time in times:
             row = put(f"key-{time}", "v" * 100_000, (1, 1, 1, time), timestamp_ms=time)
-            yield dump.Line(time, "c", "n1", None, row, decoder)
+            yield Line(time, "c", "n1", None, row, decoder)
 
     tracemalloc.start()
     try:

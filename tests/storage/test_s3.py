@@ -307,3 +307,31 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
     second.close()
     with embedded() as third:
         assert dict(third.map("m").items()) == {"a": 1, "b": 2}
+
+
+def test_a_log_on_s3_is_backed_up_to_s3_while_it_is_written(s3: S3, tmp_path: Path) -> None:
+    """From there it is put back into a local folder; the second backup copies only what is new."""
+    from imap_wal.backup import catalogue
+    from imap_wal.backup.restore import put_back
+    from imap_wal.backup.run import back_up
+    from imap_wal.clock import SystemClock
+    from imap_wal.read.cluster import ClusterLog
+
+    source, target = s3.open("bucket/backed-up"), s3.open("bucket/backups")
+    with imap_wal.open("s3://bucket/backed-up", storage_options=s3.options) as store:
+        orders = store.map("orders")
+        orders.update({f"k{number}": number for number in range(1000)})
+        store.archive()
+        copied = []
+        for number in range(3):
+            orders["last"] = number
+            log = ClusterLog(source, "default", "embedded")
+            report = back_up([log], target, clock=SystemClock(), holder="test", keep=2)
+            copied.append(report.copied_bytes)
+    assert copied[1] < copied[0] / 2
+    assert catalogue.numbers(target) == [2, 3]
+    place = open_store(f"file://{tmp_path}/again")
+    put_back(target, catalogue.read(target, 3), place)
+    with imap_wal.open(f"file://{tmp_path}/again") as store:
+        found = dict(store.map("orders").items())
+    assert found == {**{f"k{number}": number for number in range(1000)}, "last": 2}

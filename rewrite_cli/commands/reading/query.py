@@ -10,6 +10,7 @@ import click
 
 from imap_wal.settings import Settings
 from rewrite_cli.console import output as out
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment
 from rewrite_cli.entries import results
@@ -57,7 +58,7 @@ def command(
 
     SQL is one statement; - reads it from stdin. Without SQL: the views and their columns. Keys and
     values are decoded in key_text and value_json, and times are UTC. In JSON one line is one row;
-    bytes are hex:…, as `dump --key` takes them. A table has the first 1,000 rows.
+    bytes are hex:..., as `dump --key` takes them. A table has the first 1,000 rows.
 
     \b
     Examples:
@@ -74,13 +75,12 @@ def command(
             query = None if sql is None else database.parse(_text(sql))
             if query is not None:
                 prepare(database, query)
-            with out.progress() as progress:
-                task = progress.add_task("reading")
+            with working("reading") as tell:
                 names = load(
                     database,
                     query,
                     ReadOptions(selection, partial, as_of),
-                    lambda words: progress.update(task, description=words),
+                    tell,
                 )
             if query is None:
                 _print_views(database, names, form)

@@ -12,12 +12,15 @@ from typing import Any, TextIO
 import click
 
 from imap_wal.entry import EXPIRES_AT_MS, KEY_CLASS, MAP, TIMESTAMP_MS, VALUE_CLASS
+from imap_wal.errors import LogError
 from imap_wal.inspect.decode import plain, text
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS, message
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Moment, iso
 from rewrite_cli.console.whole_file import text_file, whole_file
-from rewrite_cli.entries.live import LiveCluster, merge, partial_option
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends.extras import needs
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -55,8 +58,12 @@ COLUMNS = (
 @partial_option
 def command(
     selection: Selection, form: str | None, target: Path | None, as_of: int | None, partial: bool
-) -> None:
+) -> int:
     """Write the live entries, with decoded keys and values.
+
+    A cluster whose log is damaged is left out and named, with exit code 3: without all of its
+    entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported. If
+    all are damaged, nothing is written.
 
     In csv and parquet a value that is not text is JSON text.
 
@@ -70,25 +77,25 @@ def command(
         raise click.UsageError("--to is empty; name a file, as in --to orders.jsonl")
     if form == "parquet" and target is None:
         raise click.UsageError("parquet needs a file: --to orders.parquet")
-    with out.progress() as progress, ExitStack() as stack:
-        task = progress.add_task("reading")
-        store, clusters = stack.enter_context(selection.open())
-        merged = [
-            merge(
-                store,
-                view,
-                selection,
-                stack,
-                lambda words: progress.update(task, description=words),
-                partial=partial,
-                as_of_ms=as_of,
-            )
-            for view in clusters
-        ]
+    damaged: list[tuple[str, LogError]] = []
+    reading = Reading(partial, as_of, damaged)
+    with working("reading") as tell, ExitStack() as stack:
+        store, clusters = stack.enter_context(selection.open(damaged))
+        merged = merge_all(
+            store,
+            clusters,
+            selection,
+            stack,
+            tell,
+            reading,
+        )
         selection.note_empty(name for each in merged for name in each.maps)
         count = write(form, target, records(merged))
     if target is not None:
         out.note(f"{count:,} entries in {target}")
+    for view, error in damaged:
+        out.note(f"left out: cluster {view}: {message(error)}")
+    return FINDINGS if damaged else CLEAN
 
 
 def records(clusters: Iterable[LiveCluster]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ import click
 from imap_wal.clock import SystemClock
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FAILED
+from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Url
 from rewrite_cli.demo import flights
 from rewrite_cli.demo.embedded import Report, Tell, play_embedded
@@ -70,7 +71,7 @@ def command(
     """
     scratch = Path(tempfile.mkdtemp(prefix="imap-wal-demo-"))
     try:
-        with out.progress() as progress:
+        with progress_bar() as progress:
             task = progress.add_task("reading the flights")
 
             def tell(text: str) -> None:

@@ -6,34 +6,31 @@ import heapq
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgpack
 
 from imap_wal.entry import (
     DELETED,
-    EXPIRES_AT_MS,
     KEY,
-    KEY_CLASS,
     MAP,
-    ORDER,
-    PARTITION,
-    PARTITION_COUNT,
     TIMESTAMP_MS,
     VALUE,
-    VALUE_CLASS,
-    Row,
     is_clear,
 )
+from imap_wal.errors import LogError
 from imap_wal.format import START, Position
-from imap_wal.inspect.decode import Decoder, plain, text
+from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS, message
 from rewrite_cli.console.selection import Selection, selection_options
-from rewrite_cli.console.times import Moment, iso
+from rewrite_cli.console.times import Moment
+from rewrite_cli.entries.keys import KeyType, matcher
+from rewrite_cli.entries.lines import Line, show
 from storage_backends import NotFound, SegmentStore
 
 SORT_BYTES = 64 * 1024 * 1024
@@ -41,18 +38,6 @@ SORT_BYTES = 64 * 1024 * 1024
 SORT_FILES_MAX = 16
 LINE_BYTES = 700
 """Approximate memory of a line besides key and value."""
-
-
-class Line(NamedTuple):
-    """One entry and its position in the log."""
-
-    timestamp_ms: int
-    cluster: str
-    node: str
-    position: Position | None
-    """None: in a snapshot, which has no positions."""
-    row: Row
-    decoder: Decoder
 
 
 class PositionType(click.ParamType[Position]):
@@ -67,27 +52,6 @@ class PositionType(click.ParamType[Position]):
             self.fail(str(error), param, ctx)
 
 
-class KeyType(click.ParamType[str | bytes]):
-    """A key's text, or its bytes."""
-
-    name = "key"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> str | bytes:
-        if isinstance(value, bytes) or not str(value).startswith("hex:"):
-            return value if isinstance(value, bytes) else str(value)
-        try:
-            return bytes.fromhex(str(value)[4:])
-        except ValueError:
-            self.fail(
-                f"{value!r} is not a key in bytes: after hex: it takes pairs of hexadecimal "
-                "digits, as in hex:a3343231",
-                param,
-                ctx,
-            )
-
-
 @click.command()
 @selection_options()
 @click.option(
@@ -95,7 +59,7 @@ class KeyType(click.ParamType[str | bytes]):
     "keys",
     multiple=True,
     type=KeyType(),
-    help="Only this key, as dump prints it, or its bytes as hex:…, and what cleared the map; may "
+    help="Only this key, as dump prints it, or its bytes as hex:..., and what cleared the map; may "
     "be repeated.",
 )
 @click.option(
@@ -125,13 +89,16 @@ def command(
     deleted: bool,
     tail: int | None,
     output: str,
-) -> None:
+) -> int:
     """Print the raw entries of the log, newest last, from snapshots, archives and segments; in JSON
     one line each.
 
     All entries in the files are shown, also those that a snapshot covers, until their files are
     removed. An entry that is also in a snapshot is shown a second time, without a position. Entries
     that a later lifetime of the cluster made void are left out.
+
+    The rest of a damaged file, or a cluster whose manifests are damaged, is left out and named,
+    with exit code 3.
 
     \b
     Examples:
@@ -140,13 +107,15 @@ def command(
       imap-wal dump /var/lib/maps --since 15m -o json | jq .value
       imap-wal dump /var/lib/maps --tail 20
     """
-    with selection.open() as (store, clusters):
+    left_out: list[tuple[str, LogError]] = []
+    with selection.open(left_out) as (store, clusters):
         positions = start is not None or stop is not None
         streams = [
             stream
             for view in clusters
-            for stream in _streams(store, view, selection, stop, snapshots=not positions)
+            for stream in _streams(store, view, selection, stop, left_out, snapshots=not positions)
         ]
+        matches = matcher(keys)
         lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
 
         def wanted(line: Line) -> bool:
@@ -157,23 +126,17 @@ def command(
                 and (start is None or (line.position is not None and line.position >= start))
                 and (stop is None or (line.position is not None and line.position <= stop))
                 and (row[DELETED] or not deleted)
-                and (
-                    not keys
-                    or is_clear(row)
-                    or row[KEY] in keys
-                    or text(line.decoder.key(row)) in keys
-                    or out.shown(text(line.decoder.key(row))) in keys
-                )
+                and (not keys or is_clear(row) or matches(row, line.decoder))
             )
 
         lines = filter(wanted, lines)
         if tail is not None:
             lines = deque(lines, tail)
         for line in lines:
-            if output == out.JSON:
-                out.print_line(_json(line))
-            else:
-                out.echo(out.shown(_text(line)))
+            show(line, output)
+    for name, error in left_out:
+        out.note(f"left out: {name}: {message(error)}")
+    return FINDINGS if left_out else CLEAN
 
 
 def by_time(lines: Iterable[Line]) -> Iterator[Line]:
@@ -222,6 +185,7 @@ def _streams(
     view: ClusterView,
     selection: Selection,
     stop: Position | None,
+    left_out: list[tuple[str, LogError]],
     *,
     snapshots: bool,
 ) -> Iterator[Iterator[Line]]:
@@ -233,13 +197,24 @@ def _streams(
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
     def lines(**which: Any) -> Iterator[Line]:
-        for changes in log.changes(
-            maps=maps, policy=RecoveryPolicy.PARTIAL, positions=True, covered=True, **which
-        ):
-            decoder.add_metadata(changes.metadata)
-            places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
-            for row, place in zip(changes.rows, places, strict=True):
-                yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
+        damaged: list[LogError] = []
+        try:
+            for changes in log.changes(
+                maps=maps,
+                policy=RecoveryPolicy.PARTIAL,
+                positions=True,
+                covered=True,
+                damaged=damaged,
+                **which,
+            ):
+                decoder.add_metadata(changes.metadata)
+                places: Iterable[Position | None] = changes.positions or [None] * len(changes.rows)
+                for row, place in zip(changes.rows, places, strict=True):
+                    yield Line(row[TIMESTAMP_MS], str(view), changes.node, place, row, decoder)
+        except LogError as error:  # of a manifest or a listing: nothing else can be read
+            damaged.append(error)
+        known = {str(error) for _, error in left_out}
+        left_out.extend((str(view), error) for error in damaged if str(error) not in known)
 
     def lines_of_node(node: str) -> Iterator[Line]:
         shown: dict[str, Position] = {}
@@ -269,45 +244,3 @@ def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     from imap_wal.read.cluster import from_manifest
 
     return map(from_manifest, metadata)
-
-
-def _json(line: Line) -> dict[str, Any]:
-    row = line.row
-    return {
-        "cluster": line.cluster,
-        "node": line.node,
-        "position": str(line.position) if line.position is not None else None,
-        "map": row[MAP],
-        "key": plain(line.decoder.key(row)),
-        "key_bytes": None if is_clear(row) else f"hex:{row[KEY].hex()}",
-        "value": plain(line.decoder.value(row)),
-        "deleted": row[DELETED],
-        "time": iso(row[TIMESTAMP_MS]),
-        "timestamp_ms": row[TIMESTAMP_MS],
-        "expires_at_ms": 0 if is_clear(row) else row[EXPIRES_AT_MS],
-        "cleared": [row[PARTITION], row[PARTITION_COUNT]] if is_clear(row) else None,
-        "key_class": row[KEY_CLASS],
-        "value_class": row[VALUE_CLASS],
-        "partition": row[PARTITION],
-        "order": list(row[ORDER]),
-    }
-
-
-def _text(line: Line) -> str:
-    row = line.row
-    if is_clear(row):
-        return _clear_text(line)
-    what = "deleted" if row[DELETED] else f"= {text(line.decoder.value(row))}"
-    place = "snapshot" if line.position is None else str(line.position)
-    expiry = f"  (expires {iso(row[EXPIRES_AT_MS])})" if row[EXPIRES_AT_MS] else ""
-    return (
-        f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  "
-        f"{row[MAP]}[{text(line.decoder.key(row))}] {what}{expiry}"
-    )
-
-
-def _clear_text(line: Line) -> str:
-    row = line.row
-    place = "snapshot" if line.position is None else str(line.position)
-    what = f"cleared (partition {row[PARTITION]} of {row[PARTITION_COUNT]})"
-    return f"{iso(row[TIMESTAMP_MS])}  {line.node}  {place:<39}  {row[MAP]} {what}"

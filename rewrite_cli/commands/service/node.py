@@ -95,7 +95,7 @@ def _typed(text: str) -> Any:
     "offsets",
     type=int,
     multiple=True,
-    help="Shift the clock of the first agent, the second, …; for tests.",
+    help="Shift the clock of the first agent, the second, ...; for tests.",
 )
 @click.option(
     "--java-option",

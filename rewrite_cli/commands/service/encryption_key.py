@@ -53,7 +53,8 @@ def parquet(ctx: click.Context, output: str) -> None:
     Example (DuckDB):
       imap-wal --encryption-keys file:/etc/imap-wal/keys encryption-key parquet
       PRAGMA add_parquet_key('wal', 'KEY FROM ABOVE');
-      SELECT * FROM read_parquet('…/archive/*/*.parquet', encryption_config = {footer_key: 'wal'});
+      SELECT * FROM read_parquet('NODE/archive/*/*.parquet',
+        encryption_config = {footer_key: 'wal'});
     """
     given: dict[str, Any] = ctx.find_root().obj or {}
     source = given.get("encryption_keys") or ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import click
@@ -27,6 +28,7 @@ from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.rewrite import conflicts
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration
 from storage_backends import NotFound, SegmentStore
@@ -115,8 +117,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
     units: list[Unit] = []
     unchecked: list[Unit] = []
     foreign: list[str] = []
-    with out.progress() as progress:
-        task = progress.add_task("reading")
+    with working("reading") as tell:
         try:
             with selection.open() as (store, clusters):
                 for view in clusters:
@@ -124,9 +125,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                     findings += planned
                     units += to_read
                     foreign += foreign_files(view, selection.wants_node)
-                read, unchecked = check(
-                    units, lambda text: progress.update(task, description=text), deadline
-                )
+                read, unchecked = check(units, _counting(units, tell), deadline)
                 findings += read
                 if (
                     not unchecked
@@ -134,7 +133,7 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                     and not any(_bad(each) or each.unopened for each in findings)
                 ):
                     for view in clusters:
-                        progress.update(task, description=f"{view}: order")
+                        tell(f"{view}: order")
                         findings += _conflicts(store, view, deadline)
         except LogError as error:  # without the manifest it is unknown which files must exist
             found = damaged(error.file, "manifest", 0, error, None)
@@ -144,6 +143,20 @@ def _read(selection: Selection, deadline: Deadline) -> _Outcome:
                 )
             )
     return _Outcome(findings, foreign, unchecked)
+
+
+def _counting(units: list[Unit], tell: Tell) -> Callable[[str], None]:
+    """Gets the name of each file before it is read."""
+    sizes = {unit.file: unit.bytes for unit in units}
+    total = sum(sizes.values())
+    done = last = 0
+
+    def begin(file: str) -> None:
+        nonlocal done, last
+        done, last = done + last, sizes.get(file, 0)
+        tell(Reached(file, done, total))
+
+    return begin
 
 
 def _print(outcome: _Outcome, show_all: bool) -> None:
@@ -181,19 +194,19 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
     torn = f", {counts[TORN]} torn tail" if counts[TORN] else ""
     if counts[CONFLICT]:
         torn += ", " + click.style(f"{counts[CONFLICT]} conflicts of order", fg="red", bold=True)
-    out.echo(
+    out.prose(
         f"{verdict}{torn}: {len(findings)} files, {out.size(summary['bytes'])}, "
         f"{summary['records']:,} records"
     )
     if summary["unopened"]:
-        out.echo(
+        out.prose(
             f"{summary['unopened']} files are encrypted and were read without their keys: "
             "only their checksums were verified (--encryption-keys)"
         )
     if unchecked:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")
-        out.echo(
+        out.prose(
             f"partial: the time limit was reached; {len(unchecked)} files, "
             f"{out.size(summary['unchecked_bytes'])}, were not checked, the oldest ones"
         )

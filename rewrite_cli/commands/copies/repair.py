@@ -24,6 +24,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.security.encryption import open_store
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS, Failed
+from rewrite_cli.console.progress import progress as progress_bar
 from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
 
@@ -164,7 +165,7 @@ def _repair(
         _check_drops(views, selection, dropped)
         for view in views:
             _must_be_idle(store, view, selection, dry_run)
-        with out.progress() as progress:
+        with progress_bar() as progress:
             task = progress.add_task("reading")
 
             def tell(words: str) -> None:

@@ -19,9 +19,10 @@ from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
+from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment
-from rewrite_cli.entries.live import Tell, partial_option
+from rewrite_cli.entries.live import partial_option
 
 ENGINES = ("local", "spark")
 
@@ -95,15 +96,14 @@ def command(
     if properties and engine != "spark":
         raise click.UsageError("--spark-conf is for --engine spark")
     properties = {**(ctx.find_root().obj or {}).get("spark", {}), **properties}
-    with out.progress() as progress:
-        task = progress.add_task("reading")
+    with working("reading") as tell:
         reports = rewrite_all(
             selection,
             engine,
             as_of,
             partial,
             dry_run,
-            lambda words: progress.update(task, description=words),
+            tell,
             skew_ms_max=round(max_clock_skew * 1000),
             resolve=Resolution.parse(resolve) if resolve else None,
             properties=properties,
@@ -130,7 +130,7 @@ def command(
             ],
             title=f"{report.namespace}/{report.cluster}",
         )
-        out.echo(
+        out.prose(
             f"{report.records_read:,} records in {out.duration(report.seconds)} "
             f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
             "memory), "
@@ -140,14 +140,14 @@ def command(
         kept = sum(each.records_kept for each in report.maps)
         if kept:
             written = sum(each.bytes_written for each in report.maps)
-            out.echo(
+            out.prose(
                 f"{kept:,} records are in files that nothing changed; they were kept. New files: "
                 f"{out.size(written)}"
             )
         for each in report.maps:
             if each.conflicts:
                 where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
-                out.echo(
+                out.prose(
                     f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}"
                 )
             if each.undecided:
@@ -199,7 +199,7 @@ def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[st
 
     def progress(done: MergeProgress) -> None:
         if tell is not None:
-            tell(f"{about}: {done}")
+            tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
 
     return LocalEngine(progress=progress)
 

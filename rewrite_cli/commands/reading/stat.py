@@ -18,6 +18,7 @@ from imap_wal.rewrite import conflicts
 from imap_wal.settings import RecoveryPolicy, Settings
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import FINDINGS
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.entries.live import load_parquet
 from storage_backends import SegmentStore
@@ -154,28 +155,26 @@ def command(selection: Selection, output: str) -> int:
     counts: list[Count] = []
     forecasts: list[Forecast] = []
     storage: list[dict[str, Any]] = []
-    with out.progress() as progress:
-        task = progress.add_task("reading")
-        with selection.open() as (store, clusters):
-            for view in clusters:
-                of_cluster, forecast = count_cluster(
-                    store,
-                    view,
-                    Settings(),
-                    selection.maps,
-                    lambda text: progress.update(task, description=text),
-                )
-                counts += [count for count in of_cluster if selection.wants_node(count.node)]
-                forecasts.append(forecast)
-                storage.append(
-                    {
-                        "namespace": view.namespace,
-                        "cluster": view.cluster,
-                        "log_bytes": sum(node.wal_bytes for node in view.nodes),
-                        "archive_bytes": sum(node.archive_bytes for node in view.nodes),
-                        "snapshot_bytes": view.snapshot_bytes,
-                    }
-                )
+    with working("reading") as tell, selection.open() as (store, clusters):
+        for view in clusters:
+            of_cluster, forecast = count_cluster(
+                store,
+                view,
+                Settings(),
+                selection.maps,
+                tell,
+            )
+            counts += [count for count in of_cluster if selection.wants_node(count.node)]
+            forecasts.append(forecast)
+            storage.append(
+                {
+                    "namespace": view.namespace,
+                    "cluster": view.cluster,
+                    "log_bytes": sum(node.wal_bytes for node in view.nodes),
+                    "archive_bytes": sum(node.archive_bytes for node in view.nodes),
+                    "snapshot_bytes": view.snapshot_bytes,
+                }
+            )
     selection.note_empty(count.map for count in counts)
     if output == out.JSON:
         _print_json(counts, storage, forecasts)
@@ -235,7 +234,7 @@ def _print_counts(counts: list[Count]) -> None:
 
 def _print_forecast(forecast: Forecast) -> None:
     dead = 1 - forecast.entries / forecast.records if forecast.records else 0
-    out.echo(
+    out.prose(
         f"{forecast.namespace}/{forecast.cluster}: a restart reads {forecast.records:,} "
         f"records ({dead:.0%} dead), merges them in "
         f"{out.duration(forecast.merge_seconds)}"
@@ -243,15 +242,15 @@ def _print_forecast(forecast: Forecast) -> None:
         f"{out.duration(forecast.member_seconds)}"
     )
     if dead > 0.5 and forecast.records > 10_000:
-        out.echo(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
+        out.prose(f"  `imap-wal rewrite` would leave {forecast.entries:,} records to read")
     for node in forecast.missing:
-        out.echo(
+        out.prose(
             click.style(f"  node {node!r} is missing", fg="red")
             + ": a restart refuses to continue without it (recovery_policy = full)"
         )
     for text in forecast.conflicts:
-        out.echo(click.style("  conflict of order", fg="red") + f": {text}")
+        out.prose(click.style("  conflict of order", fg="red") + f": {text}")
     if forecast.conflict_keys:
-        out.echo(
+        out.prose(
             f"  {forecast.conflict_keys:,} keys in conflict, which do not stop a restart; {ADVICE}"
         )

@@ -19,10 +19,11 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
-from rewrite_cli.commands.export import FORMATS, records, write
-from rewrite_cli.commands.stat import MEMBER_S_PER_ENTRY
+from rewrite_cli.commands.reading.export import FORMATS, records, write
+from rewrite_cli.commands.reading.stat import MEMBER_S_PER_ENTRY
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import working
 from rewrite_cli.console.selection import (
     Selection,
     Url,
@@ -31,7 +32,7 @@ from rewrite_cli.console.selection import (
     selection_options,
 )
 from rewrite_cli.console.times import Moment
-from rewrite_cli.entries.live import LiveCluster, merge, partial_option
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
 from storage_backends import SegmentStore, StorageError
 
 NODE = "restored"
@@ -70,17 +71,9 @@ def command(
         open_empty(target)
         refuse_nested(selection.url, target)
     rows: list[dict[str, Any]] = []
-    with out.progress() as progress, ExitStack() as stack:
-        task = progress.add_task("reading")
-
-        def tell(words: str) -> None:
-            progress.update(task, description=words)
-
+    with working("reading") as tell, ExitStack() as stack:
         store, clusters = stack.enter_context(selection.open())
-        merged = [
-            merge(store, view, selection, stack, tell, partial=partial, as_of_ms=as_of)
-            for view in clusters
-        ]
+        merged = merge_all(store, clusters, selection, stack, tell, Reading(partial, as_of))
         selection.note_empty(name for each in merged for name in each.maps)
         if target is not None and suffix in FORMATS:
             written = write(suffix, Path(target), records(merged))
@@ -102,7 +95,7 @@ def command(
         [tuple(row.values()) for row in rows],
     )
     for forecast in forecasts:
-        out.echo(
+        out.prose(
             f"{forecast['namespace']}/{forecast['cluster']}: {forecast['records']:,} records "
             f"merged in {out.duration(forecast['merge_seconds'])}; "
             f"a member would load {forecast['entries']:,} entries in about "

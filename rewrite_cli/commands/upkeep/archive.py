@@ -11,6 +11,7 @@ from imap_wal.layout import Identity
 from imap_wal.retention.offline import archive_offline
 from rewrite_cli.console import output as out
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import Reached, working
 from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
 
@@ -32,13 +33,21 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
       imap-wal archive /var/lib/maps --node n1
     """
     rows: list[dict[str, Any]] = []
-    with out.progress() as progress, selection.open() as (store, clusters):
-        task = progress.add_task("archiving")
+    with working("archiving") as tell, selection.open() as (store, clusters):
+        total = sum(
+            node.wal_bytes
+            for view in clusters
+            for node in view.nodes
+            if selection.wants_node(node.name)
+        )
+        done = 0
         for view in clusters:
             for node in view.nodes:
                 if selection.wants_node(node.name):
-                    progress.update(task, description=f"{view} {node.name}")
+                    tell(Reached(f"{view} {node.name}", done, total))
                     rows.append(_plan(view, node) if dry_run else _archive(store, view, node))
+                    done += node.wal_bytes
+                    tell(Reached(f"{view} {node.name}", done, total))
     if output == out.JSON:
         out.print_json({"dry_run": dry_run, "nodes": rows})
     else:

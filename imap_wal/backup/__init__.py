@@ -1,0 +1,10 @@
+"""Copies of a log that are made while it is written, in a place of their own.
+
+    capture    which files belong to one moment: manifests, claims, segments and how far they count
+    catalogue  the backups of a place, as numbered JSON files, and their chunks
+    run        captures, copies the chunks that are not there yet, publishes, removes old backups
+    view       a backup as a storage that can only be read
+    restore    writes the files of a backup into an empty place
+
+See docs/decisions/0050-backups-by-content.md.
+"""

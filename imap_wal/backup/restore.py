@@ -1,0 +1,113 @@
+"""Writes the files of a backup into an empty place; they are a log again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+from imap_wal.backup import catalogue
+from imap_wal.backup.catalogue import Backup, BackupFile
+from imap_wal.backup.run import BackupProgress
+from imap_wal.errors import CorruptLog
+from storage_backends import AlreadyExists, NotFound, SegmentStore
+
+MARKER = "imap-wal-restore.txt"
+"""Exists while a place is being filled, and names the backup."""
+
+
+def check(
+    source: SegmentStore, backup: Backup, progress: Callable[[BackupProgress], None]
+) -> list[tuple[str, str]]:
+    """Read every chunk of a backup.
+
+    Args:
+        source: The place of the backups.
+        backup: The backup.
+        progress: Gets the progress.
+
+    Returns:
+        The paths of damaged files, and what is wrong with each.
+    """
+    damaged = []
+    done = 0
+    sound: set[str] = set()
+    for file in backup.files:
+        try:
+            for name in file.chunks:
+                if name not in sound:
+                    catalogue.read_chunk(source, name)
+                    sound.add(name)
+        except CorruptLog as error:
+            damaged.append((file.path, str(error)))
+        done += file.size
+        progress(BackupProgress(done, backup.bytes, 0))
+    return damaged
+
+
+def unfinished(target: SegmentStore, backup: Backup) -> bool:
+    """Whether an earlier restore of this backup into the target did not end."""
+    try:
+        return target.read(MARKER) == _mark(backup)
+    except NotFound:
+        return False
+
+
+def put_back(
+    source: SegmentStore,
+    backup: Backup,
+    target: SegmentStore,
+    progress: Callable[[BackupProgress], None] = lambda _: None,
+) -> None:
+    """Write all files. The manifests of a cluster are last: until then, no agent and no program
+    takes its files for a log.
+
+    Args:
+        source: The place of the backups.
+        backup: The backup.
+        target: An empty place, or one where a restore of this backup did not end.
+        progress: Gets the progress.
+
+    Raises:
+        CorruptLog: A part of the backup is damaged.
+        StorageError: One of the two storages failed.
+    """
+    if not unfinished(target, backup):
+        target.create(MARKER, _mark(backup))
+    done = 0
+    for file in sorted(backup.files, key=_rank):
+        _write(source, file, target)
+        done += file.size
+        progress(BackupProgress(done, backup.bytes, done))
+    target.delete(MARKER)
+
+
+def _rank(file: BackupFile) -> tuple[int, str]:
+    """Data, then manifests of nodes, then those of clusters."""
+    parts = file.path.split("/")
+    return (("manifest" in parts) + (parts[2:3] == ["manifest"]), file.path)
+
+
+def _write(source: SegmentStore, file: BackupFile, target: SegmentStore) -> None:
+    if target.exists(file.path):  # of an earlier attempt: a file appears whole
+        return
+    try:
+        if len(file.chunks) <= 1:
+            target.create(
+                file.path, b"".join(catalogue.read_chunk(source, name) for name in file.chunks)
+            )
+            return
+        with tempfile.TemporaryDirectory(prefix="imap-wal-restore-") as folder:
+            local = Path(folder, "file")
+            with local.open("wb") as whole:
+                for name in file.chunks:
+                    whole.write(catalogue.read_chunk(source, name))
+            target.create_from(file.path, str(local))
+    except AlreadyExists:
+        return
+
+
+def _mark(backup: Backup) -> bytes:
+    names = "\n".join(f"{file.path} {' '.join(file.chunks)}" for file in backup.files)
+    return f"{backup.number} {sha256(names.encode()).hexdigest()}\n".encode()

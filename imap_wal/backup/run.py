@@ -1,0 +1,222 @@
+"""Makes a backup, and removes old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from imap_wal.backup import catalogue
+from imap_wal.backup.capture import Captured, capture, same_front
+from imap_wal.backup.catalogue import CHUNK_BYTES, LOCK, Backup, BackupFile, chunk_path, chunk_size
+from imap_wal.clock import Clock
+from imap_wal.errors import LostRace
+from imap_wal.read.cluster import ClusterLog
+from storage_backends import AlreadyExists, Lock, NotFound, SegmentStore
+
+ATTEMPTS = 20
+"""How often a cluster is captured again because files were removed before they were copied."""
+_RENEW_MS = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class BackupProgress:
+    """How far a run is: bytes of the log, and how many of them were copied."""
+
+    bytes: int
+    bytes_total: int
+    copied_bytes: int
+
+    def __str__(self) -> str:
+        part = self.bytes / self.bytes_total if self.bytes_total else 1.0
+        return f"{part:.0%}, {self.copied_bytes:,} bytes copied"
+
+
+@dataclass(frozen=True)
+class BackupReport:
+    """What a run has done. `removed`: numbers of old backups, `freed_bytes`: their chunks."""
+
+    backup: Backup
+    copied_bytes: int
+    copied_chunks: int
+    replaced_chunks: int
+    removed: tuple[int, ...] = ()
+    freed_bytes: int = 0
+
+
+def back_up(
+    logs: Iterable[ClusterLog],
+    target: SegmentStore,
+    *,
+    clock: Clock,
+    holder: str,
+    keep: int = 0,
+    verify: bool = False,
+    progress: Callable[[BackupProgress], None] = lambda _: None,
+) -> BackupReport:
+    """Copy the logs as they are at one moment of this run; for several clusters, each at its own.
+
+    Args:
+        logs: The clusters, all on one storage.
+        target: The place of the backups.
+        clock: Gives the times.
+        holder: One line about this process, for a second run.
+        keep: Remove all but this many of the newest backups; 0: none.
+        verify: Read every chunk of the backup back, and write damaged ones again.
+        progress: Gets the progress.
+
+    Returns:
+        The published backup, and what was copied.
+
+    Raises:
+        Locked: Another run writes there.
+        LostRace: The log changes too fast, or another run has replaced this one.
+        MissingNode: The log of a node is missing.
+        LogError: The log, or an old backup of which chunks may be needed, is damaged.
+        StorageError: One of the two storages failed.
+    """
+    logs = list(logs)
+    begun_ms = clock.now_ms()
+    with target.lock(LOCK, holder) as lock:
+        chunks = _Chunks(target, lock, clock, verify=verify)
+        copy = _Copy(chunks, progress)
+        files = [file for log in logs for file in copy.cluster(log)]
+        number = max(catalogue.numbers(target), default=0) + 1
+        backup = Backup(
+            number=number,
+            source=logs[0].store.url if logs else "",
+            begun_ms=begun_ms,
+            ended_ms=clock.now_ms(),
+            clusters=tuple(f"{log.namespace}/{log.cluster}" for log in logs),
+            files=tuple(sorted(files, key=lambda file: file.path)),
+            durable_append=all(log.store.capabilities.durable_append for log in logs),
+        )
+        chunks.demand(backup.chunks)
+        try:
+            catalogue.publish(target, backup)
+        except AlreadyExists as error:
+            raise LostRace("another run has published a backup meanwhile; run it again") from error
+        removed, freed = _retain(target, keep) if keep else ((), 0)
+    return BackupReport(backup, chunks.copied_bytes, chunks.copied, chunks.replaced, removed, freed)
+
+
+class _Chunks:
+    """The chunks of the place."""
+
+    def __init__(self, target: SegmentStore, lock: Lock, clock: Clock, *, verify: bool) -> None:
+        self._target, self._lock, self._clock, self._verify = target, lock, clock, verify
+        self._known = self._listed()
+        self._verified: set[str] = set()
+        self.copied_bytes = self.copied = self.replaced = 0
+
+    def _listed(self) -> set[str]:
+        """The chunks that have the size of their name."""
+        files = ((file.path.rpartition("/")[2], file.size) for file in self._target.list("chunks"))
+        return {name for name, size in files if name.endswith(f"-{size}")}
+
+    def put(self, data: bytes) -> str:
+        """Write a chunk unless it is there; returns its name."""
+        self.renew()
+        name = catalogue.chunk_name(data)
+        path = chunk_path(name)
+        if name not in self._known:
+            try:
+                self._target.create(path, data)
+            except AlreadyExists:  # it has another size than its name says
+                self._target.replace(path, data)
+                self.replaced += 1
+            self._known.add(name)
+            self.copied += 1
+            self.copied_bytes += len(data)
+        if self._verify and name not in self._verified:
+            if self._target.read(path) != data:
+                self._target.replace(path, data)
+                self.replaced += 1
+            self._verified.add(name)
+        return name
+
+    def renew(self) -> None:
+        """Extend a lease that expires soon."""
+        expires = self._lock.expires_ms
+        if expires and expires - self._clock.now_ms() < _RENEW_MS:
+            self._lock.renew()
+
+    def demand(self, names: Collection[str]) -> None:
+        """`LostRace` if another run, which took the lock, has removed chunks."""
+        if self._lock.expires_ms:
+            self._lock.renew()
+        if not self._listed().issuperset(names):
+            raise LostRace("another run has removed parts of this backup; run it again")
+
+
+class _Copy:
+    """The copy of one run; a file that does not change is read once."""
+
+    def __init__(self, chunks: _Chunks, progress: Callable[[BackupProgress], None]) -> None:
+        self._chunks, self._progress = chunks, progress
+        self._done: dict[str, BackupFile] = {}
+        self._bytes = self._total = 0
+
+    def cluster(self, log: ClusterLog) -> list[BackupFile]:
+        for attempt in range(ATTEMPTS):
+            captured = capture(log)
+            try:
+                return self._files(log.store, captured)
+            except NotFound as error:
+                if attempt == ATTEMPTS - 1:
+                    raise log.lost(error) from error
+        raise AssertionError
+
+    def _files(self, store: SegmentStore, captured: Captured) -> list[BackupFile]:
+        found = []
+        sizes = {path: store.size(path) for path in captured.files if path not in self._done}
+        small = sum(map(len, captured.contents.values()))
+        fronts = sum(front.end for front in captured.fronts.values())
+        done = sum(self._done[path].size for path in captured.files if path in self._done)
+        self._bytes, self._total = done, done + sum(sizes.values()) + small + fronts
+        # First what is removed soonest: archived segments.
+        for path, front in captured.fronts.items():
+            found.append(self._copied(store, path, front.end))
+            if not same_front(store, path, front):
+                raise NotFound("the end of this segment was written again", path)
+        for path in captured.files:
+            if path not in self._done:
+                self._done[path] = self._copied(store, path, sizes[path])
+            found.append(self._done[path])
+        for path, content in captured.contents.items():
+            found.append(self._stored(path, [content]))
+        return found
+
+    def _copied(self, store: SegmentStore, path: str, size: int) -> BackupFile:
+        def parts() -> Iterable[bytes]:
+            for offset in range(0, size, CHUNK_BYTES):
+                wanted = min(CHUNK_BYTES, size - offset)
+                data = store.read(path, offset, wanted)
+                if len(data) != wanted:
+                    raise NotFound("this file became shorter while it was copied", path)
+                yield data
+
+        return self._stored(path, parts())
+
+    def _stored(self, path: str, parts: Iterable[bytes]) -> BackupFile:
+        names = []
+        for data in parts:
+            names.append(self._chunks.put(data))
+            self._bytes += len(data)
+            self._progress(BackupProgress(self._bytes, self._total, self._chunks.copied_bytes))
+        return BackupFile(path, sum(map(chunk_size, names)), tuple(names))
+
+
+def _retain(target: SegmentStore, keep: int) -> tuple[tuple[int, ...], int]:
+    """Remove all but the newest backups, then the chunks of none; returns what was removed."""
+    every = catalogue.numbers(target)
+    old, kept = every[:-keep], every[-keep:]
+    # All are read before anything is removed: a damaged one may need any chunk.
+    needed = set[str]().union(*(catalogue.read(target, number).chunks for number in kept))
+    for number in old:
+        catalogue.remove(target, number)
+    freed = 0
+    for file in target.list("chunks"):
+        if file.path.rpartition("/")[2] not in needed:
+            target.delete(file.path)
+            freed += file.size
+    return tuple(old), freed

@@ -1,0 +1,117 @@
+"""Files of a backup as a storage that can only be read."""
+
+from __future__ import annotations
+
+import builtins
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Never
+
+from storage_backends import (
+    Appender,
+    Capabilities,
+    Linked,
+    Lock,
+    NotFound,
+    StoredFile,
+    Unsupported,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A file of a view; its content, if it is in memory."""
+
+    size: int
+    content: bytes | None = None
+
+
+class FileView:
+    """A `SegmentStore` of given files.
+
+    Args:
+        files: Path → file.
+        capabilities: Those of the storage from which the files are: they decide how a log is read.
+        fetch: Reads a part of a file that is not in memory: (path, offset, length).
+        url: Its name in errors.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Held],
+        capabilities: Capabilities,
+        fetch: Callable[[str, int, int], bytes] | None = None,
+        url: str = "backup:",
+    ) -> None:
+        self._files, self._fetch, self.url = files, fetch, url
+        self.capabilities = replace(capabilities, locks=False, stale_listings=False)
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        prefix = f"{folder}/" if folder else ""
+        return [
+            StoredFile(path, self._files[path].size)
+            for path in sorted(self._files)
+            if path.startswith(prefix)
+        ]
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        prefix = f"{folder}/" if folder else ""
+        inside = [path[len(prefix) :] for path in self._files if path.startswith(prefix)]
+        return sorted({path.partition("/")[0] for path in inside if "/" in path})
+
+    def exists(self, path: str) -> bool:
+        return path in self._files
+
+    def size(self, path: str) -> int:
+        return self._of(path).size
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        found = self._of(path)
+        end = found.size if length is None else min(offset + length, found.size)
+        if found.content is not None:
+            return found.content[offset:end]
+        if self._fetch is None:
+            raise NotFound("the content of this file was not captured", path)
+        return self._fetch(path, offset, max(end - offset, 0))
+
+    def open_input(self, path: str) -> BinaryIO:
+        return io.BytesIO(self.read(path))
+
+    def _of(self, path: str) -> Held:
+        if path not in self._files:
+            raise NotFound("there is no such file in the backup", path)
+        return self._files[path]
+
+    def _refuse(self, path: str) -> Never:
+        raise Unsupported("a backup is only read", path)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._refuse(path)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self._refuse(path)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._refuse(path)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        self._refuse(path)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._refuse(path)
+
+    def delete(self, path: str) -> None:
+        self._refuse(path)
+
+    def discard(self, path: str) -> None:
+        self._refuse(path)
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        self._refuse(", ".join(paths))
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        self._refuse(path)
+
+    def close(self) -> None:
+        pass

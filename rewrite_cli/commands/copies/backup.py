@@ -1,0 +1,109 @@
+"""`imap-wal backup`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import asdict
+
+import click
+
+from imap_wal.backup.run import BackupReport, back_up
+from imap_wal.clock import SystemClock
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.security.encryption import open_store
+from rewrite_cli.console import output as out
+from rewrite_cli.console.audit import audit
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import Reached, working
+from rewrite_cli.console.selection import Selection, Url, refuse_nested, selection_options
+from storage_backends import Locked, SegmentStore, StorageError
+
+
+@click.command()
+@selection_options(maps=False, nodes=False)
+@click.argument("target", type=Url())
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    help="Afterwards remove all but the newest N backups. Default: none is removed.",
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Read all parts of the backup back, and write damaged ones again.",
+)
+@out.output_option
+def command(selection: Selection, target: str, keep: int | None, verify: bool, output: str) -> None:
+    """Copy logs to TARGET as they are at one moment, while agents and programs write them: with
+    archives, snapshots and history. `imap-wal backup-restore` puts a backup back.
+
+    TARGET is a folder or URL of its own. Only content that is not there yet is copied. A backup
+    becomes visible when it is whole; after a run that was stopped, the next one copies the rest.
+    Of two runs at once, one exits with code 4.
+
+    With encryption, the copy stays encrypted; keep its keys in another place.
+
+    \b
+    Examples:
+      imap-wal backup /var/lib/maps s3://backups/maps --keep 14
+      imap-wal backup /var/lib/maps /mnt/backup --verify -o json
+    """
+    refuse_nested(selection.url, target)
+    clock = SystemClock()
+    start = clock.monotonic()
+    with working("reading") as tell, selection.open() as (store, clusters):
+        place = _opened(target)
+        try:
+            report = back_up(
+                [ClusterLog(store, view.namespace, view.cluster) for view in clusters],
+                place,
+                clock=clock,
+                holder=f"imap-wal backup, process {os.getpid()} on {socket.gethostname()}",
+                keep=keep or 0,
+                verify=verify,
+                progress=lambda done: tell(Reached(str(done), done.bytes, done.bytes_total)),
+            )
+        except Locked as error:
+            raise Locked(target, error.holder) from error
+        finally:
+            place.close()
+    if report.removed:
+        audit("backups removed", backups=report.removed, url=target)
+    _print(report, clock.monotonic() - start, output)
+
+
+def _opened(target: str) -> SegmentStore:
+    try:
+        return open_store(target)
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{target}: {error}") from error
+
+
+def _print(report: BackupReport, seconds: float, output: str) -> None:
+    backup = report.backup
+    if output == out.JSON:
+        out.print_json(
+            {
+                "backup": backup.number,
+                "clusters": backup.clusters,
+                "begun_ms": backup.begun_ms,
+                "ended_ms": backup.ended_ms,
+                "files": len(backup.files),
+                "bytes": backup.bytes,
+                "seconds": seconds,
+                **{name: value for name, value in asdict(report).items() if name != "backup"},
+            }
+        )
+        return
+    out.prose(
+        f"backup {backup.number}: {', '.join(backup.clusters)}, {len(backup.files):,} files, "
+        f"{out.size(backup.bytes)}; copied {out.size(report.copied_bytes)} in "
+        f"{out.duration(seconds)}"
+    )
+    if report.replaced_chunks:
+        out.note(f"{report.replaced_chunks:,} damaged parts were written again")
+    if report.removed:
+        out.prose(
+            f"removed {len(report.removed)} old backups, which frees {out.size(report.freed_bytes)}"
+        )

@@ -1,0 +1,128 @@
+"""`imap-wal backup-restore`."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import click
+
+from imap_wal.backup import catalogue
+from imap_wal.backup.catalogue import Backup
+from imap_wal.backup.restore import check, put_back, unfinished
+from imap_wal.security.encryption import open_store
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, FINDINGS, Failed
+from rewrite_cli.console.progress import Reached, working
+from rewrite_cli.console.selection import Url, open_empty, refuse_nested
+from rewrite_cli.console.times import iso
+from storage_backends import NotFound, SegmentStore, StorageError
+from storage_backends.location import Location
+
+
+@click.command()
+@click.argument("backups", metavar="TARGET", type=Url())
+@click.argument("url", type=Url(), required=False)
+@click.option("--wal-dir", type=Url(), help="Where the segments of the new log are put.")
+@click.option(
+    "--backup", "number", type=click.IntRange(min=1), help="Which one; default: the newest."
+)
+@click.option(
+    "--verify", is_flag=True, help="Read all parts of the backup first. Exit code 3 for damage."
+)
+@out.output_option
+def command(
+    backups: str,
+    url: Location | None,
+    wal_dir: Location | None,
+    number: int | None,
+    verify: bool,
+    output: str,
+) -> int:
+    """Put a backup of `imap-wal backup` back as a log at URL, an empty place. Without URL and
+    --verify, list the backups.
+
+    The log is as it was at the moment of the backup, with all nodes and its history. Agents and
+    programs open it as after a crash at that moment. If a restore was stopped, run it again.
+
+    \b
+    Examples:
+      imap-wal backup-restore s3://backups/maps
+      imap-wal backup-restore s3://backups/maps file:///var/lib/maps
+      imap-wal backup-restore s3://backups/maps --backup 12 --verify
+    """
+    if url is not None:
+        refuse_nested(backups, url)
+    try:
+        store = open_store(backups)
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{backups}: {error}") from error
+    with closing(store):
+        numbers = catalogue.numbers(store)
+        if not numbers:
+            raise Failed(f"{backups}: there is no backup; `imap-wal backup URL TARGET` makes one")
+        if url is None and not verify:
+            _list([catalogue.read(store, each) for each in numbers], output)
+            return CLEAN
+        try:
+            backup = catalogue.read(store, number or numbers[-1])
+        except NotFound as error:
+            there = ", ".join(map(str, numbers))
+            raise Failed(f"{backups}: there is no backup {number}; there is {there}") from error
+        code = _verify(store, backup, output) if verify else CLEAN
+        if url is not None and code == CLEAN:
+            place = url if wal_dir is None else url.with_wal_dir(wal_dir)
+            _put_back(store, backup, place, output)
+        return code
+
+
+def _list(backups: list[Backup], output: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "backup": each.number,
+            "time": iso(each.ended_ms),
+            "files": len(each.files),
+            "bytes": each.bytes,
+            "clusters": ", ".join(each.clusters),
+        }
+        for each in backups
+    ]
+    if output == out.JSON:
+        out.print_json({"backups": rows})
+    else:
+        out.print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _verify(store: SegmentStore, backup: Backup, output: str) -> int:
+    with working("reading") as tell:
+        damaged = check(
+            store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
+        )
+    if output == out.JSON:
+        files = [{"file": file, "what": what} for file, what in damaged]
+        out.print_json({"backup": backup.number, "bytes": backup.bytes, "damaged": files})
+    else:
+        for file, what in damaged:
+            out.echo(f"damaged: {file}: {what}")
+        out.echo(f"backup {backup.number}: {out.size(backup.bytes)}, {len(damaged)} damaged files")
+    return FINDINGS if damaged else CLEAN
+
+
+def _put_back(store: SegmentStore, backup: Backup, url: str, output: str) -> None:
+    try:
+        target = open_store(url)
+    except (StorageError, ImportError) as error:
+        raise Failed(f"{url}: {error}") from error
+    with closing(target), working("writing") as tell:
+        if not unfinished(target, backup):
+            open_empty(url)
+        put_back(
+            store,
+            backup,
+            target,
+            lambda done: tell(Reached("writing", done.bytes, done.bytes_total)),
+        )
+    if output == out.JSON:
+        out.print_json({"backup": backup.number, "bytes": backup.bytes, "to": url})
+    else:
+        out.echo(f"backup {backup.number}, {out.size(backup.bytes)}, is now a log at {url}")

@@ -1,0 +1,215 @@
+"""`imap-wal diff`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from imap_wal.clock import SystemClock
+from imap_wal.entry import KEY, Row
+from imap_wal.errors import ImapWalError
+from imap_wal.inspect.decode import plain, text
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import CLEAN, Failed, message
+from rewrite_cli.console.progress import Tell, working
+from rewrite_cli.console.selection import Selection, Url, selection_options
+from rewrite_cli.console.times import Moment, iso
+from rewrite_cli.entries.comparison import (
+    ADDED,
+    CHANGED,
+    NEW,
+    OLD,
+    REMOVED,
+    Comparison,
+    Difference,
+)
+from rewrite_cli.entries.live import LiveCluster, Reading, merge_all, partial_option
+from storage_backends import StorageError
+
+DIFFERENT, TROUBLE = 1, 2
+_MARKS = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
+
+
+class _Trouble(Failed):
+    exit_code = TROUBLE
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One of two states."""
+
+    name: str
+    clusters: list[LiveCluster]
+
+
+def _trouble(command: Callable[..., int]) -> Callable[..., int]:
+    """Any failure has another exit code than a difference."""
+
+    @wraps(command)
+    def wrapper(*arguments: Any, **options: Any) -> int:
+        try:
+            return command(*arguments, **options)
+        except click.UsageError:
+            raise
+        except (ImapWalError, StorageError, OSError, Failed) as error:
+            raise _Trouble(message(error)) from error
+
+    return wrapper
+
+
+@click.command()
+@selection_options(nodes=False)
+@click.argument("other", metavar="[URL2]", type=Url(), required=False)
+@click.option(
+    "--as-of",
+    "times",
+    multiple=True,
+    type=Moment(),
+    help="The state at this time. With one URL: once to compare with now, or twice. With two: for "
+    "both, or twice, for each of them.",
+)
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many keys of each kind and map are listed.",
+)
+@partial_option
+@out.output_option
+@_trouble
+def command(
+    selection: Selection,
+    other: str | None,
+    times: tuple[int, ...],
+    limit: int,
+    partial: bool,
+    output: str,
+) -> int:
+    """Compare the live entries of two logs, or of one log at two times: keys that were added,
+    removed, or have another value or expiry. Exit codes as those of `diff`: 0 the same, 1
+    different, 2 trouble.
+
+    If both URLs have one cluster each, these are compared, whatever their names.
+
+    \b
+    Examples:
+      imap-wal diff /var/lib/maps /mnt/copy
+      imap-wal diff /var/lib/maps --as-of 2h
+      imap-wal diff /var/lib/maps --map orders --as-of 2h --as-of 1h -o json
+    """
+    if len(times) > 2 or (other is None and not times):
+        raise click.UsageError("name two URLs, or one and --as-of once or twice")
+    until = _times(times, both=other is not None)
+    with working("reading") as tell, ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="imap-wal-diff-"))
+        comparison = stack.enter_context(closing(Comparison(Path(scratch))))
+
+        first = _read(selection, until[0], partial, stack, tell)
+        second = _read(
+            selection if other is None else replace(selection, url=other),
+            until[1],
+            partial,
+            stack,
+            tell,
+        )
+        alone = len(first.clusters) == len(second.clusters) == 1
+        for side, state in ((OLD, first), (NEW, second)):
+            for each in state.clusters:
+                for name in each.maps:
+                    tell(f"comparing {name}")
+                    comparison.fill(side, _label(each, name, alone), each.rows(name))
+        found = list(comparison.differences(limit))
+        shown = [_shown(each, first, second, alone) for each in found]
+    if output == out.JSON:
+        out.print_json({"old": first.name, "new": second.name, "maps": shown})
+    else:
+        _print(first, second, shown, limit)
+    return DIFFERENT if found else CLEAN
+
+
+def _times(times: tuple[int, ...], *, both: bool) -> tuple[int | None, int | None]:
+    match times:
+        case (first, second):
+            return first, second
+        case (one,):
+            return (one, one) if both else (one, None)
+        case _:
+            return None, None
+
+
+def _read(
+    selection: Selection, as_of_ms: int | None, partial: bool, stack: ExitStack, tell: Tell
+) -> _Side:
+    store, views = stack.enter_context(selection.open())
+    name = f"{selection.url} at {iso(as_of_ms or SystemClock().now_ms())}"
+    return _Side(name, merge_all(store, views, selection, stack, tell, Reading(partial, as_of_ms)))
+
+
+def _label(cluster: LiveCluster, name: str, alone: bool) -> str:
+    """The name of a map that both sides have."""
+    return name if alone else f"{cluster.view}/{name}"
+
+
+def _shown(found: Difference, old: _Side, new: _Side, alone: bool) -> dict[str, Any]:
+    """Counts, and the listed keys with their values."""
+    wanted = {key for keys in found.listed.values() for key in keys}
+    before, after = (_values(side, found.map, wanted, alone) for side in (old, new))
+    keys = []
+    for kind, listed in found.listed.items():
+        for key in listed:
+            cluster, row = after.get(key) or before[key]
+            entry = {"kind": kind, "key": plain(cluster.decoder.key(row))}
+            for name, side in (("old", before), ("new", after)):
+                if key in side:
+                    entry[name] = plain(side[key][0].decoder.value(side[key][1]))
+            keys.append({**entry, "key_bytes": f"hex:{key.hex()}"})
+    return {"map": found.map, **found.counts, "keys": keys}
+
+
+def _values(
+    side: _Side, label: str, wanted: set[bytes], alone: bool
+) -> dict[bytes, tuple[LiveCluster, Row]]:
+    return {
+        row[KEY]: (each, row)
+        for each in side.clusters
+        for name in each.maps
+        if wanted and _label(each, name, alone) == label
+        for rows in each.rows(name)
+        for row in rows
+        if row[KEY] in wanted
+    }
+
+
+def _print(first: _Side, second: _Side, shown: list[dict[str, Any]], limit: int) -> None:
+    out.prose(f"- {first.name}")
+    out.prose(f"+ {second.name}")
+    if not shown:
+        out.prose("no difference")
+        return
+    out.print_table(
+        ("map", ADDED, REMOVED, CHANGED),
+        [(each["map"], each[ADDED], each[REMOVED], each[CHANGED]) for each in shown],
+    )
+    for each in shown:
+        for key in each["keys"]:
+            values = [_short(key[name]) for name in ("old", "new") if name in key]
+            out.prose(
+                f"{_MARKS[key['kind']]} {each['map']}[{_short(key['key'])}] {' -> '.join(values)}"
+            )
+        for kind, mark in _MARKS.items():
+            more = each[kind] - min(each[kind], limit)
+            if more:
+                out.prose(f"{mark} {each['map']}: {more:,} more {kind}")
+
+
+def _short(value: Any) -> str:
+    words = out.shown(text(value))
+    return words if len(words) <= 60 else f"{words[:57]}..."

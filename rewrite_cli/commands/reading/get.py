@@ -1,0 +1,121 @@
+"""`imap-wal get`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from imap_wal.clock import SystemClock
+from imap_wal.entry import EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, is_clear
+from imap_wal.inspect.decode import text
+from rewrite_cli.console import output as out
+from rewrite_cli.console.failures import Failed
+from rewrite_cli.console.progress import working
+from rewrite_cli.console.selection import Selection, selection_options
+from rewrite_cli.console.times import iso
+from rewrite_cli.entries.history import KeyHistory, Search, find
+from rewrite_cli.entries.keys import KeyType, matcher
+from rewrite_cli.entries.lines import Line, json_of, text_of
+from rewrite_cli.entries.live import load_parquet, partial_option
+
+
+@click.command()
+@selection_options(nodes=False)
+@click.argument("key", type=KeyType())
+@click.option(
+    "--history", is_flag=True, help="All versions of the key that the log still has, newest first."
+)
+@partial_option
+@out.output_option
+def command(
+    selection: Selection, key: str | bytes, history: bool, partial: bool, output: str
+) -> None:
+    """The newest value of one key, as a restart would load it, with its order, position, node, time
+    and expiry. Needs --map.
+
+    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... Exit code 1 if there is no
+    such key; the text says whether it was deleted, and when. After a rewrite and a prune, the log
+    no longer knows that.
+
+    \b
+    Examples:
+      imap-wal get /var/lib/maps --map orders 42
+      imap-wal get /var/lib/maps --map orders 42 --history
+      imap-wal get /var/lib/maps --map orders hex:a3343231 -o json
+    """
+    if len(selection.maps) != 1:
+        raise click.UsageError("name one map: --map")
+    (name,) = selection.maps
+    load_parquet()
+    found: list[KeyHistory] = []
+    with working("reading") as tell, selection.open() as (store, clusters):
+        for view in clusters:
+            search = Search(
+                store,
+                view,
+                name,
+                matcher((key,)),
+                partial,
+                tell,
+            )
+            found += find(search, history=history)
+    now_ms = SystemClock().now_ms()
+    live = any(each.state(now_ms) == "live" for each in found)
+    if output == out.JSON:
+        out.print_json({"keys": [_json(each, now_ms, history=history) for each in found]})
+    else:
+        for each in found:
+            if history:
+                _print_history(each, now_ms)
+            elif each.state(now_ms) == "live":
+                _print(each.newest)
+    if not found:
+        what = f"hex:{key.hex()}" if isinstance(key, bytes) else repr(key)
+        raise Failed(f"{selection.url}: map {name!r} has no key {what}, and no trace of one")
+    if not live:
+        raise Failed("; ".join(_absence(each, now_ms) for each in found))
+
+
+def _absence(found: KeyHistory, now_ms: int) -> str:
+    """Why a key that was written is not there."""
+    line, state = found.newest, found.state(now_ms)
+    key = found.versions[-1] if not is_clear(found.versions[-1].row) else found.newest
+    shown = next(
+        (text(each.decoder.key(each.row)) for each in found.versions if not is_clear(each.row)),
+        text(key.decoder.key(key.row)),
+    )
+    when = iso(line.row[EXPIRES_AT_MS] if state == "expired" else line.row[TIMESTAMP_MS])
+    how = {"cleared": "was deleted by a clear", "deleted": "was deleted", "expired": "expired"}
+    return f"{line.cluster}: key {shown} {how[state]} at {when} ({_place(line)})"
+
+
+def _place(line: Line) -> str:
+    where = "in a snapshot" if line.position is None else f"at {line.position}"
+    return f"node {line.node}, {where}" if line.node else where
+
+
+def _json(found: KeyHistory, now_ms: int, *, history: bool) -> dict[str, Any]:
+    versions = {"versions": [json_of(line) for line in found.versions]} if history else {}
+    return {**json_of(found.newest), "state": found.state(now_ms), **versions}
+
+
+def _print(line: Line) -> None:
+    row = line.row
+    for name, value in (
+        ("key", text(line.decoder.key(row))),
+        ("value", text(line.decoder.value(row))),
+        ("written", iso(row[TIMESTAMP_MS])),
+        ("expires", iso(row[EXPIRES_AT_MS]) or "never"),
+        ("order", ", ".join(map(str, row[ORDER]))),
+        ("cluster", line.cluster),
+        ("node", line.node or out.NOTHING),
+        ("position", str(line.position) if line.position is not None else "in a snapshot"),
+    ):
+        out.echo(f"{name:<9} {out.shown(value)}")
+
+
+def _print_history(found: KeyHistory, now_ms: int) -> None:
+    out.echo(f"{found.newest.cluster}: {found.state(now_ms)}, {len(found.versions)} versions")
+    for line in found.versions:
+        out.echo(out.shown(text_of(line)))

@@ -1,0 +1,107 @@
+"""`imap-wal tail`."""
+
+from __future__ import annotations
+
+import select
+import sys
+import threading
+
+import click
+
+from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.console import output as out
+from rewrite_cli.console.selection import Selection, selection_options
+from rewrite_cli.console.times import Duration
+from rewrite_cli.entries.following import Follower
+from rewrite_cli.entries.keys import KeyType, matcher
+from rewrite_cli.entries.lines import Line, show
+
+
+@click.command()
+@selection_options()
+@click.option(
+    "-n",
+    "--lines",
+    "count",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="The last N entries.",
+)
+@click.option(
+    "-f",
+    "--follow",
+    is_flag=True,
+    help="Then print new entries as they are appended, of all nodes.",
+)
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    type=KeyType(),
+    help="Only this key, as dump prints it, or its bytes as hex:...; may be repeated.",
+)
+@click.option(
+    "--interval",
+    type=Duration(),
+    default="1s",
+    show_default=True,
+    help="The pause between two searches for new entries.",
+)
+@out.output_option
+def command(
+    selection: Selection,
+    count: int,
+    follow: bool,
+    keys: tuple[str | bytes, ...],
+    interval: float,
+    output: str,
+) -> None:
+    """Print the last entries of the log; with --follow, also those that are appended then, until
+    Ctrl-C. In JSON one line each.
+
+    The newest entries may not be acknowledged yet. It continues across rotations, archives, and
+    nodes that join. What a prune removes before it is read is reported.
+
+    \b
+    Examples:
+      imap-wal tail /var/lib/maps -f
+      imap-wal tail /var/lib/maps --map orders --key 42 -f
+      imap-wal tail /var/lib/maps -n 0 -f -o json | jq .value
+    """
+    matches = matcher(keys)
+
+    def print_line(line: Line) -> None:
+        if not keys or matches(line.row, line.decoder):
+            show(line, output)
+
+    with selection.open() as (store, clusters):
+        followers = [
+            Follower(
+                ClusterLog(store, view.namespace, view.cluster), selection.maps, selection.nodes
+            )
+            for view in clusters
+        ]
+        lines = [line for each in followers for line in each.last(count)]
+        lines.sort(key=lambda line: line.timestamp_ms)
+        try:
+            for line in lines[-count:] if count else ():
+                print_line(line)
+            while follow and not _closed_within(interval):
+                for each in followers:
+                    for line in each.new():
+                        print_line(line)
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+
+
+def _closed_within(seconds: float) -> bool:
+    """Wait; return early with True if nothing reads the output any more."""
+    try:
+        watched = select.poll()
+        watched.register(sys.stdout.fileno(), 0)
+    except (OSError, ValueError):  # not a file
+        threading.Event().wait(seconds)
+        return False
+    return bool(watched.poll(seconds * 1000))

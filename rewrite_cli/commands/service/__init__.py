@@ -1,0 +1,1 @@
+"""Services and their surroundings: agents, members, keys, and a first look."""

@@ -1,0 +1,1 @@
+"""What makes a log smaller, or changes who may write it."""

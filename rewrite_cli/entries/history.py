@@ -1,0 +1,151 @@
+"""One key: its newest change, and all earlier ones that a log still has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, TIMESTAMP_MS, Order, is_clear
+from imap_wal.format import Position
+from imap_wal.inspect.decode import Decoder
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.read.cluster import ATTEMPTS, ClusterLog, from_manifest
+from imap_wal.read.newest.clears import Floors
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.settings import RecoveryPolicy, Settings
+from rewrite_cli.console.output import note
+from rewrite_cli.console.progress import Tell
+from rewrite_cli.entries.keys import Matches
+from rewrite_cli.entries.lines import Line
+from storage_backends import NotFound, SegmentStore
+
+_LOWEST: Order = (-1, -1, -1, -1)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how it is read."""
+
+    store: SegmentStore
+    view: ClusterView
+    map: str
+    matches: Matches
+    partial: bool = False
+    """Without the logs of missing nodes."""
+    tell: Tell = lambda _: None
+
+
+@dataclass(frozen=True)
+class KeyHistory:
+    """The changes of one key that count, newest first, and the clears that deleted it."""
+
+    key: bytes
+    newest: Line
+    """The change or the clear that decides the key's state."""
+    versions: list[Line] = field(default_factory=list)
+
+    def state(self, now_ms: int) -> str:
+        """`live`, `deleted`, `cleared` or `expired`."""
+        row = self.newest.row
+        if is_clear(row):
+            return "cleared"
+        if row[DELETED]:
+            return "deleted"
+        return "expired" if 0 < row[EXPIRES_AT_MS] <= now_ms else "live"
+
+
+def find(search: Search, *, history: bool) -> list[KeyHistory]:
+    """The keys of a cluster that match, usually one.
+
+    Args:
+        search: What is searched.
+        history: Also find what a snapshot covers, as far as its files are still there.
+
+    Returns:
+        Their changes. Those of a lower order than a clear do not count, but are versions.
+
+    Raises:
+        MissingNode: A node's log is missing, without `partial`.
+        LogError: The log is damaged.
+        NotFound: Files were removed at each attempt to read them.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            lines, clears = _read(search, covered=False)
+            earlier, more = _read(search, covered=True) if history else ([], [])
+            break
+        except NotFound:
+            if attempt == ATTEMPTS - 1:
+                raise
+    by_key: dict[bytes, list[Line]] = {}
+    for line in lines:
+        by_key.setdefault(line.row[KEY], []).append(line)
+    deleted = {key: _of_key(key, clears) for key in by_key}
+    found = []
+    for key, counting in by_key.items():
+        newest = _newest(search.map, counting, deleted[key])
+        every = [*counting, *(line for line in earlier if line.row[KEY] == key)]
+        all_clears = [*deleted[key], *_of_key(key, more)]
+        found.append(KeyHistory(key, newest, _each_once([*every, *all_clears])))
+    return found
+
+
+def _read(search: Search, *, covered: bool) -> tuple[list[Line], list[Line]]:
+    """The changes of the keys, and the clears of the map."""
+    policy = RecoveryPolicy.PARTIAL if search.partial else RecoveryPolicy.FULL
+    view = search.view
+    log = ClusterLog(search.store, view.namespace, view.cluster)
+    schemas = (from_manifest(item) for node in view.nodes for item in node.manifest.metadata)
+    decoder = Decoder(schemas, note)
+    lines: list[Line] = []
+    clears: list[Line] = []
+    count = 0
+    for batch in log.changes(maps=(search.map,), policy=policy, positions=True, covered=covered):
+        decoder.add_metadata(batch.metadata)
+        places: Iterable[Position | None] = batch.positions or [None] * len(batch.rows)
+        for row, place in zip(batch.rows, places, strict=True):
+            if is_clear(row) or search.matches(row, decoder):
+                line = Line(row[TIMESTAMP_MS], str(view), batch.node, place, row, decoder)
+                (clears if is_clear(row) else lines).append(line)
+        count += len(batch.rows)
+        search.tell(f"{view}: {count:,} records")
+    return lines, clears
+
+
+def _of_key(key: bytes, clears: Iterable[Line]) -> list[Line]:
+    """The clears of the partition of a key."""
+    found = []
+    for line in clears:
+        floors = Floors()
+        floors.add(line.row, line.node)
+        if floors.hidden([key], [_LOWEST]):
+            found.append(line)
+    return found
+
+
+def _newest(name: str, lines: list[Line], clears: list[Line]) -> Line:
+    """The line that decides, by the rules of a restart."""
+    with closing(NewestIndex(Settings().restore_memory_bytes)) as index:
+        for line in [*lines, *clears]:
+            index.add(line.node, [line.row], clears=True)
+        noted = Noted()
+        for rows, nodes in index.batches_with_nodes(name):
+            noted.note(index.conflicts())
+            for row, node in zip(rows, nodes, strict=True):
+                same = [each for each in lines if (each.row, each.node) == (row, node)]
+                return min(same, key=lambda each: each.position is None)
+    return max(clears, key=lambda each: (each.row[ORDER], each.node))
+
+
+def _each_once(lines: Iterable[Line]) -> list[Line]:
+    """Newest first. A change that is also in a snapshot is there once, with its position."""
+    found: dict[tuple[str, Order, bool, str], Line] = {}
+    for line in lines:
+        row = line.row
+        identity = row[MAP], row[ORDER], is_clear(row), line.node
+        known = found.get(identity)
+        if known is None or known.position is None:
+            found[identity] = line
+    return sorted(found.values(), key=lambda line: (line.row[ORDER], line.node), reverse=True)
