@@ -79,7 +79,7 @@ def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path) -> N
         orders.set("k7", "new")
         assert orders.get("k7") == "new"
         said = cluster.members[0].log.read_text(errors="replace")
-        assert "map \"orders\": 4 entries of the log cannot be used; the first: the" in said
+        assert 'map "orders": 4 entries of the log cannot be used; the first: the' in said
         assert "`imap-wal repair --drop-entry POSITION`" in said
         cluster.kill_everything()
         cluster.start(1)

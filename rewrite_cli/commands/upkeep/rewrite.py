@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,9 @@ from rewrite_cli.console.progress import Reached, Tell, working
 from rewrite_cli.console.selection import Selection, selection_options
 from rewrite_cli.console.times import Duration, Moment
 from rewrite_cli.entries.live import partial_option
+
+if TYPE_CHECKING:
+    from pyspark_imap_wal.progress import StepProgress
 
 ENGINES = ("local", "spark")
 
@@ -191,15 +194,16 @@ def rewrite_all(
 
 def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[str, str]) -> Engine:
     """The engine of that name; Spark is started only here."""
+
+    def progress(done: MergeProgress | StepProgress) -> None:
+        if tell is not None:
+            tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
+
     if name == "spark":
         from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        return SparkEngine(properties=properties)
+        return SparkEngine(properties=properties, progress=progress)
     from imap_wal.rewrite.local_engine import LocalEngine
-
-    def progress(done: MergeProgress) -> None:
-        if tell is not None:
-            tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
 
     return LocalEngine(progress=progress)
 
