@@ -165,9 +165,7 @@ def run(history: History, url: str, target: Any, *, keep: int = 0) -> int:
 
 @pytest.mark.parametrize("scheme", ["file", "objects+file"])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_backup_is_a_state_between_its_beginning_and_its_end(
-    tmp_path: Path, seed: int, scheme: str
-) -> None:
+def test_a_backup_is_a_state_of_its_time(tmp_path: Path, seed: int, scheme: str) -> None:
     chance = random.Random(seed)
     url = f"{scheme}://{tmp_path}/log"
     history = History(url, "n1", chance)
@@ -185,9 +183,7 @@ def test_a_backup_is_a_state_between_its_beginning_and_its_end(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_backup_that_was_stopped_anywhere_is_completed_by_the_next(
-    tmp_path: Path, seed: int
-) -> None:
+def test_a_stopped_backup_is_completed_by_the_next(tmp_path: Path, seed: int) -> None:
     """Every backup that is visible can be put back, at each moment."""
     chance = random.Random(seed)
     url = f"file://{tmp_path}/log"

@@ -309,7 +309,7 @@ def test_a_writer_replaced_on_s3_acknowledges_nothing(s3: S3) -> None:
         assert dict(third.map("m").items()) == {"a": 1, "b": 2}
 
 
-def test_a_log_on_s3_is_backed_up_to_s3_while_it_is_written(s3: S3, tmp_path: Path) -> None:
+def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None:
     """From there it is put back into a local folder; the second backup copies only what is new."""
     from imap_wal.backup import catalogue
     from imap_wal.backup.restore import put_back

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from imap_wal import format, layout
@@ -10,12 +12,14 @@ from storage_backends.memory import MemoryStore
 from tests.kit.damages import entries, flip, history, offsets
 from tests.support import copy_files, node_log, overwrite, row, segments
 
+_numbers = itertools.count()
+
 
 class Counting(MemoryStore):
     """Counts the bytes that are read of segments."""
 
     def __init__(self, source: MemoryStore) -> None:
-        super().__init__(f"counting-{id(self)}")
+        super().__init__(f"counting-{next(_numbers)}")
         for file in source.list(""):
             self.create(file.path, source.read(file.path))
         self.bytes = 0
