@@ -310,6 +310,19 @@ def pack_upserts(
                 )
             )
         ]
+    return _join_columns(head, label_, tail, keys, values, request)
+
+
+def _join_columns(
+    head: bytes,
+    label: bytes,
+    tail: bytes,
+    keys: Sequence[bytes],
+    values: Sequence[bytes],
+    request: int,
+) -> list[bytes]:
+    """`pack_upserts` of many entries. `head` is what comes before a key, `tail` what comes between
+    a value and its request, both packed."""
     pieces, start = [], 0
     while start < len(keys):
         low = request & 255  # the numbers of a piece differ only in their last byte
@@ -323,7 +336,7 @@ def pack_upserts(
         some_keys, some_values = (
             (keys, values) if count == len(keys) else (keys[start:stop], values[start:stop])
         )
-        columns = [head, b"", b"", label_, b"", b"", tail + high, b""] * count
+        columns = [head, b"", b"", label, b"", b"", tail + high, b""] * count
         columns[1::8] = map(_bin_header, map(len, some_keys))
         columns[2::8] = some_keys
         columns[4::8] = map(_bin_header, map(len, some_values))

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from imap_wal.entry import Row
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder, text
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA, batches, open_parquet, to_rows
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
+from imap_wal.parquet.file import batches, open_parquet
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import read_scan

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
 from imap_wal.format import START, Position
-from imap_wal.manifest import readers
+from imap_wal.manifest.readers import Reader
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead
@@ -79,14 +79,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if (places := options.starts()) is not None:
             start = Offset().moved(self._state(), places)
         if options.reader_name:
-            readers.begin(
-                log.store,
-                log.folder,
-                options.reader_name,
-                start.nodes,
-                log.clock,
-                log.randomness,
-            )
+            self._reader(log).begin(start.nodes)
         return start.to_json()
 
     def latestOffset(  # noqa: N802
@@ -174,16 +167,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is in Spark's checkpoint as done: prune may remove it."""
-        log, options = self._open(), self._options
-        if options.reader_name:
-            readers.advance(
-                log.store,
-                log.folder,
-                options.reader_name,
-                Offset.from_json(end).nodes,
-                log.clock,
-                log.randomness,
-            )
+        log = self._open()
+        if self._options.reader_name:
+            self._reader(log).advance(Offset.from_json(end).nodes)
 
     def stop(self) -> None:
         """Close connections."""
@@ -221,6 +207,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = ClusterLog(store, *found[0])
         return self._log
 
+    def _reader(self, log: ClusterLog) -> Reader:
+        return Reader(log.store, log.folder, self._options.reader_name, log.clock, log.randomness)
+
     def _state(self) -> ClusterState:
         state = self._open().state()
         state.demand(RecoveryPolicy.PARTIAL if self._options.partial else RecoveryPolicy.FULL)
@@ -228,9 +217,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _still_registered(self, given: Offset) -> None:
         """Publish where a query continues; fails if its reader was forgotten meanwhile."""
-        log, name = self._open(), self._options.reader_name
-        if name and self._last is None:
-            readers.advance(log.store, log.folder, name, given.nodes, log.clock, log.randomness)
+        log = self._open()
+        if self._options.reader_name and self._last is None:
+            self._reader(log).advance(given.nodes)
 
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():

@@ -19,7 +19,8 @@ from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import Position
 from imap_wal.manifest.node import Archive
-from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile
+from imap_wal.parquet.columns import ARCHIVE_SCHEMA
+from imap_wal.parquet.file import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import backfill
 from imap_wal.retention.backfill import EPOCH, SESSION, Backfill

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from storage_backends.errors import AlreadyExists, Locked, NotFound, StorageError, Unsupported
 from storage_backends.faults import Fault, FaultyStore, Killed, Operation, Plan, PowerLoss
-from storage_backends.interface import SegmentStore
+from storage_backends.interface import Appender, SegmentStore
 
 __all__ = [
     "Fault",
@@ -385,62 +385,77 @@ def _append(store: SegmentStore, other: SegmentStore, root: str) -> None:
             _same(other.size(path), preallocate_bytes, "size counts preallocated space")
             with _raises(AlreadyExists, "open_append onto a file"):
                 other.open_append(path)
-            appender.append(b"one")
-            appender.append(b"two", b"", b"three")
-            appender.append()
-            appender.append(b"")
-            appender.sync()
-            many = [bytes([at % 256]) * (at % 7) for at in range(3000)]
-            appender.append(*many)
-            appender.sync()
-            expected = b"onetwothree" + b"".join(many)
-            _same(appender.size, len(expected), "size counts what was appended")
-            _same(
-                other.read(path, 0, len(expected)),
-                expected,
-                "what was appended and synced is seen by others",
-            )
-            rest = other.read(path, len(expected))
-            _same(
-                rest,
-                bytes(max(preallocate_bytes - len(expected), 0)),
-                "preallocated space reads as zeros until written",
-            )
-            big = secrets.token_bytes(5 * 1024 * 1024)
-            appender.append(big)
-            appender.append(b"end")
-            appender.sync()
-            _same(
-                other.read(path),
-                expected + big + b"end",
-                "appending continues after preallocated space",
-            )
-            appender.truncate(5)
-            _same(
-                (appender.size, other.size(path), other.read(path)),
-                (5, 5, b"onetw"),
-                "truncate of an appender",
-            )
-            with _raises(StorageError, "an appender is not cut to more than it has"):
-                appender.truncate(6)
-            appender.append(b"O!")
-            appender.sync()
-            _same(other.read(path), b"onetwO!", "appending continues where the file was cut")
+            _append_is_seen(appender, other, preallocate_bytes)
+            _appender_is_cut(appender, other)
         finally:
             appender.close()
             appender.close()
-        with _raises(StorageError, "append after close"):
-            appender.append(b"x")
-        with _raises(StorageError, "sync after close"):
-            appender.sync()
-        with _raises(AlreadyExists, "open_append onto a closed file"):
-            store.open_append(path)
-        store.truncate(path, 3)
-        _same(other.read(path), b"one", "truncate of a closed file")
-        with _raises(StorageError, "a file is not cut to more than it has"):
-            store.truncate(path, 4)
-        store.truncate(path, 0)
-        _same(other.size(path), 0, "truncate to nothing")
+        _closed_appender(appender, store, other)
+
+
+def _append_is_seen(appender: Appender, other: SegmentStore, preallocate_bytes: int) -> None:
+    path = appender.path
+    appender.append(b"one")
+    appender.append(b"two", b"", b"three")
+    appender.append()
+    appender.append(b"")
+    appender.sync()
+    many = [bytes([at % 256]) * (at % 7) for at in range(3000)]
+    appender.append(*many)
+    appender.sync()
+    expected = b"onetwothree" + b"".join(many)
+    _same(appender.size, len(expected), "size counts what was appended")
+    _same(
+        other.read(path, 0, len(expected)),
+        expected,
+        "what was appended and synced is seen by others",
+    )
+    rest = other.read(path, len(expected))
+    _same(
+        rest,
+        bytes(max(preallocate_bytes - len(expected), 0)),
+        "preallocated space reads as zeros until written",
+    )
+    big = secrets.token_bytes(5 * 1024 * 1024)
+    appender.append(big)
+    appender.append(b"end")
+    appender.sync()
+    _same(
+        other.read(path),
+        expected + big + b"end",
+        "appending continues after preallocated space",
+    )
+
+
+def _appender_is_cut(appender: Appender, other: SegmentStore) -> None:
+    path = appender.path
+    appender.truncate(5)
+    _same(
+        (appender.size, other.size(path), other.read(path)),
+        (5, 5, b"onetw"),
+        "truncate of an appender",
+    )
+    with _raises(StorageError, "an appender is not cut to more than it has"):
+        appender.truncate(6)
+    appender.append(b"O!")
+    appender.sync()
+    _same(other.read(path), b"onetwO!", "appending continues where the file was cut")
+
+
+def _closed_appender(appender: Appender, store: SegmentStore, other: SegmentStore) -> None:
+    path = appender.path
+    with _raises(StorageError, "append after close"):
+        appender.append(b"x")
+    with _raises(StorageError, "sync after close"):
+        appender.sync()
+    with _raises(AlreadyExists, "open_append onto a closed file"):
+        store.open_append(path)
+    store.truncate(path, 3)
+    _same(other.read(path), b"one", "truncate of a closed file")
+    with _raises(StorageError, "a file is not cut to more than it has"):
+        store.truncate(path, 4)
+    store.truncate(path, 0)
+    _same(other.size(path), 0, "truncate to nothing")
 
 
 def _lock(store: SegmentStore, other: SegmentStore, root: str) -> None:

@@ -41,7 +41,7 @@ from imap_wal.agent.transport.endpoint import IPC, EndpointLock
 from imap_wal.agent.transport.gate import check_pair
 from imap_wal.agent.transport.router import Message, Router
 from imap_wal.checks import mode
-from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.clock import Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import (
     Fenced,
     StorageUnavailable,
@@ -112,15 +112,8 @@ class Agent:
         )
         with ExitStack() as opened:
             opened.callback(self._store.close)
-            owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
             # Before the log: an agent that is refused here must change nothing.
-            endpoint = EndpointLock(
-                config.endpoint,
-                owner,
-                holder_text(owner),
-                takeover=config.takeover,
-                mode=mode(config.endpoint_mode, "endpoint_mode"),
-            )
+            endpoint = _endpoint(config)
             opened.callback(endpoint.release)
             rules = config.access.rules(self._clock)
             if rules is not None and rules.own is not None:
@@ -131,19 +124,7 @@ class Agent:
             opened.pop_all()
         work = Work()
         self._view = MaterializedView(self._all_logs, config.log, work.done)
-        self._reads = Reads(
-            self._view,
-            self._router.outbox,
-            lambda: self._committer.statistics.bytes,
-            self._router.door.shut,
-            lambda message: demand(self._router.peer(message.user), message.request),
-            at_once=config.restore_at_start,
-            clock=self._clock,
-            randomness=randomness,
-            room=self._room,
-            lines=self._lines,
-            work=work,
-        )
+        self._reads = self._reads_with(work, randomness)
         self._handler.connect(self._router, self._reads)
         self._work = work
         self._http: HttpListener | None = None
@@ -151,6 +132,21 @@ class Agent:
             from imap_wal.agent.monitoring.pages import listener
 
             self._http = listener(config.http_address, self.snapshot, self._clock)
+
+    def _reads_with(self, work: Work, randomness: Randomness) -> Reads:
+        return Reads(
+            self._view,
+            self._router.outbox,
+            lambda: self._committer.statistics.bytes,
+            self._router.door.shut,
+            lambda message: demand(self._router.peer(message.user), message.request),
+            at_once=self.config.restore_at_start,
+            clock=self._clock,
+            randomness=randomness,
+            room=self._room,
+            lines=self._lines,
+            work=work,
+        )
 
     def _use(self, log: OpenLog) -> None:
         self._log = log
@@ -391,6 +387,17 @@ class Agent:
                 "peers_refused": now.peers_refused,
             },
         }
+
+
+def _endpoint(config: AgentConfig) -> EndpointLock:
+    owner = f"the agent of node {config.node!r} of {config.namespace}/{config.cluster}"
+    return EndpointLock(
+        config.endpoint,
+        owner,
+        holder_text(owner),
+        takeover=config.takeover,
+        mode=mode(config.endpoint_mode, "endpoint_mode"),
+    )
 
 
 def run(config: AgentConfig, ready: Callable[[Agent], None] | None = None) -> None:

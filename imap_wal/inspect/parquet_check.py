@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import BinaryIO
 
 import google_crc32c
 
@@ -39,11 +40,8 @@ def check_parquet(
         )
     try:
         found = replace(found, bytes=store.size(scan.path))
-        crc = 0
         with store.open_input(scan.path) as file:
-            while wanted and (data := file.read(CHUNK_BYTES)):
-                crc = google_crc32c.extend(crc, data)
-                deadline.check()
+            crc = _checksum(file, deadline) if wanted else 0
         if crc != wanted:
             what = "the file does not match the checksum in the manifest"
             return _readable(store, replace(found, offset=0, what=what), scan, records)
@@ -89,6 +87,14 @@ def check_parquet(
             what=f"{count} records, the manifest says {records}",
         )
     return Finding(scan.path, scan.kind, CLEAN, found.bytes, count)
+
+
+def _checksum(file: BinaryIO, deadline: Deadline) -> int:
+    found = 0
+    while data := file.read(CHUNK_BYTES):
+        found = google_crc32c.extend(found, data)
+        deadline.check()
+    return found
 
 
 def _still_named(store: SegmentStore, scan: FileScan) -> LogError | None:

@@ -65,32 +65,7 @@ def plan(
 ) -> tuple[list[Finding], list[Unit]]:
     """The findings that do not require reading a cluster's files, and the files to read. A missing
     node is a finding about its folder."""
-    if view.of_no_manifest:
-        whose = "the cluster" if view.logs else "the cluster and no log of a node"
-        findings = [_no_manifest(view.folder, whose, view.of_no_manifest)]
-    else:
-        findings = [
-            _manifest(
-                f"{view.folder}/manifest/{view.manifest_number:010d}.json",
-                older_manifests.of_cluster(view)[1],
-            )
-        ]
-    wrong = key_checks.differing(keys_of(store).key_ring, view.manifest.keys)
-    if wrong:
-        newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
-        advice_of_keys = "bring back the key that had this id; a new key needs a new id"
-        findings.append(
-            Finding(
-                newest,
-                "manifest",
-                CORRUPT,
-                what=key_checks.what_differs(wrong),
-                advice=advice_of_keys,
-            )
-        )
-    older = older_manifests.of_claims(view)
-    if view.claims_number or older:
-        findings.append(_manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older))
+    findings = [*_plan_manifests(store, view)]
     units = [*_snapshot_units(store, view)]
     without = {node.name for node in view.nodes if node.of_no_manifest}
     others = {
@@ -124,6 +99,24 @@ def plan(
         if wants_node(node.name) and node.name not in others:
             findings += _plan_node(store, view, node, units)
     return findings, units
+
+
+def _plan_manifests(store: SegmentStore, view: ClusterView) -> Iterator[Finding]:
+    """Findings about the manifests of the cluster: its own, and the claims."""
+    newest = f"{view.folder}/manifest/{view.manifest_number:010d}.json"
+    if view.of_no_manifest:
+        whose = "the cluster" if view.logs else "the cluster and no log of a node"
+        yield _no_manifest(view.folder, whose, view.of_no_manifest)
+    else:
+        yield _manifest(newest, older_manifests.of_cluster(view)[1])
+    wrong = key_checks.differing(keys_of(store).key_ring, view.manifest.keys)
+    if wrong:
+        what = key_checks.what_differs(wrong)
+        way_out = "bring back the key that had this id; a new key needs a new id"
+        yield Finding(newest, "manifest", CORRUPT, what=what, advice=way_out)
+    older = older_manifests.of_claims(view)
+    if view.claims_number or older:
+        yield _manifest(f"{view.claims_folder}/{view.claims_number:010d}.json", older)
 
 
 def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:

@@ -63,47 +63,47 @@ def limited(
     return {name: min(position, read) for name, position in covered.items()}
 
 
-def begin(
-    store: SegmentStore,
-    cluster_folder: str,
-    name: str,
-    positions: Mapping[str, Position],
-    clock: Clock,
-    randomness: Randomness,
-) -> None:
-    """Register a reader, or let it begin anew. What it wants to read may have been removed before:
-    it has to look after this."""
-    new = ReaderManifest(dict(positions), clock.now_ms())
-    _manifests(store, cluster_folder, name, clock, randomness).update(lambda reader: new)
+class Reader:
+    """How far one reader has read, in its manifests."""
 
+    def __init__(
+        self,
+        store: SegmentStore,
+        cluster_folder: str,
+        name: str,
+        clock: Clock,
+        randomness: Randomness,
+    ) -> None:
+        self._name, self._clock = name, clock
+        self._manifests = _manifests(store, cluster_folder, name, clock, randomness)
 
-def advance(
-    store: SegmentStore,
-    cluster_folder: str,
-    name: str,
-    positions: Mapping[str, Position],
-    clock: Clock,
-    randomness: Randomness,
-) -> None:
-    """Publish how far a reader has read. A lower position than before changes nothing. Raises
-    `InvalidSetting` if the reader was forgotten."""
+    def begin(self, positions: Mapping[str, Position]) -> None:
+        """Register the reader, or let it begin anew. What it wants to read may have been removed
+        before: it has to look after this."""
+        new = ReaderManifest(dict(positions), self._clock.now_ms())
+        self._manifests.update(lambda reader: new)
 
-    def change(reader: ReaderManifest) -> ReaderManifest:
-        if reader.forgotten:
-            raise InvalidSetting(
-                f"reader {name!r} was forgotten (`imap-wal prune --forget-reader`), so the log no "
-                "longer keeps what it has not read: begin the query anew, without its checkpoint"
-            )
-        farther = {
-            node: max(position, reader.positions.get(node, START))
-            for node, position in positions.items()
-        }
-        positions_now = {**reader.positions, **farther}
-        if reader.updated_ms and positions_now == reader.positions:
-            return reader
-        return replace(reader, positions=positions_now, updated_ms=clock.now_ms())
+    def advance(self, positions: Mapping[str, Position]) -> None:
+        """Publish how far the reader has read. A lower position than before changes nothing.
+        Raises `InvalidSetting` if the reader was forgotten."""
 
-    _manifests(store, cluster_folder, name, clock, randomness).update(change)
+        def change(reader: ReaderManifest) -> ReaderManifest:
+            if reader.forgotten:
+                raise InvalidSetting(
+                    f"reader {self._name!r} was forgotten (`imap-wal prune --forget-reader`), so "
+                    "the log no longer keeps what it has not read: begin the query anew, without "
+                    "its checkpoint"
+                )
+            farther = {
+                node: max(position, reader.positions.get(node, START))
+                for node, position in positions.items()
+            }
+            positions_now = {**reader.positions, **farther}
+            if reader.updated_ms and positions_now == reader.positions:
+                return reader
+            return replace(reader, positions=positions_now, updated_ms=self._clock.now_ms())
+
+        self._manifests.update(change)
 
 
 def forget(

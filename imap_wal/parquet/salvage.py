@@ -12,20 +12,16 @@ from imap_wal import layout
 from imap_wal.entry import DELETED, MAP, Row
 from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
-from imap_wal.parquet.file import (
+from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
-    ROWS,
     SNAPSHOT_SCHEMA,
-    ParquetFile,
-    Published,
     nodes_of,
-    open_parquet,
     stored_schemas,
     to_batch,
     to_positions,
     to_rows,
-    validate,
 )
+from imap_wal.parquet.file import ROWS, ParquetFile, Published, open_parquet, validate
 from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 

@@ -7,15 +7,15 @@ from operator import itemgetter
 
 from imap_wal.entry import KEY, ORDER, Row
 from imap_wal.format import START
-from imap_wal.parquet.file import (
+from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
     SNAPSHOT_SCHEMA,
-    batches,
     nodes_of,
     stored_schemas,
     to_positions,
     to_rows,
 )
+from imap_wal.parquet.file import batches
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.selection import void_below, without_overtaken
 from storage_backends import SegmentStore

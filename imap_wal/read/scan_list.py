@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from imap_wal.format import START, Position
+from imap_wal.manifest.node import Archive
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.file_scan import ARCHIVE, END, SEGMENT, SNAPSHOT, FileScan
 from imap_wal.read.state import ClusterState, NodeState
@@ -58,54 +59,75 @@ def node_scans(
     marks = {} if covered else state.covered(node)
     cuts = state.cuts(node)
     overtaken = {} if covered else state.overtaken()
-    found: list[FileScan] = []
+    archives = [
+        FileScan(
+            ARCHIVE,
+            node,
+            archive.path,
+            archive.map,
+            log.manifest.directory,
+            first=archive.first,
+            last=archive.last,
+            since=since,
+            until=until,
+            covered=marks,
+            cuts=cuts,
+            bytes=archive.bytes,
+            records=archive.records,
+            checksum=archive.checksum,
+            overtaken=overtaken,
+        )
+        for archive in _archives(log, since, until, maps, marks)
+    ]
+    segments = [
+        replace(
+            segment_scan(log, index, since),
+            until=until,
+            covered=marks,
+            cuts=cuts,
+            checkpoint=log.manifest.checkpoint,
+            newest=log.manifest.newest,
+            overtaken=overtaken,
+        )
+        for index in _segments(log, since, until, maps, marks)
+    ]
+    return archives + segments
+
+
+def _archives(
+    log: NodeState,
+    since: Position | None,
+    until: Position | None,
+    maps: Collection[str] | None,
+    marks: Mapping[str, Position],
+) -> Iterator[Archive]:
+    """The archives with entries that count, in log order. `marks`: what snapshots cover."""
     for archive in sorted(log.manifest.archives, key=lambda archive: (archive.first, archive.map)):
         below = max(since or START, marks.get(archive.map, START))
         if (
-            archive.last <= below
-            or (until is not None and archive.first > until)
-            or (maps is not None and archive.map not in maps)
+            archive.last > below
+            and (until is None or archive.first <= until)
+            and (maps is None or archive.map in maps)
         ):
-            continue
-        found.append(
-            FileScan(
-                ARCHIVE,
-                node,
-                archive.path,
-                archive.map,
-                log.manifest.directory,
-                first=archive.first,
-                last=archive.last,
-                since=since,
-                until=until,
-                covered=marks,
-                cuts=cuts,
-                bytes=archive.bytes,
-                records=archive.records,
-                checksum=archive.checksum,
-                overtaken=overtaken,
-            )
-        )
+            yield archive
+
+
+def _segments(
+    log: NodeState,
+    since: Position | None,
+    until: Position | None,
+    maps: Collection[str] | None,
+    marks: Mapping[str, Position],
+) -> Iterator[int]:
+    """The indexes of the segments that may have such entries."""
     all_covered = (
         min((marks.get(name, START) for name in maps), default=END) if maps is not None else START
     )
     below = max(since or START, all_covered)
     for index, segment in enumerate(log.segments):
         here = (segment.epoch, segment.number)
-        if here < below[:2] or (until is not None and here > until[:2]):
-            continue
-        found.append(
-            replace(
-                segment_scan(log, index, since),
-                until=until,
-                covered=marks,
-                cuts=cuts,
-                checkpoint=log.manifest.checkpoint,
-                newest=log.manifest.newest,
-                overtaken=overtaken,
-            )
-        )
-    return found
+        if here >= below[:2] and (until is None or here <= until[:2]):
+            yield index
 
 
 def segment_scan(log: NodeState, index: int, since: Position | None) -> FileScan:

@@ -20,7 +20,8 @@ from imap_wal.format import Position
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive
-from imap_wal.parquet.file import ARCHIVE_SCHEMA, ParquetFile, batches, plain, to_batch
+from imap_wal.parquet.columns import ARCHIVE_SCHEMA, plain, to_batch
+from imap_wal.parquet.file import ParquetFile, batches
 from imap_wal.read.file_scan import EntryBatch, FileScan
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.sealed_segments import Summary

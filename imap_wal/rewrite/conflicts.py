@@ -25,7 +25,8 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import Pair
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
+from imap_wal.parquet.file import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import EntryBatch
 from imap_wal.read.newest.index import NewestIndex

@@ -10,7 +10,8 @@ from typing import Any
 
 from imap_wal.clock import Randomness, SystemRandomness
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, VALUE, Row, subject
-from imap_wal.parquet.file import GROUP_BYTES_MAX, SNAPSHOT_SCHEMA, ParquetFile, to_batch
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
+from imap_wal.parquet.file import GROUP_BYTES_MAX, ParquetFile
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.read.newest.table import in_pages
 from imap_wal.rewrite.plan import DROP, Part, RewritePlan, Subject

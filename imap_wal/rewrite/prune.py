@@ -62,18 +62,12 @@ def prune(
             removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:
             demand_whole(log, state.manifest, removal.maps)
-        sizes = {archive.path: archive.bytes for archive in removal.archives} | {
-            segment.path: segment.bytes for segment in removal.segments
-        }
+        sizes = {archive.path: archive.bytes for archive in removal.archives}
+        sizes |= {segment.path: segment.bytes for segment in removal.segments}
         gone = set(sizes)
         if not dry_run:
-            gone = remove(
-                log.store,
-                node,
-                node_manifests(log.store, node.folder, log.clock, log.randomness),
-                removal,
-                state.seen,
-            )
+            manifests = node_manifests(log.store, node.folder, log.clock, log.randomness)
+            gone = remove(log.store, node, manifests, removal, state.seen)
         archives += [archive.path for archive in removal.archives if archive.path in gone]
         segments += [scan.path for scan in removal.segments if scan.path in gone]
         total += sum(sizes[path] for path in gone)

@@ -39,13 +39,7 @@ def rewrite(
     `skew_ms_max`, and the errors of `prepare` and `confirm`."""
     start = log.clock.monotonic()
     log = _with_fixed_keys(log)
-    skew_ms = (
-        None
-        if dry_run
-        else demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
-    )
-    if not dry_run:
-        key_checks.enter(keys_of(log.store).key_ring, log.manifests)
+    skew_ms = None if dry_run else _enter(log, skew_ms_max)
 
     def plan() -> RewritePlan:
         return prepare(
@@ -86,6 +80,14 @@ def rewrite(
 def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
     store = with_fixed_keys(log.store)
     return ClusterLog(store, log.namespace, log.cluster, log.clock, log.randomness)
+
+
+def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
+    """What comes before anything is written: look at the clocks, and record the keys. Returns the
+    skew of the clocks."""
+    skew_ms = demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
+    key_checks.enter(keys_of(log.store).key_ring, log.manifests)
+    return skew_ms
 
 
 def _merge(

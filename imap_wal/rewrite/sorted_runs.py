@@ -23,7 +23,8 @@ from typing import Any
 
 from imap_wal.clock import Randomness
 from imap_wal.entry import KEY, is_clear
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA, ParquetFile
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
+from imap_wal.parquet.file import ParquetFile
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SNAPSHOT, FileScan
 from imap_wal.read.newest.clears import Cleared

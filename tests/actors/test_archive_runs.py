@@ -28,7 +28,7 @@ def test_a_view_during_rewrite_and_prune_has_every_key(memory: MemoryStore) -> N
         store.map("m").update({f"k{number}": number for number in range(100)})
         store.archive()
     for at in range(40):
-        left = MemoryStore(f"view-{at}-{id(memory)}")
+        left = MemoryStore(f"view-{at}-{memory.url[9:]}")
         for file in memory.list(""):
             left.create(file.path, memory.read(file.path))
         slow = Interrupted(left)

@@ -161,7 +161,7 @@ def test_a_first_open_that_is_overtaken_finds_no_damage(memory: MemoryStore) -> 
     takes the lock, and the cluster's manifest, read after that, names the log that the other
     process began."""
     for at in range(60):
-        store = MemoryStore(f"overtaken-{at}-{id(memory)}")
+        store = MemoryStore(f"overtaken-{at}-{memory.url[9:]}")
         slow = Interrupted(store)
 
         def others(store: MemoryStore = store) -> None:

@@ -16,7 +16,7 @@ from imap_wal.format import Position
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet import file as parquet_file
-from imap_wal.parquet.file import to_batch, to_positions, to_rows
+from imap_wal.parquet.columns import ARCHIVE_SCHEMA, to_batch, to_positions, to_rows
 from imap_wal.read.scan import read_scan
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import archive_writer
@@ -56,7 +56,7 @@ def test_duckdb_and_pandas_read_an_archive_directly(tmp_path: Path) -> None:
 
     frame = pd.concat([pd.read_parquet(file) for file in files])
     assert sorted(frame["timestamp_ms"]) == [5, 7, 1000]
-    assert [field.name for field in parquet_file.ARCHIVE_SCHEMA] == list(frame.columns)
+    assert [field.name for field in ARCHIVE_SCHEMA] == list(frame.columns)
     compression = duckdb.execute(
         f"SELECT DISTINCT compression FROM parquet_metadata({files!r})"
     ).fetchall()

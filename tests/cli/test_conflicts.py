@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import imap_wal
-from imap_wal.parquet.file import batches, nodes_of, to_rows
+from imap_wal.parquet.columns import nodes_of, to_rows
+from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings

@@ -105,7 +105,7 @@ def test_a_takeover_while_forgetting_loses_nothing_acknowledged(
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
     refused = forgotten = 0
     for at in range(200):
-        left = MemoryStore(f"forget-{at}-{id(memory)}")
+        left = MemoryStore(f"forget-{at}-{memory.url[9:]}")
         for file in memory.list(""):
             left.create(file.path, memory.read(file.path))
         slow = Interrupted(left)
@@ -147,7 +147,7 @@ def test_a_failed_forgetting_is_completed_by_the_next(memory: MemoryStore) -> No
     write(memory, "n2", b=2)
     rewrite(ClusterLog(memory, "default", "embedded"), LocalEngine())
     for at in range(300):
-        left = MemoryStore(f"fails-{at}-{id(memory)}")
+        left = MemoryStore(f"fails-{at}-{memory.url[9:]}")
         for file in memory.list(""):
             left.create(file.path, memory.read(file.path))
         slow = Interrupted(left)

@@ -104,7 +104,7 @@ def test_a_forgotten_writers_segment_blocks_no_new_log(
     """The writer of the forgotten node creates a segment after all files were deleted. The new log,
     with the same epoch and the same names, then did not open."""
     for opened in (False, True):
-        left = MemoryStore(f"begins-{opened}-{id(memory)}")
+        left = MemoryStore(f"begins-{opened}-{memory.url[9:]}")
         slow = Interrupted(left)
         gone = embedded(slow, "n2", shared=True)
 

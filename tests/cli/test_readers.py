@@ -18,7 +18,8 @@ def test_prune_names_readers_and_forgets_them(run: Run, tmp_path: Path) -> None:
         with imap_wal.open(str(url), node="n1") as store:
             store.map("orders")["k"] = number
     folder = cluster_folder("default", "embedded")
-    readers.begin(open_store(str(url)), folder, "copy", {}, SystemClock(), SystemRandomness())
+    storage = open_store(str(url))
+    readers.Reader(storage, folder, "copy", SystemClock(), SystemRandomness()).begin({})
     assert run("rewrite", url).code == 0
     kept = run("prune", url, "--yes", "-o", "json")
     assert kept.code == 0 and kept.json["clusters"][0]["segments"] == []

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from imap_wal.parquet.file import batches, nodes_of, to_rows
+from imap_wal.parquet.columns import nodes_of, to_rows
+from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import SEGMENT, EntryBatch
 from imap_wal.read.newest.index import NewestIndex

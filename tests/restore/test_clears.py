@@ -14,7 +14,8 @@ from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
-from imap_wal.parquet.file import batches, to_rows
+from imap_wal.parquet.columns import to_rows
+from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest import clears
 from imap_wal.read.newest.clears import Floors

@@ -31,17 +31,21 @@ def written(memory: MemoryStore) -> tuple[ClusterLog, list[Position]]:
     return cluster(memory), ends
 
 
+def reader(memory: MemoryStore, name: str) -> readers.Reader:
+    return readers.Reader(memory, cluster(memory).folder, name, *CLOCK_AND_RANDOMNESS)
+
+
 def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
     log, ends = written(memory)
-    given = (memory, log.folder, "reports/daily")
-    readers.begin(*given, {}, *CLOCK_AND_RANDOMNESS)
+    daily = reader(memory, "reports/daily")
+    daily.begin({})
     assert prune(log).segments == ()
-    readers.advance(*given, {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
-    readers.begin(memory, log.folder, "other", {"n1": ends[1]}, *CLOCK_AND_RANDOMNESS)
+    daily.advance({"n1": ends[0]})
+    reader(memory, "other").begin({"n1": ends[1]})
     assert len(prune(log, dry_run=True).segments) == len(prune(log).segments) == 1
     assert log.node("n1").manifest.removed == ends[0]
-    readers.advance(*given, {"n1": ends[2]}, *CLOCK_AND_RANDOMNESS)
-    readers.advance(*given, {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)  # never back
+    daily.advance({"n1": ends[2]})
+    daily.advance({"n1": ends[0]})  # never back
     assert len(prune(log).segments) == 1
     assert readers.forget(memory, log.folder, "other", *CLOCK_AND_RANDOMNESS)
     assert len(prune(log).segments) == 1
@@ -50,17 +54,17 @@ def test_prune_keeps_what_a_reader_has_not_read(memory: MemoryStore) -> None:
 
 def test_a_node_that_a_reader_does_not_know_is_kept(memory: MemoryStore) -> None:
     log, ends = written(memory)
-    readers.begin(memory, log.folder, "r", {"n2": ends[2]}, *CLOCK_AND_RANDOMNESS)
+    reader(memory, "r").begin({"n2": ends[2]})
     assert prune(log).segments == ()
 
 
 def test_a_forgotten_reader_has_to_begin_anew(memory: MemoryStore) -> None:
     log, ends = written(memory)
-    readers.begin(memory, log.folder, "r", {}, *CLOCK_AND_RANDOMNESS)
+    reader(memory, "r").begin({})
     assert readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
     assert not readers.forget(memory, log.folder, "r", *CLOCK_AND_RANDOMNESS)
     assert len(prune(log, dry_run=True).segments) == 3
     with pytest.raises(InvalidSetting, match="begin the query anew"):
-        readers.advance(memory, log.folder, "r", {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
-    readers.begin(memory, log.folder, "r", {"n1": ends[0]}, *CLOCK_AND_RANDOMNESS)
+        reader(memory, "r").advance({"n1": ends[0]})
+    reader(memory, "r").begin({"n1": ends[0]})
     assert len(prune(log, dry_run=True).segments) == 1

@@ -230,8 +230,8 @@ class _Silent:
 
 
 def endpoint_of(node: str) -> str:
-    # A loopback address: others need keys. The name makes it another one for each node.
-    return f"tcp://127.0.0.1:1/{node}"
+    # A loopback address: others need keys. The port is the number of the node.
+    return f"tcp://127.0.0.1:{int(node.removeprefix('n'))}"
 
 
 def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentConfig:

@@ -19,6 +19,7 @@ import msgpack
 
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
+from imap_wal.parquet import columns as parquet_columns
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet.contents import demand_checksum
 
@@ -74,12 +75,12 @@ class Batch:
         return 100 * len(self.rows)
 
 
-to_record_batch = parquet_file.to_batch
+to_record_batch = parquet_columns.to_batch
 """The real one, for tasks of Spark."""
 
 
 def to_batch(rows: Any, nodes: Any, positions: Any = None) -> Batch:
-    """Replaces `imap_wal.parquet.file.to_batch`."""
+    """Replaces `imap_wal.parquet.columns.to_batch`."""
     named = [nodes] * len(rows) if isinstance(nodes, str) else list(nodes)
     assert len(named) == len(rows) and (positions is None or len(positions) == len(rows))
     return Batch(list(rows), named, None if positions is None else list(positions))
@@ -96,8 +97,8 @@ def _of_batch(attribute: str, real: Callable[[Any], Any]) -> Callable[[Any], Any
     return found
 
 
-_rows_of = _of_batch("rows", parquet_file.to_rows)
-_nodes_of = _of_batch("nodes", parquet_file.nodes_of)
+_rows_of = _of_batch("rows", parquet_columns.to_rows)
+_nodes_of = _of_batch("nodes", parquet_columns.nodes_of)
 
 
 class File(parquet_file.ParquetFile):
@@ -105,7 +106,7 @@ class File(parquet_file.ParquetFile):
 
     def __init__(self, folder: Path, schema: Any, keys: Any, log: str = "") -> None:
         self._encrypted = False  # segments are: see `imap_wal.security.encryption`
-        self._placed = schema is parquet_file.ARCHIVE_SCHEMA
+        self._placed = schema is parquet_columns.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
         self._done: list[Any] = []
@@ -183,7 +184,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         "plain": lambda batch: batch,
         "written_otherwise": lambda *_: False,
         "to_rows": _rows_of,
-        "to_positions": _of_batch("places", parquet_file.to_positions),
+        "to_positions": _of_batch("places", parquet_columns.to_positions),
         "nodes_of": _nodes_of,
         "tempfile": _Tempfile,
     }
@@ -199,11 +200,12 @@ def patches() -> list[tuple[Any, str, Any]]:
         sorted_runs,
         rewrite_engine,
     )
+    real = vars(parquet_columns) | vars(parquet_file)
     found = [
         (module, name, fake)
         for module in users
         for name, fake in fakes.items()
-        if getattr(module, name, None) is getattr(parquet_file, name)
+        if getattr(module, name, None) is real[name]
         and (module, name) != (part_writer, "to_batch")  # it works with columns
     ]
     assert {name for _, name, _ in found} == fakes.keys(), "a name has moved"

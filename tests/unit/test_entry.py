@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from imap_wal import entry
-from imap_wal.parquet.file import to_batch, to_rows
+from imap_wal.parquet.columns import to_batch, to_rows
 
 
 @pytest.mark.parametrize("request_", [1, 127, 255, 256, 65_536, 2**32 - 300, 2**32, 2**40])

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from imap_wal.entry import KEY
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA, nodes_of, to_rows
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, nodes_of, to_rows
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim, Conflict, conflict
 from imap_wal.rewrite.columns.key_columns import ORDER_COLUMNS

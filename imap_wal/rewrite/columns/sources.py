@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from imap_wal.entry import Row, subject
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.contents import chunks
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA, rows_at, to_batch
+from imap_wal.parquet.file import rows_at
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.retention.archive_writer import ABSORB_BYTES_MAX

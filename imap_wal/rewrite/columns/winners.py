@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from imap_wal.parquet.file import SNAPSHOT_SCHEMA
+from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
 from imap_wal.rewrite.columns.scratch import Scratch
 from storage_backends.extras import needs
 

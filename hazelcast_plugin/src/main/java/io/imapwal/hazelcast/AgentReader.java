@@ -235,7 +235,8 @@ final class AgentReader implements Closeable {
 
         String text() {
             return "map \"" + map + "\": " + count
-                    + " entries of the log cannot be used; the first: " + first + ". `imap-wal get` shows it with its position, and `imap-wal repair"
+                    + " entries of the log cannot be used; the first: " + first
+                    + ". `imap-wal get` shows it with its position, and `imap-wal repair"
                     + " --drop-entry POSITION` writes a copy of the log without it";
         }
 

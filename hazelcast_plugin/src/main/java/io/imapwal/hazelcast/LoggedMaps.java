@@ -98,7 +98,7 @@ final class LoggedMaps implements RemoteService {
             // Throws if the configuration is wrong.
             service.getMapServiceContext().getMapContainer(map);
             try {
-                WalPlugin.of(nodeEngine).state(map).awaitLoaded();
+                WalPlugin.of(nodeEngine).state(map).opening().awaitLoaded();
             } catch (InterruptedException e) {
                 Thread.currentThread().interrupt();
                 throw new RetryableHazelcastException("interrupted while map \"" + map

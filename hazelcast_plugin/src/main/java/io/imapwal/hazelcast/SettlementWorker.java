@@ -210,7 +210,7 @@ final class SettlementWorker {
             ExecutionException {
         state.settling().lock();
         try {
-            return !state.isOpen() || state.generation() != generation || settle(state);
+            return !state.isOpen() || state.opening().generation() != generation || settle(state);
         } finally {
             state.settling().unlock();
         }
@@ -221,7 +221,7 @@ final class SettlementWorker {
             ExecutionException {
         AgentSettings settings = state.settings();
         AgentLink link = plugin.link(settings);
-        int generation = state.generation();
+        int generation = state.opening().generation();
         if (!state.isLoaded()) {
             state.demandAll();
             // The first partitions of a new cluster are assigned without an event.
@@ -256,7 +256,7 @@ final class SettlementWorker {
 
     private static boolean noteLoaded(MapState state, int generation) {
         if (!state.wholeness().isAnyUnsettled()) {
-            state.setLoaded(generation);
+            state.opening().setLoaded(generation);
         }
         return state.isLoaded();
     }
@@ -270,7 +270,7 @@ final class SettlementWorker {
         long removed = 0;
         AgentSettings settings = state.settings();
         Readers readers = plugin.readers(settings);
-        Boolean asked = state.question().take(generation, partitions.keySet());
+        Boolean asked = state.opening().question().take(generation, partitions.keySet());
         boolean known = asked == null ? readers.known(state.map()) : asked;
         try (Readers.Loan loan = readers.borrow()) {
             if (known) {

@@ -51,9 +51,9 @@ public final class StatusOperation extends NamedMapOperation {
             return;
         }
         MapState state = plugin.state(map);
-        String status = state.status();
+        String status = state.opening().status();
         if (whenLoaded && (OPEN.equals(status) || READY.equals(status))) {
-            state.whenLoaded(() -> send(status));
+            state.opening().whenLoaded(() -> send(status));
         } else {
             send(status);
         }

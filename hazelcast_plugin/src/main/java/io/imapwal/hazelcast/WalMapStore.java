@@ -84,7 +84,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
                 .getSerializationService();
         link = plugin.link(settings);
         state = plugin.state(mapName);
-        state.use(settings);
+        state.opening().use(settings);
     }
 
     /**

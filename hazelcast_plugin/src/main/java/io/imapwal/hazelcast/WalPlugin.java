@@ -219,7 +219,7 @@ final class WalPlugin {
 
     /** Begins to open a map. */
     void use(String map) {
-        state(map).use(settings(map));
+        state(map).opening().use(settings(map));
     }
 
     private AgentSettings settings(String map) {
@@ -273,7 +273,7 @@ final class WalPlugin {
     long askForView(AgentLink link) {
         for (String map : maps.keySet()) {
             if (linkOf(map) == link) {
-                return maps.get(map).peers().askForView();
+                return maps.get(map).opening().peers().askForView();
             }
         }
         return 0;

@@ -8,7 +8,7 @@
  *          Reconciler ◀── keys whose outcome is unknown ───────────┘
  *             └──▶ DoubtProcessor on the key's owner: memory gets what the log has
  *
- * restore  WalMapStore.init ─▶ MapState (is the log there?)
+ * restore  WalMapStore.init ─▶ MapOpening (is the log there?)
  *          ─▶ MapPeers (have the other members opened the map?)
  *          ─▶ SettlementWorker.load: all partitions of this member are settled; meanwhile their
  *             LoggedRecordStores hold operations

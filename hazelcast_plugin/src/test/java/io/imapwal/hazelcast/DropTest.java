@@ -9,7 +9,6 @@ import com.hazelcast.config.MapConfig;
 import com.hazelcast.config.NearCacheConfig;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.map.IMap;
-import com.hazelcast.map.MapInterceptor;
 import org.junit.jupiter.api.Test;
 
 import java.util.List;
@@ -55,8 +54,8 @@ class DropTest extends OpeningFixture {
     void clientDestroyAfterDropIsLogged() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("opening");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + (port + 1));
+        ClientConfig config = clientOf(1);
+        config.getNetworkConfig().setSmartRouting(false);
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
         try {
             IMap<Integer, Integer> map = client.getMap("orders");
@@ -74,8 +73,8 @@ class DropTest extends OpeningFixture {
     void clientDestroyThroughOldestMemberIsLogged() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("opening");
-        config.getNetworkConfig().setSmartRouting(false).addAddress("127.0.0.1:" + port);
+        ClientConfig config = clientOf(0);
+        config.getNetworkConfig().setSmartRouting(false);
         HazelcastInstance client = HazelcastClient.newHazelcastClient(config);
         try {
             for (int round = 0; round < 10; round++) {
@@ -95,8 +94,7 @@ class DropTest extends OpeningFixture {
     void clientDestroysMapUnusedByOldestMember() throws Exception {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
-        ClientConfig config = new ClientConfig().setClusterName("opening");
-        config.getNetworkConfig().addAddress("127.0.0.1:" + (port + 1));
+        ClientConfig config = clientOf(1);
         HazelcastInstance one = HazelcastClient.newHazelcastClient(config);
         HazelcastInstance two = HazelcastClient.newHazelcastClient(config);
         try {
@@ -113,6 +111,13 @@ class DropTest extends OpeningFixture {
             one.shutdown();
             two.shutdown();
         }
+    }
+
+    /** A client that connects to the member of this number first. */
+    private ClientConfig clientOf(int number) {
+        ClientConfig config = new ClientConfig().setClusterName("opening");
+        config.getNetworkConfig().addAddress("127.0.0.1:" + (port + number));
+        return config;
     }
 
     private HazelcastInstance startNear(int number, boolean near) throws Exception {
@@ -160,35 +165,15 @@ class DropTest extends OpeningFixture {
         assertThrows(RuntimeException.class, () -> at.put(1, -1));
     }
 
-    private static final class Refuses implements MapInterceptor {
-        @Override
-        public Object interceptGet(Object value) {
-            return value;
-        }
+    private static final class Refuses extends PutInterceptor {
+        private static final long serialVersionUID = 1L;
 
         @Override
-        public void afterGet(Object value) {
-        }
-
-        @Override
-        public Object interceptPut(Object old, Object value) {
+        public Object interceptPut(Object former, Object value) {
             if ((Integer) value < 0) {
                 throw new IllegalArgumentException("negative");
             }
             return value;
-        }
-
-        @Override
-        public void afterPut(Object value) {
-        }
-
-        @Override
-        public Object interceptRemove(Object value) {
-            return value;
-        }
-
-        @Override
-        public void afterRemove(Object value) {
         }
     }
 }

@@ -3,7 +3,6 @@ package io.imapwal.hazelcast;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.serialization.impl.HeapData;
 import com.hazelcast.map.IMap;
-import com.hazelcast.map.MapInterceptor;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
@@ -77,37 +76,12 @@ class InterceptorTest extends SettlementFixture {
         assertEquals(all, map.getAll(all.keySet()));
     }
 
-    private static final class Adds implements MapInterceptor {
+    private static final class Adds extends PutInterceptor {
         private static final long serialVersionUID = 1L;
-
-        @Override
-        public Object interceptGet(Object value) {
-            return value;
-        }
-
-        @Override
-        public void afterGet(Object value) {
-            // Only changes matter.
-        }
 
         @Override
         public Object interceptPut(Object former, Object value) {
             return (Integer) value + 1000;
-        }
-
-        @Override
-        public void afterPut(Object value) {
-            // Only the value matters.
-        }
-
-        @Override
-        public Object interceptRemove(Object value) {
-            return value;
-        }
-
-        @Override
-        public void afterRemove(Object value) {
-            // Only the value matters.
         }
     }
 }

@@ -277,10 +277,10 @@ class SettlementTest extends SettlementFixture {
         fill(map, 200);
         cluster.awaitSafe();
         int key = owned(b, 1).get(0);
-        int generation = WalPlugin.of(b).state("orders").generation();
+        int generation = WalPlugin.of(b).state("orders").opening().generation();
         agents.get(0).faults.frozen = true;
         CompletableFuture<Void> destroyed = CompletableFuture.runAsync(map::destroy);
-        eventually(() -> WalPlugin.of(b).state("orders").generation() > generation);
+        eventually(() -> WalPlugin.of(b).state("orders").opening().generation() > generation);
         CompletableFuture<Object> used =
                 CompletableFuture.supplyAsync(() -> b.getMap("orders").get(key));
         assertThrows(CompletionException.class, destroyed::join);
@@ -300,13 +300,13 @@ class SettlementTest extends SettlementFixture {
         HazelcastInstance a = start(0);
         a.getMap("orders").set(1, 1);
         MapState state = WalPlugin.of(a).state("other");
-        state.use(WalPlugin.of(a).state("orders").settings());
+        state.opening().use(WalPlugin.of(a).state("orders").settings());
         eventually(state::isLoaded);
-        int generation = state.generation();
+        int generation = state.opening().generation();
         state.close();
         WalPlugin.of(a).settlements().load(state, generation);
         assertFalse(state.isLoaded(), "by the former opening");
-        WalPlugin.of(a).settlements().load(state, state.generation());
+        WalPlugin.of(a).settlements().load(state, state.opening().generation());
         assertFalse(state.isLoaded(), "loaded though closed; any partition whole: "
                 + state.wholeness().whole(0));
     }

@@ -34,10 +34,7 @@ class UnsettledReadsTest extends SettlementFixture {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        fill(map, 200);
-        cluster.awaitSafe();
-        int key = owned(a, 1).get(0);
-        cluster.logOnly(b, key, 1000, 0);
+        int key = changeOnlyInLog(a, b, 1000);
         agents.get(1).faults.readError = NO_DISK;
         a.getLifecycleService().terminate();
         awaitUnavailable(map, key);
@@ -73,10 +70,7 @@ class UnsettledReadsTest extends SettlementFixture {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        fill(map, 200);
-        cluster.awaitSafe();
-        int key = owned(a, 1).get(0);
-        cluster.logOnly(b, key, 1000, 0);
+        int key = changeOnlyInLog(a, b, 1000);
         MapState state = WalPlugin.of(b).state("orders");
         state.settling().lock();
         try {
@@ -136,10 +130,7 @@ class UnsettledReadsTest extends SettlementFixture {
         HazelcastInstance a = start(0);
         HazelcastInstance b = start(1);
         IMap<Integer, Integer> map = b.getMap("orders");
-        fill(map, 200);
-        cluster.awaitSafe();
-        int key = owned(a, 1).get(0);
-        cluster.logOnly(b, key, null, 0);
+        int key = changeOnlyInLog(a, b, null);
         MapState state = WalPlugin.of(b).state("orders");
         state.settling().lock();
         try {
@@ -150,6 +141,16 @@ class UnsettledReadsTest extends SettlementFixture {
         } finally {
             state.settling().unlock();
         }
+    }
+
+    /** Fills the map. Then only the log has a change of a key of the owner; returns the key. */
+    private int changeOnlyInLog(HazelcastInstance owner, HazelcastInstance other, Integer value)
+            throws Exception {
+        fill(other.getMap("orders"), 200);
+        cluster.awaitSafe();
+        int key = owned(owner, 1).get(0);
+        cluster.logOnly(other, key, value, 0);
+        return key;
     }
 
     private IMap<Integer, Integer> notLoaded() throws Exception {

@@ -1,0 +1,184 @@
+"""The columns of archives and snapshots, and rows of a log as record batches with such columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from imap_wal.entry import (
+    DELETED,
+    KEY,
+    MAP,
+    ORDER,
+    PARTITION,
+    PARTITION_COUNT,
+    TIMESTAMP_MS,
+    Row,
+    clear_of,
+)
+from imap_wal.format import Position
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_ENTRY_FIELDS = [
+    pa.field("map", pa.string(), nullable=False),
+    pa.field("key", pa.binary(), nullable=False),
+    pa.field("key_class", pa.string(), nullable=False),
+    pa.field("value", pa.binary()),
+    pa.field("value_class", pa.string(), nullable=False),
+    pa.field("deleted", pa.bool_(), nullable=False),
+    pa.field("timestamp_ms", pa.int64(), nullable=False),
+    pa.field("expires_at_ms", pa.int64(), nullable=False),
+    pa.field("partition", pa.int64(), nullable=False),
+    pa.field("incarnation", pa.int64(), nullable=False),
+    pa.field("partition_version", pa.int64(), nullable=False),
+    pa.field("session", pa.int64(), nullable=False),
+    pa.field("request", pa.int64(), nullable=False),
+    pa.field("node", pa.string(), nullable=False),
+]
+_POSITION_FIELDS = [
+    pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")
+]
+
+SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
+ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
+
+
+@cache
+def stored_schemas() -> tuple[Any, ...]:
+    """Our two schemas in the form in which Parquet stores them."""
+    found = []
+    for schema in (SNAPSHOT_SCHEMA, ARCHIVE_SCHEMA):
+        with pa.BufferOutputStream() as sink:
+            # Not `schema.empty_table()`: that imports pandas if installed, which takes seconds.
+            pq.write_table(pa.Table.from_batches([], schema=schema), sink, store_schema=False)
+            found.append(pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema)
+    return tuple(found)
+
+
+def to_batch(
+    rows: Sequence[Row], nodes: Sequence[str] | str, positions: Sequence[Position] | None = None
+) -> Any:
+    """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in
+    SNAPSHOT_SCHEMA."""
+    schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
+    fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
+    columns: list[Sequence[Any]] = [*fields[:9]]
+    if None in columns[KEY]:
+        columns[KEY] = [key or b"" for key in columns[KEY]]
+    orders = fields[9]
+    columns += list(zip(*orders, strict=True)) if rows else [()] * 4
+    columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
+    if positions is not None:
+        columns += list(zip(*positions, strict=True)) if positions else [()] * 4
+    return pa.record_batch(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)],
+        schema=schema,
+    )
+
+
+def to_rows(batch: Any) -> list[Row]:
+    """The rows of a record batch (or struct of one) with the columns of an entry, in any order of
+    columns. In a file a clear has an empty key and an `expires_at_ms` above 0; the `expires_at_ms`
+    of a tombstone is 0."""
+    column = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
+    values = _bytes(column["value"])
+    orders = zip(
+        *(
+            _integers(column[name])
+            for name in ("incarnation", "partition_version", "session", "request")
+        ),
+        strict=True,
+    )
+    keys = _bytes(column["key"])
+    rows = list(
+        zip(
+            _strings(column["map"]),
+            keys,
+            _strings(column["key_class"]),
+            values,
+            _strings(column["value_class"]),
+            column["deleted"].to_pylist(),
+            _integers(column["timestamp_ms"]),
+            _integers(column["expires_at_ms"]),
+            _integers(column["partition"]),
+            orders,
+            strict=True,
+        )
+    )
+    if b"" not in keys:
+        return rows
+    return [
+        _as_clear(row) if not row[KEY] and row[DELETED] and row[PARTITION_COUNT] else row
+        for row in rows
+    ]
+
+
+def _as_clear(row: Row) -> Row:
+    return clear_of(row[MAP], row[PARTITION], row[PARTITION_COUNT], row[TIMESTAMP_MS], row[ORDER])
+
+
+def to_positions(batch: Any) -> list[Position]:
+    """The positions of a record batch in ARCHIVE_SCHEMA."""
+    return list(
+        map(
+            Position,
+            *(
+                _integers(batch.column(batch.schema.get_field_index(name)))
+                for name in ("epoch", "segment", "frame", "index")
+            ),
+        )
+    )
+
+
+def nodes_of(batch: Any) -> list[str]:
+    """The node column of a record batch."""
+    return _strings(batch.column(batch.schema.get_field_index("node")))
+
+
+def plain(batch: Any) -> Any:
+    """A record batch for writing, without the dictionaries that reading creates."""
+    return (
+        pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0]
+        if len(batch)
+        else batch
+    )
+
+
+# Arrow's to_pylist creates a scalar object per value. Reading its buffers is several times as fast.
+
+
+def _integers(array: Any) -> list[int]:
+    buffer = array.buffers()[1]
+    if buffer is None or array.null_count:
+        return list(array.to_pylist())
+    return memoryview(buffer).cast("q")[array.offset : array.offset + len(array)].tolist()
+
+
+def _bytes(array: Any) -> list[Any]:
+    _, offsets, data = array.buffers()
+    if not pa.types.is_binary(array.type) or offsets is None or data is None:
+        return list(array.to_pylist())
+    places = memoryview(offsets).cast("i")[array.offset : array.offset + len(array) + 1].tolist()
+    start = places[0]
+    content = data.slice(start, places[-1] - start).to_pybytes()
+    found: list[Any] = [content[a - start : b - start] for a, b in pairwise(places)]
+    if array.null_count:
+        for index, null in enumerate(array.is_null().to_pylist()):
+            if null:
+                found[index] = None
+    return found
+
+
+def _strings(array: Any) -> list[str]:
+    if not pa.types.is_dictionary(array.type):
+        array = array.dictionary_encode()
+    names = array.dictionary.to_pylist()
+    if len(names) == 1 and not array.null_count:
+        return [str(names[0])] * len(array)
+    return [names[index] for index in array.indices.to_pylist()]
