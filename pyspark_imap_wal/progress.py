@@ -37,8 +37,8 @@ Tell: TypeAlias = Callable[[StepProgress], None]
 def watched(
     context: SparkContext, group: str, step: str, tasks: int, size: int, tell: Tell | None
 ) -> Iterator[None]:
-    """Call `tell` from a thread while the jobs that this thread starts inside run. `group`: a name
-    for them that no other has. `size`: the bytes of all tasks together."""
+    """Call `tell` from another thread, while jobs run that this thread starts in the `with` block.
+    `group`: a name for them that no other jobs have. `size`: the bytes of all tasks together."""
     if tell is None:
         yield
         return

@@ -84,7 +84,7 @@ Work: TypeAlias = Callable[[Iterable[Numbered]], Iterable[Answer]]
 
 class SparkEngine:
     """Executes a plan with Spark. The workers must reach the storage: a shared directory or an
-    object store. The options of the storages, with secrets, go to them inside the tasks, which
+    object store. They get the options of the storages, with secrets, inside the tasks, which
     Spark does not show (`docs/decisions/0038-spark-of-the-user.md`). A dry run writes nothing on
     the storage, not even runs, and so it is one task."""
 
@@ -100,7 +100,7 @@ class SparkEngine:
     ) -> None:
         """Args:
         spark: The session; None: the running one, or a new one.
-        tasks: The number of tasks that Spark runs at the same time; None: what it says.
+        tasks: The number of tasks that Spark runs at the same time; None: Spark says it.
         properties: Spark's properties for a new session.
         sizes: How much a task does.
         progress: Called from another thread with how far the tasks of a step are.

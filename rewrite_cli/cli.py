@@ -44,7 +44,7 @@ _MODULES = {
     "get": ("reading", "the newest value of one key, or all that the log still has of it"),
     "tail": ("reading", "the last entries, and new ones as they are appended"),
     "dump": ("reading", "the raw entries of the log, newest last"),
-    "diff": ("reading", "what differs between two logs, or two times of one log"),
+    "diff": ("reading", "what differs between two logs, or between two times of one log"),
     "verify": ("reading", "read every byte and report damage"),
     "repair": ("copies", "a repaired copy of a damaged log, with a report of what is given up"),
     "archive": ("upkeep", "turn sealed segments into Parquet"),
@@ -54,7 +54,7 @@ _MODULES = {
     "query": ("reading", "ask a log with SQL"),
     "export": ("reading", "the live entries as jsonl, csv or parquet"),
     "restore": ("copies", "what a restart would load, or a clean copy of it"),
-    "backup": ("copies", "copy logs while they are written; only what is new"),
+    "backup": ("copies", "copy logs while they are written; copies only what is new"),
     "backup-restore": ("copies", "put a backup back as a log; list backups"),
     "encryption-key": ("service", "a new key for encryption at rest; the key of the Parquet files"),
     "drop": ("upkeep", "forget a map"),
@@ -163,7 +163,8 @@ Every option can come from a variable (such as IMAP_WAL_REWRITE_ENGINE) or a TOM
     type=click.Choice(["auto", "json", "none"]),
     default="auto",
     show_default=True,
-    help="How far long work is, on stderr: a bar on a terminal; or events in JSON, one a line.",
+    help="The progress of long work, on stderr: a bar on a terminal (auto), one JSON event a line, "
+    "or nothing.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context

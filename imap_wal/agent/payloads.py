@@ -74,7 +74,7 @@ def check_entries(
 
 
 _NAMED_MAX = 10_000
-"""An invalid entry is searched for among so many: others wait meanwhile."""
+"""An invalid entry is searched for only among so many, because other requests wait meanwhile."""
 
 
 def _entries(payload: bytes, count: int, request: int) -> Sequence[tuple[Any, ...]]:

@@ -1,15 +1,16 @@
 """Which files of a cluster belong to one moment.
 
 Manifests are read between two listings that show the same ones, so all of them were current at one
-moment. How far the newest segment of each node counts is found between the same two listings: an
-entry after that may belong to a later manifest. Segments that were begun in between do not count.
+moment. The end of the newest segment of each node (its *front*) is found between the same two
+listings: an entry after it may belong to a later manifest. Segments that were begun between the two
+listings do not count.
 
     listing ─▶ fronts, manifests, claims, permits ─▶ the same listing? ─▶ what the manifests name
        ▲                                                   │ no
        └───────────────────────────────────────────────────┘
 
-A listing is no snapshot: it may show a segment and not the one before it. Then the files found do
-not fit together, and they are listed again.
+A listing does not show one moment: it may have a segment and not the one before it. Then the files
+that were found do not fit together, and they are listed again.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Captured:
     fronts: Mapping[str, Front]
     """Path → front of the newest segment of a node."""
     files: tuple[str, ...]
-    """Whole files: they do not change, but may be removed. First those that are removed soonest."""
+    """Whole files: they do not change, but may be removed. Those that are removed soonest come
+    first."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _front(store: SegmentStore, path: str, known: Front | None) -> Front:
         tail = reader.tail()
         if tail.status != "corrupt":
             return front
-        known = None if attempt else front  # the writer may have been at work
+        known = None if attempt else front  # the writer may have written meanwhile
     raise CorruptLog(
         path,
         tail.end,

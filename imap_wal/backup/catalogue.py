@@ -4,8 +4,8 @@
     chunks/{ab}/{sha256}-{size}       a part of a file, at most CHUNK_BYTES
     writer.lock                       one run at a time
 
-A backup is visible when its JSON file is there, which is created last, whole. A chunk has its
-content's name, so it is never written twice, and any number of backups share it.
+A backup is visible when its JSON file is there, which is created last, whole. The checksum of a
+chunk is its name, so equal chunks are stored once, and any number of backups share them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def back_up(
         Locked: Another run writes there.
         LostRace: The log changes too fast, or another run has replaced this one.
         MissingNode: The log of a node is missing.
-        LogError: The log, or an old backup of which chunks may be needed, is damaged.
+        LogError: The log is damaged, or an old backup whose chunks may be needed.
         StorageError: One of the two storages failed.
     """
     logs = list(logs)
@@ -135,7 +135,7 @@ class _Chunks:
         return name
 
     def renew(self) -> None:
-        """Extend a lease that expires soon."""
+        """Renew the lock, if it is a lease that expires soon."""
         expires = self._lock.expires_ms
         if expires and expires - self._clock.now_ms() < _RENEW_MS:
             self._lock.renew()
@@ -173,7 +173,7 @@ class _Copy:
         fronts = sum(front.end for front in captured.fronts.values())
         done = sum(self._done[path].size for path in captured.files if path in self._done)
         self._bytes, self._total = done, done + sum(sizes.values()) + small + fronts
-        # First what is removed soonest: archived segments.
+        # Segments come first: those that were archived are removed soonest.
         for path, front in captured.fronts.items():
             found.append(self._copied(store, path, front.end))
             if not same_front(store, path, front):
@@ -207,10 +207,11 @@ class _Copy:
 
 
 def _retain(target: SegmentStore, keep: int) -> tuple[tuple[int, ...], int]:
-    """Remove all but the newest backups, then the chunks of none; returns what was removed."""
+    """Remove all but the newest backups, then the chunks that no backup names. Returns the numbers
+    of the removed backups, and the bytes of the removed chunks."""
     every = catalogue.numbers(target)
     old, kept = every[:-keep], every[-keep:]
-    # All are read before anything is removed: a damaged one may need any chunk.
+    # All that stay are read before anything is removed: a damaged one may need any chunk.
     needed = set[str]().union(*(catalogue.read(target, number).chunks for number in kept))
     for number in old:
         catalogue.remove(target, number)

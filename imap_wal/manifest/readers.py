@@ -79,7 +79,7 @@ class Reader:
 
     def begin(self, positions: Mapping[str, Position]) -> None:
         """Register the reader, or let it begin anew. What it wants to read may have been removed
-        before: it has to look after this."""
+        before, so it has to check that after this call."""
         new = ReaderManifest(dict(positions), self._clock.now_ms())
         self._manifests.update(lambda reader: new)
 

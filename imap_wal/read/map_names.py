@@ -57,6 +57,6 @@ class MapNames:
             try:
                 for batch in read_scan(self._log.store, scan):
                     yield {row[MAP] for row in batch.rows}
-            # The command meets the damage itself; an archived or removed file had its turn.
+            # The command reports damage itself. Maps of an archived or removed file may be missing.
             except (LogError, NotFound):
                 self.complete = False

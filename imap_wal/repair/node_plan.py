@@ -47,10 +47,10 @@ class NodePlan:
     randomness: Randomness
     tell: Callable[[str], None]
     drops: frozenset[Position] = frozenset()
-    """Entries to set aside."""
+    """Entries to put aside."""
     items: list[Item] = field(default_factory=list)
     aside: dict[str, bytes] = field(default_factory=dict)
-    """Path in the copy → the bytes of an entry that is set aside."""
+    """Path in the copy → the bytes of an entry that is put aside."""
     archives: list[tuple[Archive, Position | None, bool]] = field(default_factory=list)
     """The archives of the copy. For each: the position below which entries are kept (None: all
     entries), and whether the file is rewritten."""

@@ -125,7 +125,7 @@ class SegmentPlanner:
             self._plan.end = manifest.checkpoint
 
     def _look_at(self, segment: SegmentFile, *, newest: bool) -> Segment:
-        """Read all of a segment. One that no key opens, or that is not encrypted, is set aside if
+        """Read all of a segment. One that no key opens, or that is not encrypted, is put aside if
         `is_foreign`. `EncryptionError` otherwise."""
         plan = self._plan
         try:
@@ -253,7 +253,7 @@ class SegmentPlanner:
                     "clean",
                     REWRITTEN,
                     Extent(records=1),
-                    what=f"the entry at {drop} of {segment.path}, set aside",
+                    what=f"the entry at {drop} of {segment.path}, put aside",
                 )
             )
         self._rewrite(segment, scan, scan.frames, before, drops)

@@ -1,5 +1,5 @@
 """Finds files in a node's `wal/` that have the name of a segment and are not of this log. A repair
-sets them aside: otherwise a single name would stop it, or make true segments void.
+puts them aside: otherwise a single name would stop it, or make true segments void.
 
 - The number is far above all that are known: the segments between them would be missing.
 - Because of the name, other files do not count: they have a lower epoch and the same or a higher
@@ -21,7 +21,7 @@ from imap_wal.segment.salvage import scan_segment
 from storage_backends import NotFound, SegmentStore
 
 MISSING_MAX = 10_000
-"""If more segments are missing, this is no damage."""
+"""So many missing segments may be damage; more are not, and the number of the file is wrong."""
 FAR = f"its number is more than {MISSING_MAX:,} above those of the other segments"
 NOT_OURS = "because of its name other segments would not count, and nothing in it is of this log"
 
@@ -52,9 +52,9 @@ def without_strangers(
 def is_foreign(
     store: SegmentStore, view: ClusterView, node: NodeView, error: EncryptionError
 ) -> bool:
-    """Whether a segment with this error can be set aside, because all keys are given that were ever
-    used to write here. One without encryption is set aside only beside encrypted ones: otherwise
-    the keys may be the mistake."""
+    """Whether a segment with this error can be put aside, because all keys are given that were ever
+    used to write here. One without encryption is put aside only beside encrypted ones: otherwise
+    the list of keys may be wrong."""
     if not key_checks.all_given(keys_of(store).key_ring, view.manifest.keys):
         return False
     return bool(error.key_id or error.is_missing) or any(

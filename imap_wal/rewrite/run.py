@@ -83,8 +83,8 @@ def _with_fixed_keys(log: ClusterLog) -> ClusterLog:
 
 
 def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
-    """What comes before anything is written: look at the clocks, and record the keys. Returns the
-    skew of the clocks."""
+    """Compare the clocks and record the keys, before anything is written. Returns the skew of the
+    clocks."""
     skew_ms = demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     key_checks.enter(keys_of(log.store).key_ring, log.manifests)
     return skew_ms

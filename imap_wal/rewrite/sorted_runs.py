@@ -6,8 +6,8 @@
 
 A run is a Parquet file with the rows of one map that may still win, in key order. A task writes it
 under a name that no other attempt has, and nothing names it in a manifest: after the rewrite it is
-deleted, or a later `prune` deletes it. A range reads only the row groups that overlap it, and the
-files of the former snapshot that do. So each value of a log is read once, each value of a winner is
+deleted, or a later `prune` deletes it. A range reads only the row groups, and the files of the
+former snapshot, that overlap it. So each value of a log is read once, and each value of a winner is
 written once to a run and once to a part. See docs/decisions/0049-spark-without-a-shuffle.md.
 """
 
@@ -48,15 +48,15 @@ Pairs = tuple[tuple[int, tuple[int, int]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes of what tasks do. All but the rows are bytes in memory."""
+    """How much a task does."""
 
     sort_bytes: int = 512 * 1024 * 1024
-    """About how much of the logs a task sorts, as stored."""
+    """About how many bytes of files of the logs a task sorts."""
     range_bytes: int = 128 * 1024 * 1024
-    """About how much a range has."""
+    """About how many bytes a range has: of rows in memory, and of former files as stored."""
     group_bytes: int = 4 * 1024 * 1024
     group_rows: int = 8192
-    """A row group of a run ends at these."""
+    """A row group of a run ends when it has so many rows, or `group_bytes` in memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ SPARK = "spark"
 
 
 def find() -> Path | None:
-    """The file that is used if none is named. A file that the user may not look at is not used:
+    """The file that is used if none is named. A file that the user may not read is not used:
     after `runuser -u imap-wal`, HOME is still that of root."""
     xdg = (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")

@@ -26,8 +26,8 @@ class Terminated(KeyboardInterrupt):
 
 
 def as_ctrl_c() -> None:
-    """From now on SIGTERM and SIGHUP are as Ctrl-C, unless the program has handlers of its own or
-    was started with `nohup`."""
+    """From now on SIGTERM and SIGHUP have the effect of Ctrl-C, unless the program has handlers of
+    its own or was started with `nohup`."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _terminate)

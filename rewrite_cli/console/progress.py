@@ -1,5 +1,5 @@
-"""How far long work is: on a terminal a bar with bytes, rate and time left; with `--progress json`
-events on stderr, one line each."""
+"""The progress of long work: on a terminal a bar with bytes, rate and time left; with `--progress
+json` events on stderr, one line each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mode() -> str:
 @contextmanager
 def working(what: str) -> Iterator[Tell]:
     """Show the progress on stderr; silent outside a terminal, unless events are wanted. What the
-    library logs (`imap_wal.progress`) is a text of it; its warnings are notes."""
+    library logs (`imap_wal.progress`) becomes its text; warnings of the library are notes."""
     with progress() as bar:
         task = bar.add_task(what)
         events = _Events()

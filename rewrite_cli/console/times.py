@@ -70,8 +70,8 @@ def _to_ms(moment: datetime) -> int:
 
 
 def iso(milliseconds: int) -> str:
-    """2026-11-21T10:00:00.123Z; empty for 0; @ and the number if no year has it: an entry may have
-    any number."""
+    """2026-11-21T10:00:00.123Z; empty for 0; @ and the number outside of the years 1 to 9999: an
+    entry may have any number."""
     if not milliseconds:
         return ""
     try:

@@ -30,8 +30,8 @@ SWEEP_S = 1.0
 end."""
 
 SILENT = (
-    "its connection ended before a request: it was refused, it has no key or takes another key for "
-    "the agent's, or it only looked whether an agent listens"
+    "its connection ended before a request: it was refused, it has no key or a wrong key for the "
+    "agent, or it only checked whether an agent listens"
 )
 
 

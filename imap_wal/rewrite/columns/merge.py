@@ -124,8 +124,8 @@ class ColumnMerge:
                 self._read_columns(scan)
                 return
             except NotFound:
-                # An archive run absorbed it: its entries are elsewhere. Those that were read count
-                # twice, which changes nothing.
+                # It was merged into another archive, which has its entries. Those that were read
+                # before are read twice, which changes nothing.
                 store = self._log.store
         for changes in self._log.read_on(scan, self._job.maps, store=store):
             self._add(changes, scan)

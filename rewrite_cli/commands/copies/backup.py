@@ -26,7 +26,7 @@ from storage_backends import Locked, SegmentStore, StorageError
 @click.option(
     "--keep",
     type=click.IntRange(min=1),
-    help="Afterwards remove all but the newest N backups. Default: none is removed.",
+    help="Afterwards remove all but the newest N backups. Default: remove none.",
 )
 @click.option(
     "--verify",
@@ -42,7 +42,7 @@ def command(selection: Selection, target: str, keep: int | None, verify: bool, o
     becomes visible when it is whole; after a run that was stopped, the next one copies the rest.
     Of two runs at once, one exits with code 4.
 
-    With encryption, the copy stays encrypted; keep its keys in another place.
+    Encrypted logs stay encrypted, and their keys are not copied: keep them in another place.
 
     \b
     Examples:

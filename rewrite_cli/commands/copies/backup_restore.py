@@ -23,12 +23,17 @@ from storage_backends.location import Location
 @click.command()
 @click.argument("backups", metavar="TARGET", type=Url())
 @click.argument("url", type=Url(), required=False)
-@click.option("--wal-dir", type=Url(), help="Where the segments of the new log are put.")
+@click.option("--wal-dir", type=Url(), help="Where to write the segments of the new log.")
 @click.option(
-    "--backup", "number", type=click.IntRange(min=1), help="Which one; default: the newest."
+    "--backup",
+    "number",
+    type=click.IntRange(min=1),
+    help="The number of the backup. Default: the newest.",
 )
 @click.option(
-    "--verify", is_flag=True, help="Read all parts of the backup first. Exit code 3 for damage."
+    "--verify",
+    is_flag=True,
+    help="First read all parts of the backup. If one is damaged: exit code 3, nothing is written.",
 )
 @out.output_option
 def command(
@@ -39,8 +44,8 @@ def command(
     verify: bool,
     output: str,
 ) -> int:
-    """Put a backup of `imap-wal backup` back as a log at URL, an empty place. Without URL and
-    --verify, list the backups.
+    """Put a backup back as a log at URL, an empty place. TARGET is that of `imap-wal backup`.
+    Without URL and --verify, list the backups in TARGET.
 
     The log is as it was at the moment of the backup, with all nodes and its history. Agents and
     programs open it as after a crash at that moment. If a restore was stopped, run it again.

@@ -72,15 +72,15 @@ def _trouble(command: Callable[..., int]) -> Callable[..., int]:
     "times",
     multiple=True,
     type=Moment(),
-    help="The state at this time. With one URL: once to compare with now, or twice. With two: for "
-    "both, or twice, for each of them.",
+    help="The state at this time. With one URL: once, to compare with now, or twice. With two "
+    "URLs: once for both, or once for each.",
 )
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="How many keys of each kind and map are listed.",
+    help="For each map and kind of difference, list at most so many keys.",
 )
 @partial_option
 @out.output_option
@@ -94,8 +94,8 @@ def command(
     output: str,
 ) -> int:
     """Compare the live entries of two logs, or of one log at two times: keys that were added,
-    removed, or have another value or expiry. Exit codes as those of `diff`: 0 the same, 1
-    different, 2 trouble.
+    removed, or have another value or expiry. The exit codes are those of the Unix command `diff`: 0
+    the same, 1 different, 2 failed.
 
     If both URLs have one cluster each, these are compared, whatever their names.
 

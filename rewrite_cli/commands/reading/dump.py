@@ -97,8 +97,8 @@ def command(
     removed. An entry that is also in a snapshot is shown a second time, without a position. Entries
     that a later lifetime of the cluster made void are left out.
 
-    The rest of a damaged file, or a cluster whose manifests are damaged, is left out and named,
-    with exit code 3.
+    The rest of a damaged file, and a cluster whose manifests are damaged, are left out and named.
+    The exit code is then 3.
 
     \b
     Examples:

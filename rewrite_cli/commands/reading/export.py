@@ -61,7 +61,7 @@ def command(
 ) -> int:
     """Write the live entries, with decoded keys and values.
 
-    A cluster whose log is damaged is left out and named, with exit code 3: without all of its
+    A cluster whose log is damaged is left out and named, and the exit code is 3: without all of its
     entries, deleted keys could come back. `imap-wal repair` makes a copy that can be exported. If
     all are damaged, nothing is written.
 

@@ -34,9 +34,9 @@ def command(
     """The newest value of one key, as a restart would load it, with its order, position, node, time
     and expiry. Needs --map.
 
-    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... Exit code 1 if there is no
-    such key; the text says whether it was deleted, and when. After a rewrite and a prune, the log
-    no longer knows that.
+    KEY is the key as `dump` prints it, as JSON, or its bytes as hex:... If there is no such key,
+    the exit code is 1, and the text says whether and when it was deleted. After a rewrite and a
+    prune, the log does not have that any more.
 
     \b
     Examples:

@@ -32,7 +32,7 @@ from rewrite_cli.entries.lines import Line, show
     "-f",
     "--follow",
     is_flag=True,
-    help="Then print new entries as they are appended, of all nodes.",
+    help="Then print the new entries of all nodes as they are appended.",
 )
 @click.option(
     "--key",
@@ -57,11 +57,12 @@ def command(
     interval: float,
     output: str,
 ) -> None:
-    """Print the last entries of the log; with --follow, also those that are appended then, until
-    Ctrl-C. In JSON one line each.
+    """Print the last entries of the log; with --follow, also those that are appended from then on,
+    until Ctrl-C. In JSON one line each.
 
-    The newest entries may not be acknowledged yet. It continues across rotations, archives, and
-    nodes that join. What a prune removes before it is read is reported.
+    The newest entries may not be acknowledged yet. --follow continues across rotations and
+    archives, and includes nodes that join later. If a prune removes entries before they are read,
+    that is reported.
 
     \b
     Examples:

@@ -1,1 +1,1 @@
-"""Services and their surroundings: agents, members, keys, and a first look."""
+"""Services and what they need: agents, members, keys; the demo and `doctor`."""

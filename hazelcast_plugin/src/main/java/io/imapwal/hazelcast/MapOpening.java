@@ -17,11 +17,11 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.IntConsumer;
 
 /**
- * Opens one map on this member, and holds those who wait for it.
+ * Opens one map on this member. Its callers wait here until the map is open.
  *
  * <pre>
- * closed ──▶ open      the agent of every member was greeted; a failure is LogUnavailable, and it
- *                      is tried again
+ * closed ──▶ open      the agent of every member was greeted; a failure is LogUnavailable, and
+ *                      the open is tried again
  * open ──▶ loaded      every member has the map open, and the partitions of this one are settled
  * open ──▶ closed      destroy
  * loaded ──▶ closed    destroy
@@ -180,7 +180,7 @@ final class MapOpening {
         awaited().forEach(Runnable::run);
     }
 
-    /** A load waits for an agent that merges logs, however long that takes. */
+    /** Called while a load waits for an agent that merges logs: that may take any time. */
     void noteWork() {
         wholeness.progress(plugin.pulse(settings).readNanos());
     }
