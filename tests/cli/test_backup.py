@@ -93,7 +93,8 @@ def test_damage_of_a_backup_is_found_and_mended(run: Run, url: str, tmp_path: Pa
     assert (mended["replaced_chunks"], mended["copied_chunks"]) == (2, 2)
     assert run("backup-restore", target, "--verify", "--backup", 1).code == 0
     assert run("backup-restore", target, tmp_path / "again").code == 1, "it is of another backup"
-    assert run("backup-restore", target, tmp_path / "again", "--backup", 1).code == 0
+    words = (tmp_path / "again", "--backup", 1, "--verify", "-o", "json")
+    assert run("backup-restore", target, *words).json["to"], "one document"
     assert entries(run, tmp_path / "again") == LIVE
 
 

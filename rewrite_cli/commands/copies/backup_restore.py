@@ -74,7 +74,7 @@ def command(
         except NotFound as error:
             there = ", ".join(map(str, numbers))
             raise Failed(f"{backups}: there is no backup {number}; there is {there}") from error
-        code = _verify(store, backup, output) if verify else CLEAN
+        code = _verify(store, backup, output, is_last=url is None) if verify else CLEAN
         if url is not None and code == CLEAN:
             place = url if wal_dir is None else url.with_wal_dir(wal_dir)
             _put_back(store, backup, place, output)
@@ -98,11 +98,14 @@ def _list(backups: list[Backup], output: str) -> None:
         out.print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _verify(store: SegmentStore, backup: Backup, output: str) -> int:
+def _verify(store: SegmentStore, backup: Backup, output: str, *, is_last: bool) -> int:
+    """`is_last`: nothing is written if the backup is whole. The output is one JSON document."""
     with working("reading") as tell:
         damaged = check(
             store, backup, lambda done: tell(Reached("reading", done.bytes, done.bytes_total))
         )
+    if output == out.JSON and not damaged and not is_last:
+        return CLEAN
     if output == out.JSON:
         files = [{"file": file, "what": what} for file, what in damaged]
         out.print_json({"backup": backup.number, "bytes": backup.bytes, "damaged": files})
