@@ -3,7 +3,7 @@
     capture    which files belong to one moment: manifests, claims, segments and how far they count
     catalogue  the backups of a place, as numbered JSON files, and their chunks
     run        captures, copies the chunks that are not there yet, publishes, removes old backups
-    view       a backup as a storage that can only be read
+    view       the files of one moment as a storage that can only be read
     restore    writes the files of a backup into an empty place
 
 See docs/decisions/0050-backups-by-content.md.

@@ -11,14 +11,12 @@ chunk is its name, so equal chunks are stored once, and any number of backups sh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from imap_wal.backup.view import FileView, Held
 from imap_wal.errors import CorruptLog, UnsupportedVersion
-from storage_backends import Capabilities, NotFound, SegmentStore
+from storage_backends import NotFound, SegmentStore
 
 FORMAT = 1
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -37,7 +35,7 @@ class BackupFile:
 
 @dataclass(frozen=True)
 class Backup:
-    """One backup. `durable_append`: whether the log was on a storage that can append."""
+    """One backup."""
 
     number: int
     source: str
@@ -45,7 +43,6 @@ class Backup:
     ended_ms: int
     clusters: tuple[str, ...]
     files: tuple[BackupFile, ...]
-    durable_append: bool = True
 
     @property
     def bytes(self) -> int:
@@ -112,7 +109,6 @@ def read(store: SegmentStore, number: int) -> Backup:
                 BackupFile(file["path"], file["size"], tuple(file["chunks"]))
                 for file in data["files"]
             ),
-            durable_append=data["durable_append"],
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptLog(path, 0, f"this is not a whole backup ({error})", _DAMAGED) from error
@@ -140,21 +136,6 @@ def read_chunk(store: SegmentStore, name: str) -> bytes:
     if chunk_name(data) != name:
         raise CorruptLog(path, 0, "this part of a backup has another content", _DAMAGED)
     return data
-
-
-def view(store: SegmentStore, backup: Backup) -> FileView:
-    """A backup as a storage, for everything that reads logs."""
-    files: Mapping[str, BackupFile] = {file.path: file for file in backup.files}
-    held = {path: Held(file.size) for path, file in files.items()}
-    capabilities = Capabilities(backup.durable_append, True, True, True, False, False)
-
-    def fetch(path: str, offset: int, length: int) -> bytes:
-        first, last = offset // CHUNK_BYTES, (offset + length + CHUNK_BYTES - 1) // CHUNK_BYTES
-        parts = [read_chunk(store, name) for name in files[path].chunks[first:last]]
-        start = offset - first * CHUNK_BYTES
-        return b"".join(parts)[start : start + length]
-
-    return FileView(held, capabilities, fetch, store.url)
 
 
 def _path(number: int) -> str:

@@ -88,7 +88,6 @@ def back_up(
             ended_ms=clock.now_ms(),
             clusters=tuple(f"{log.namespace}/{log.cluster}" for log in logs),
             files=tuple(sorted(files, key=lambda file: file.path)),
-            durable_append=all(log.store.capabilities.durable_append for log in logs),
         )
         chunks.demand(backup.chunks)
         try:

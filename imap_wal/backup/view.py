@@ -1,10 +1,10 @@
-"""Files of a backup as a storage that can only be read."""
+"""The files of one moment as a storage that can only be read."""
 
 from __future__ import annotations
 
 import builtins
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Never
 
@@ -33,18 +33,12 @@ class FileView:
     Args:
         files: Path → file.
         capabilities: Those of the storage from which the files are: they decide how a log is read.
-        fetch: Reads a part of a file that is not in memory: (path, offset, length).
-        url: Its name in errors.
     """
 
-    def __init__(
-        self,
-        files: Mapping[str, Held],
-        capabilities: Capabilities,
-        fetch: Callable[[str, int, int], bytes] | None = None,
-        url: str = "backup:",
-    ) -> None:
-        self._files, self._fetch, self.url = files, fetch, url
+    url = "backup:"
+
+    def __init__(self, files: Mapping[str, Held], capabilities: Capabilities) -> None:
+        self._files = files
         self.capabilities = replace(capabilities, locks=False, stale_listings=False)
 
     def list(self, folder: str) -> builtins.list[StoredFile]:
@@ -67,13 +61,10 @@ class FileView:
         return self._of(path).size
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        found = self._of(path)
-        end = found.size if length is None else min(offset + length, found.size)
-        if found.content is not None:
-            return found.content[offset:end]
-        if self._fetch is None:
+        content = self._of(path).content
+        if content is None:
             raise NotFound("the content of this file was not captured", path)
-        return self._fetch(path, offset, max(end - offset, 0))
+        return content[offset : None if length is None else offset + length]
 
     def open_input(self, path: str) -> BinaryIO:
         return io.BytesIO(self.read(path))
