@@ -56,7 +56,10 @@ _ARCHIVE = re.compile(
 )
 
 _DISPOSABLE = re.compile(
-    r"[^/]+/[^/]+/(?:nodes/[^/]+/)?(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal|archive/[^/]+/[^/]+\.parquet|snapshot/[^/]+/[0-9]{8,}/[^/]+\.parquet)"
+    r"[^/]+/[^/]+/(?:nodes/[^/]+/)?"
+    r"(?:wal/[0-9]{8,}-[0-9]{8,}(?:\.[0-9]{8,})?\.wal"
+    r"|archive/[^/]+/[^/]+\.parquet"
+    r"|snapshot/[^/]+/[0-9]{8,}/[^/]+\.parquet)"
 )
 
 

@@ -30,6 +30,7 @@ from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
 from storage_backends import SegmentStore
+from storage_backends.memory import MemoryStore, forget
 from tests.support import FakeClock
 
 NODES = ("n1", "n2")
@@ -326,6 +327,23 @@ class Cluster:
         self.view.close()
         for log in self.logs.values():
             log.close(clean=False)
+
+
+def play_and_maintain(
+    name: str, history: Sequence[tuple[str, int, int, int]], settings: Settings
+) -> None:
+    """A history in a store of this name, then every maintenance. The map is checked after it and
+    after each step."""
+    found = Cluster(MemoryStore(name), settings=settings)
+    try:
+        found.play(history)
+        found.check()
+        for kind in ("archive", "rewrite", "put", "prune", "rewrite", "crash"):
+            found.step(kind, "n1", "orders", KEYS[0])
+            found.check()
+    finally:
+        found.close()
+        forget(name)
 
 
 def live_of(view: MaterializedView) -> dict[tuple[str, bytes], Row]:

@@ -143,14 +143,8 @@ class ClusterView:
         there, just as a checkpoint does: if it is gone, entries are lost, though they are in the
         snapshot."""
         here = segment.epoch, segment.number
-        marks = (snapshot.marks.get(node.name) for snapshot in self.manifest.snapshots.values())
-        ends = [
-            mark.position
-            for mark in marks
-            if mark is not None
-            and mark.directory == manifest.directory
-            and mark.position[:2] == here
-        ]
+        marks = self.manifest.marks(node.name, manifest.directory).values()
+        ends = [mark for mark in marks if mark[:2] == here]
         checkpoint = manifest.checkpoint
         if checkpoint[:2] == here:
             ends.append(checkpoint)

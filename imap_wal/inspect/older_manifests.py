@@ -35,17 +35,11 @@ def of_node(
         epoch=max(found.epoch, opened.get(manifest.directory, 0)),
         newer=found.newer or older_epoch(manifest, opened),
     )
-    for name, snapshot in cluster.snapshots.items():
-        mark = snapshot.marks.get(node.name)
-        if mark is not None and mark.directory == manifest.directory:
-            found = replace(found, epoch=max(found.epoch, mark.position.epoch))
-            if mark.position.epoch > manifest.epoch or (
-                manifest.newest and mark.position.segment > last
-            ):
-                newer = (
-                    f"the snapshot of map {name!r} has entries of this node up to {mark.position}"
-                )
-                found = replace(found, newer=found.newer or newer)
+    for name, mark in cluster.marks(node.name, manifest.directory).items():
+        found = replace(found, epoch=max(found.epoch, mark.epoch))
+        if mark.epoch > manifest.epoch or (manifest.newest and mark.segment > last):
+            newer = f"the snapshot of map {name!r} has entries of this node up to {mark}"
+            found = replace(found, newer=found.newer or newer)
     return found
 
 

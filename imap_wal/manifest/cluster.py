@@ -139,6 +139,15 @@ class ClusterManifest:
             node, ()
         )
 
+    def marks(self, node: str, directory: str) -> dict[str, Position]:
+        """Map → position up to which its snapshot covers this log directory of the node."""
+        marks = {name: snapshot.marks.get(node) for name, snapshot in self.snapshots.items()}
+        return {
+            name: mark.position
+            for name, mark in marks.items()
+            if mark is not None and mark.directory == directory
+        }
+
     def seen(self, number: int) -> Seen:
         """The progress that a reader of this manifest, with this number, has seen."""
         return Seen(number, self.generation, self.incarnation)

@@ -58,15 +58,7 @@ class ClusterState:
     def covered(self, node: str) -> dict[str, Position]:
         """Map → position up to which a snapshot covers this node's entries. Marks of another log
         directory do not count."""
-        directory = self.nodes[node].manifest.directory
-        marks = {
-            name: snapshot.marks.get(node) for name, snapshot in self.manifest.snapshots.items()
-        }
-        return {
-            name: mark.position
-            for name, mark in marks.items()
-            if mark is not None and mark.directory == directory
-        }
+        return self.manifest.marks(node, self.nodes[node].manifest.directory)
 
     def overtaken(self) -> Overtaken:
         """Map → partition → pair, for entries above the marks of that map's snapshot."""

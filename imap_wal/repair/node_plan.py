@@ -79,14 +79,7 @@ class NodePlan:
 
     def marks(self) -> list[Position]:
         """The positions up to which snapshots cover this log."""
-        marks = (
-            snapshot.marks.get(self.node.name) for snapshot in self.view.manifest.snapshots.values()
-        )
-        return [
-            mark.position
-            for mark in marks
-            if mark is not None and mark.directory == self.manifest.directory
-        ]
+        return [*self.view.manifest.marks(self.node.name, self.manifest.directory).values()]
 
     def put_aside(self, segment: SegmentFile) -> str:
         """Keep the bytes of a file that is not of this log; their path in the copy."""

@@ -22,7 +22,7 @@ from imap_wal.rewrite.plan import prepare
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import NotFound
-from storage_backends.memory import MemoryStore, forget
+from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit import rivals as rivals_kit
@@ -55,17 +55,8 @@ def test_engines_agree_over_random_histories(
 ) -> None:
     """Tombstones, expiry, clears, two nodes, partitions that move, lifetimes, archives, drops."""
     monkeypatch.setattr(histories, "LocalEngine", ComparedEngine)
-    name = f"columns-{next(_numbers)}"
-    found = histories.Cluster(MemoryStore(name), settings=TIGHT if tight else SMALL)
-    try:
-        found.play(history)
-        found.check()
-        for kind in ("archive", "rewrite", "put", "prune", "rewrite", "crash"):
-            found.step(kind, "n1", "orders", histories.KEYS[0])
-            found.check()
-    finally:
-        found.close()
-        forget(name)
+    memory = TIGHT if tight else SMALL
+    histories.play_and_maintain(f"columns-{next(_numbers)}", history, memory)
 
 
 @settings(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from imap_wal.read.file_scan import SNAPSHOT, FileScan
 from imap_wal.rewrite import part_writer
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.columns.merge import Span
@@ -18,7 +19,7 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import SortedRun, grouped, touched_by
 from imap_wal.settings import Settings
 from pyspark_imap_wal import rewrite_engine
-from storage_backends.memory import MemoryStore, forget
+from storage_backends.memory import MemoryStore
 from tests import histories
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, values, view
@@ -53,17 +54,7 @@ def test_tasks_agree_with_rows_over_random_histories(
     memory = Settings(restore_memory_bytes=4000) if tight else Settings()
     monkeypatch.setattr(rewrite_engine, "SETTINGS", memory)
     monkeypatch.setattr(histories, "LocalEngine", ComparedTasks)
-    name = f"tasks-{next(_numbers)}"
-    found = histories.Cluster(MemoryStore(name), settings=SMALL)
-    try:
-        found.play(history)
-        found.check()
-        for kind in ("archive", "rewrite", "put", "prune", "rewrite", "crash"):
-            found.step(kind, "n1", "orders", histories.KEYS[0])
-            found.check()
-    finally:
-        found.close()
-        forget(name)
+    histories.play_and_maintain(f"tasks-{next(_numbers)}", history, SMALL)
 
 
 def filled(memory: MemoryStore, seed: int, keys: int = 60) -> dict[str, str]:
@@ -151,7 +142,7 @@ def test_each_file_is_sorted_by_one_task(memory: MemoryStore, seed: int) -> None
     ],
 )
 def test_groups_that_overlap_a_span_are_read(span: Span, groups: tuple[int, ...]) -> None:
-    run = SortedRun(None, False, (b"b", b"d", b"g"), (1, 1, 1), b"h")  # type: ignore[arg-type]
+    run = SortedRun(FileScan(SNAPSHOT, "", "run"), False, (b"b", b"d", b"g"), (1, 1, 1), b"h")
     assert run.groups(span) == groups
 
 

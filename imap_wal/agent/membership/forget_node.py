@@ -224,12 +224,7 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
     """The same for an incomplete log. Some of its files may exist, even without a manifest: their
     readable entries are counted. The count is never complete."""
     count, log_id = _Count(log.store), state.manifest.nodes[node]
-    marks = {name: snapshot.marks.get(node) for name, snapshot in state.manifest.snapshots.items()}
-    covered = {
-        name: mark.position
-        for name, mark in marks.items()
-        if mark is not None and mark.directory == log_id
-    }
+    covered = state.manifest.marks(node, log_id)
     archives = left.archives if left.directory == log_id else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
     scans = [
