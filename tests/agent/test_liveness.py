@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import layout
-from imap_wal.agent.membership.liveness import Watch, signs
+from imap_wal.agent.membership.liveness import LEFT_S, SignOfLife, Watch, signs
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
@@ -105,6 +105,42 @@ def test_a_sign_lasts_while_members_are_heard(tmp_path: Path) -> None:
         )
         eventually(lambda: not signs(store, FOLDER), "nothing is heard: it is removed")
         eventually(lambda: member.client.ask("beat") and signs(store, FOLDER), "heard again")
+
+
+def test_a_killed_member_gives_no_sign_any_more(tmp_path: Path) -> None:
+    """Its connections end without a bye. The next cluster does not wait for renewals."""
+    settings = config(tmp_path, lifetime_timeout_s=LONG_S)
+    store = open_store(settings.url)
+    with serving(settings):
+        with plugin(settings):
+            eventually(lambda: signs(store, FOLDER), "its sign")
+        eventually(lambda: not signs(store, FOLDER), "the sign is removed")
+
+
+def test_a_member_that_connects_again_keeps_its_sign(memory: MemoryStore) -> None:
+    """Also if another connection of it has ended."""
+    clock = FakeClock()
+    store, watch = memory, Watch(memory, FOLDER, LONG_S, clock)
+    store.create(layout.claim_path(FOLDER, 1), b"")
+    sign = SignOfLife(store, FOLDER, "n1", 1, LONG_S, watch, clock)
+
+    def turn() -> bool:
+        watch.wake.set()  # do not wait for the real time
+        return sign._turn(sign.worker) and bool(signs(store, FOLDER))
+
+    sign.heard(1)
+    assert turn()
+    sign.left()
+    clock.advance(LEFT_S / 2)
+    assert turn(), "it may connect again"
+    sign.greeted("cluster-1")
+    clock.advance(LEFT_S)
+    assert turn(), "it has"
+    sign.left()
+    clock.advance(LEFT_S)
+    assert not turn(), "it has not"
+    sign.heard(1)
+    assert turn(), "after a longer time"
 
 
 def test_members_of_an_older_incarnation_give_no_sign(tmp_path: Path) -> None:

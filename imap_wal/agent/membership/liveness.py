@@ -27,12 +27,15 @@ RENEWALS = 3
 FIRST_PAUSE_S = 0.1
 """An agent that starts renews its sign sooner, so that agents that start together see each other
 soon. The pause doubles each time."""
+LEFT_S = 1.0
+"""A member whose connections have all ended, and that has not connected again after this time, was
+killed. A live one tries again after at most a tenth of it, and then more and more slowly."""
 
 
 class SignOfLife:
     """This agent's sign, renewed by its own thread. While the agent hears no member, the thread
     also updates `watch`, so that a new cluster need not wait for the whole timeout. `heard`,
-    `greeted` and `silent` do not wait for the storage."""
+    `greeted`, `silent` and `left` do not wait for the storage."""
 
     def __init__(
         self,
@@ -65,6 +68,8 @@ class SignOfLife:
         self._heard = 0
         """The incarnation of a member that was heard since the last renewal; 0: none."""
         self._silent = False
+        self._left_at: float | None = None
+        """When the last connection of a member ended without a bye; None: there is one."""
         self._greeted, self._greeted_at = "", 0.0
         """The id of the member's cluster, and when the member was last heard."""
         self.worker = Worker("imap-wal-alive", self._turn)
@@ -78,10 +83,11 @@ class SignOfLife:
     def greeted(self, cluster_id: str) -> None:
         """A member of this cluster has sent a message, possibly a hello that was refused."""
         self._greeted, self._greeted_at = cluster_id, self._clock.monotonic()
+        self._left_at = None
 
     def heard(self, incarnation: int) -> None:
         """A member of this incarnation, the newest known one, has sent a message."""
-        self._heard = incarnation
+        self._heard, self._left_at = incarnation, None
         if not self._alive.path:
             self._watch.wake.set()  # the first sign is created at once
 
@@ -89,6 +95,12 @@ class SignOfLife:
         """The last member has said bye: delete the sign now. If a member is heard later, there is a
         new sign."""
         self._heard, self._silent, self._greeted = 0, True, ""
+        self._watch.wake.set()
+
+    def left(self) -> None:
+        """The last connection of a member has ended without a bye: delete the sign after `LEFT_S`,
+        unless a member connects again."""
+        self._heard, self._left_at = 0, self._clock.monotonic()
         self._watch.wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
@@ -102,13 +114,15 @@ class SignOfLife:
                 self._present.remove()
 
     def _turn(self, worker: Worker) -> bool:
-        self._watch.wake.wait(max(0.0, self._due - self._clock.monotonic()))
+        self._watch.wake.wait(max(0.0, self._next_at() - self._clock.monotonic()))
         self._watch.wake.clear()
         if worker.stopping.is_set():
             return False
         look, now = self._watch.begin(), self._clock.monotonic()
         due, silent = now >= self._due, self._silent and not self._heard
         self._silent = False
+        if (left := self._left_at) is not None and now - left >= LEFT_S:
+            self._left_at, self._greeted, silent = None, "", True
         heard = self._renew_alive(due)
         self._unheard = 0 if heard else self._unheard + due
         if due or heard:
@@ -133,6 +147,10 @@ class SignOfLife:
         if look.asked or over or (due and not heard):
             self._watch.look(look)
         return True
+
+    def _next_at(self) -> float:
+        left = self._left_at
+        return self._due if left is None else min(self._due, left + LEFT_S)
 
     def _renew_alive(self, due: bool) -> bool:
         """Renew the sign if a member of the newest incarnation was heard. Returns whether it

@@ -228,11 +228,11 @@ class SessionRegistry:
 
     def heard(self, sender: bytes) -> None:
         """A request arrived from this connection. If it is a member's, its cluster is alive."""
-        connection, newest = self._connections.get(sender), self.claims.known.newest
+        connection = self._connections.get(sender)
         if self.sign is not None and connection is not None:
             self.sign.greeted(connection.who.cluster_id)
-            if (connection.who.plugin, newest) in self._by_plugin:
-                self.sign.heard(newest)
+            if self._is_alive(connection):
+                self.sign.heard(self.claims.known.newest)
 
     def connection(self, sender: bytes) -> Connection | ReadSession | None:
         """The connection of this sender; None: it has not said hello."""
@@ -267,6 +267,12 @@ class SessionRegistry:
             for session in self._by_number.values():
                 if session.writer == sender:
                     session.writer = b""
+            if self.sign is not None and not any(map(self._is_alive, self._connections.values())):
+                self.sign.left()
+
+    def _is_alive(self, connection: Connection) -> bool:
+        """Whether it is a member of the newest incarnation."""
+        return (connection.who.plugin, self.claims.known.newest) in self._by_plugin
 
     def refusal(self, sender: bytes, number: int) -> tuple[str, str] | None:
         """Why this connection may not append for the session, as (code, text); None: it may."""
