@@ -211,6 +211,8 @@ def test_much_that_was_appended_is_merged_without_a_request(
     monkeypatch.setattr("imap_wal.agent.reads.reads.FRESH_LOOK_S", 0.01)
     with serving(settings) as agent, plugin(settings) as member:
         view = agent._reads._view
+        hashed: list[int] = []
+        monkeypatch.setattr(view, "hash_keys", hashed.append)
         member.put(**{f"k{number}": "v" * 100 for number in range(200)})
         assert member.keys("nothing") == [], (
             "logs that no client reads are not merged in advance; from now on they are"
@@ -222,6 +224,9 @@ def test_much_that_was_appended_is_merged_without_a_request(
         eventually(lambda: view.load("orders", [b"k199"])[0][3] == b"w" * 100, "it is merged")
         assert agent._reads.served == reads
         eventually(lambda: member.stat()["unmerged_bytes"] < 10_000, "it is counted as merged")
+        assert set(hashed) == {member.about()["partition_count"]}, (
+            "its keys are hashed before a member asks for some partitions"
+        )
         assert member.load("k7")["k7"] == ("w" * 100, 0)
 
 

@@ -24,7 +24,7 @@ from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
 from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
-from imap_wal.read.newest.partitions import Partitions
+from imap_wal.read.newest.partitions import Partitions, is_count
 from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
 from imap_wal.worker import Worker
@@ -128,8 +128,8 @@ class Reads:
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
         self._merged_bytes = self._partition_count = 0
-        """Bytes that this node had appended before the last merge; the number of partitions, from
-        requests."""
+        """Bytes that this node had appended before the last merge; the number of partitions, from the
+        first request of a member on: after a loss, its partitions wait while keys are hashed."""
         self.schemas: dict[int, Schema] = {}
         """The valid schemas of all logs by their ids, from the last merge for a request. The dict
         is replaced, never changed, so that other threads may read it."""
@@ -342,6 +342,8 @@ class Reads:
         )
         try:
             self._demand(asked.message)
+            if asked.is_of_member and is_count(asked.partition_count):
+                self._partition_count = asked.partition_count
             if isinstance(request, Keys):
                 return self._keys(asked, request)
             if isinstance(request, List):
@@ -402,8 +404,6 @@ class Reads:
 
     def _page(self, asked: _Asked, request: Keys | List, partitions: Partitions | None) -> Page:
         layout.check_map_name(request.map)
-        if partitions is not None and asked.is_of_member:
-            self._partition_count = asked.partition_count
         if request.cursor is None:
             self._catch_up(asked.arrived)
         return self._listings.page(

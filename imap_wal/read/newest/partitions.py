@@ -36,7 +36,7 @@ class Partitions:
     is_remembered: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int or not 0 < self.count < 2**31:
+        if not is_count(self.count):
             raise ValueError(
                 f"the connection's hello has partition_count {self.count!r}; it takes a "
                 "number from 1"
@@ -77,6 +77,11 @@ class PartitionedKeys:
         return list(
             chain.from_iterable(groups[each] for each in partitions.wanted if each in groups)
         )
+
+
+def is_count(count: object) -> bool:
+    """Whether a Hazelcast cluster can have this number of partitions."""
+    return type(count) is int and 0 < count < 2**31
 
 
 def partition_ids(keys: Iterable[bytes], count: int) -> list[int]:
