@@ -128,8 +128,8 @@ class Reads:
         self._fresh_at = clock.monotonic()
         """When to check next how much was appended."""
         self._merged_bytes = self._partition_count = 0
-        """Bytes that this node had appended before the last merge; the number of partitions, from the
-        first request of a member on: after a loss, its partitions wait while keys are hashed."""
+        """Bytes that this node had appended before the last merge; the number of partitions, from
+        the first request of a member on: after a loss, partitions wait while keys are hashed."""
         self.schemas: dict[int, Schema] = {}
         """The valid schemas of all logs by their ids, from the last merge for a request. The dict
         is replaced, never changed, so that other threads may read it."""
