@@ -21,7 +21,7 @@ LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-python-members test-python-rest test-java test-storage test-lowest torture nemesis
+.PHONY: help setup python jar demo demo-cluster test test-python test-python-members test-python-rest test-java test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -96,6 +96,9 @@ torture: setup ## long runs with kills and faults
 
 nemesis: setup ## faults of every kind under load on three real members and agents: MINUTES=10 SEED=1
 	$(BIN)/python -m tests.nemesis --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+
+soak: setup ## hours of load with faults, rewrites and prunes; memory, files, threads, disk and latency must stay flat: HOURS=8 SEED=1
+	$(BIN)/python -m tests.soak --hours $(or $(HOURS),8) --seed $(or $(SEED),1)
 
 bench: setup ## all numbers, as ratios in one run; JSON and charts in out/bench/
 	$(BIN)/python -m benchmarks --save out/bench

@@ -1,0 +1,83 @@
+"""A long run of a real cluster under load: faults and maintenance, and whether memory, open files,
+threads, disk and latency stay flat.
+
+make soak HOURS=8 SEED=1
+python -m tests.soak --hours 0.5 --quiet-minutes 1
+
+Ends with code 1 if a change was lost or came back, or if a line is not flat. Writes the lines to
+out/soak.json and a picture to out/soak.svg. `python -m tests.soak.report` puts both on
+docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from tests.cluster.harness import ROOT, compile_java
+from tests.nemesis.report import commit
+from tests.soak.lines import judged
+from tests.soak.night import JUDGED_S, night, plan
+from tests.soak.pictures import picture
+
+SAMPLES = 1500
+"""Of a whole run, about."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        prog="python -m tests.soak",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--hours", type=float, default=8.0)
+    parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
+    parser.add_argument(
+        "--quiet-minutes", type=float, default=5.0, help="of load alone, before each fault, twice"
+    )
+    chosen = parser.parse_args()
+    seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
+    folder, seconds = Path(tempfile.mkdtemp(prefix="soak-")), 3600 * chosen.hours
+    print(f"seed {seed}; logs of all processes in {folder}", flush=True)
+    found = night(
+        folder,
+        compile_java(folder),
+        seed=seed,
+        episodes=plan(seed, 60 * chosen.quiet_minutes),
+        seconds=seconds,
+        sample_s=max(1.0, seconds / SAMPLES),
+    )
+    findings = Counter(f"{each.name}: {kind}" for each in found.records for kind in each.found)
+    out = ROOT / "out"
+    out.mkdir(exist_ok=True)
+    changes = sum(each.outcomes.get("acknowledged", 0) for each in found.records)
+    result = {
+        "commit": commit(),
+        "seed": seed,
+        "minutes": round(found.seconds / 60, 1),
+        "episodes": dict(Counter(each.name for each in found.records)),
+        "acknowledged": changes,
+        "findings": dict(findings),
+        "judged": judged(found.lines, JUDGED_S),
+        "drifts": [str(each) for each in found.drifts],
+        "lines": [each.as_json() for each in found.lines],
+    }
+    (out / "soak.json").write_text(json.dumps(result), encoding="utf-8")
+    (out / "soak.svg").write_text(picture(found.lines), encoding="utf-8")
+    print(
+        f"\n{found.seconds / 60:.0f} minutes, {len(found.records)} episodes, {changes:,} "
+        f"acknowledged operations; {result['judged']} lines judged, of processes that lived at "
+        f"least {JUDGED_S / 60:.0f} minutes"
+    )
+    for text in [*(f"{kind}: {count}" for kind, count in findings.items()), *found.drifts]:
+        print(f"found: {text}")
+    return 1 if findings or found.drifts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Load for hours, with faults and maintenance in between, and the gauges of all processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.nemesis.episodes import EPISODES, Episode
+from tests.nemesis.runs import Record, Run, drawn
+from tests.nemesis.world import World
+from tests.soak.gauges import Gauges
+from tests.soak.lines import Drift, Line, drifts
+
+JUDGED_S = 1200.0
+"""The lines of a process that lived shorter are not judged."""
+RESTART_SHARE = 0.1
+"""How often everything is killed and restarted after a fault."""
+UNDER_LOAD = "under-load"
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """The result. `seconds`: how long it took."""
+
+    records: list[Record]
+    lines: list[Line]
+    drifts: list[Drift]
+    seconds: float
+
+
+def maintain(world: World, _: Random) -> None:
+    """What a nightly job does, beside the load."""
+    for command in (["rewrite"], ["prune", "--yes"]):
+        said = world.command(*command, world.logs.as_uri())
+        assert said.startswith("exit code 0"), said
+
+
+MAINTAIN = Episode(name="rewrite-and-prune", run=maintain, bare=False)
+
+
+def quiet(seconds: float) -> Episode:
+    """Nothing happens but the load."""
+    return Episode(name=UNDER_LOAD, run=lambda world, rng: time.sleep(seconds))
+
+
+def plan(seed: int, quiet_s: float) -> Iterator[Episode]:
+    """Load, maintenance and load again, then one of the faults; then again with the next fault."""
+    for name in drawn(seed, sorted(set(EPISODES) - {"full-disk"})):
+        yield quiet(quiet_s)
+        yield MAINTAIN
+        yield quiet(quiet_s)
+        yield EPISODES[name]
+
+
+def night(
+    folder: Path,
+    classpath: str,
+    *,
+    seed: int,
+    episodes: Iterator[Episode],
+    seconds: float,
+    sample_s: float,
+) -> Night:
+    """Begins no episode after `seconds`. The last one ends a little later."""
+    rng = Random(seed)
+    with World(folder, classpath, lambda text: print(text, flush=True)) as world:
+        gauges = Gauges(world, sample_s)
+        begin = time.monotonic()
+        run = Run(
+            world,
+            seed,
+            restarts=lambda _: "as before" if rng.random() < RESTART_SHARE else "",
+        )
+
+        def measured() -> Iterator[Episode]:
+            for episode in episodes:
+                yield episode
+                record = run.records[-1]
+                if record.name == UNDER_LOAD:
+                    gauges.note("p99", "changes", record.write_p99_ms)
+
+        gauges.start()
+        try:
+            run.play(measured(), until_moment=begin + seconds)
+        finally:
+            gauges.stop()
+        return Night(
+            run.records, gauges.lines, drifts(gauges.lines, JUDGED_S), time.monotonic() - begin
+        )
