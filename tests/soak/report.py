@@ -24,8 +24,8 @@ def text(result: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             (
-                f"Commit {result['commit']}, seed {result['seed']}: {result['minutes']:,.0f} minutes, "
-                f"{faults} faults and maintenance runs,"
+                f"Commit {result['commit']}, seed {result['seed']}: {result['minutes']:,.0f} "
+                f"minutes, {faults} faults and maintenance runs,"
             ),
             f"{result['acknowledged']:,} acknowledged operations. Findings: {findings or 'none'}.",
             f"Lines that are not flat, of {result['judged']}: {drifts or 'none'}.",
