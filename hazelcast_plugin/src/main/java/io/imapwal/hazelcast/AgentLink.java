@@ -38,6 +38,7 @@ final class AgentLink {
     private final InFlightWindow window;
     /** For each partition, how many changes have a caller that does not have the outcome yet. */
     private final AtomicIntegerArray pending;
+    private final AppendCounts counts = new AppendCounts();
 
     /** @param refused is called when the agent refuses this member because of a newer view */
     AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard,
@@ -143,6 +144,10 @@ final class AgentLink {
             PendingAppend append = new PendingAppend(changes, false);
             window.run(append);
             outcomes.conclude(append, this::isDisplaced);
+            counts.appended(changes.size());
+        } catch (RuntimeException e) {
+            counts.failed(changes.size(), e);
+            throw e;
         } finally {
             changes.forEach(change -> pending.decrementAndGet(change.stamp.partition()));
         }
@@ -186,7 +191,77 @@ final class AgentLink {
      * @throws OutcomeUnknown all may have happened, or none; the reconciler has their keys
      */
     void appendWhole(List<Change> changes) {
-        run(new PendingAppend(changes, true));
+        try {
+            run(new PendingAppend(changes, true));
+            counts.appended(changes.size());
+        } catch (RuntimeException e) {
+            counts.failed(changes.size(), e);
+            throw e;
+        }
+    }
+
+    /** What JMX shows of this link. */
+    JmxBeans.Agent bean() {
+        return new LinkBean();
+    }
+
+    private final class LinkBean implements JmxBeans.Agent {
+        @Override
+        public String getNode() {
+            SessionInfo known = session();
+            return known == null ? "" : known.node();
+        }
+
+        @Override
+        public long getIncarnation() {
+            SessionInfo known = session();
+            return known == null ? 0 : known.incarnation();
+        }
+
+        @Override
+        public long getConnections() {
+            return welcomes();
+        }
+
+        @Override
+        public boolean isConnected() {
+            return session() != null && connection.failure() == null;
+        }
+
+        @Override
+        public String getFailure() {
+            IOException failure = connection.failure();
+            return failure == null ? "" : Outcomes.reason(failure);
+        }
+
+        @Override
+        public boolean isLeftOut() {
+            return AgentLink.this.isLeftOut();
+        }
+
+        @Override
+        public long getAppended() {
+            return counts.appended();
+        }
+
+        @Override
+        public long getRefused() {
+            return counts.refused();
+        }
+
+        @Override
+        public long getUnknown() {
+            return counts.unknown();
+        }
+
+        @Override
+        public int getWaiting() {
+            int waiting = 0;
+            for (int partition = 0; partition < pending.length(); partition++) {
+                waiting += pending.get(partition);
+            }
+            return waiting;
+        }
     }
 
     /**

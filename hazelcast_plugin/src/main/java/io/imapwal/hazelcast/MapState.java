@@ -276,6 +276,34 @@ final class MapState {
                     + " with memory as soon as it can be: " + why.getMessage(), why) : why;
     }
 
+    /** What JMX shows of this map. */
+    JmxBeans.Map bean() {
+        return new MapBean();
+    }
+
+    private final class MapBean implements JmxBeans.Map {
+        @Override
+        public boolean isOpen() {
+            return MapState.this.isOpen();
+        }
+
+        @Override
+        public boolean isLoaded() {
+            return MapState.this.isLoaded();
+        }
+
+        @Override
+        public int getUnsettledPartitions() {
+            return wholeness.unsettled().size();
+        }
+
+        @Override
+        public String getReason() {
+            return wholeness.unsettled().values().stream().map(each -> each.reason).findFirst()
+                    .orElse("");
+        }
+    }
+
     /** The next use reads the log again: what is known of the partitions does not hold for it. */
     void close() {
         opening.close(() -> {

@@ -11,6 +11,7 @@ import com.hazelcast.map.impl.MapService;
 import com.hazelcast.spi.impl.NodeEngine;
 import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.spi.impl.operationservice.Operation;
+import com.hazelcast.spi.properties.ClusterProperty;
 
 import java.io.IOException;
 import java.io.InputStream;
@@ -52,6 +53,7 @@ final class WalPlugin {
     private final Placements placements;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
+    private final JmxBeans beans;
     private volatile boolean merging;
     private volatile boolean leaving;
     private volatile boolean closed;
@@ -66,6 +68,9 @@ final class WalPlugin {
         this.schemas = new SchemaLog(nodeEngine);
         this.reconciler = new Reconciler(this);
         this.settlements = new SettlementWorker(this);
+        this.beans = new JmxBeans(instance.getName(), logger,
+                nodeEngine.getProperties().getBoolean(ClusterProperty.ENABLE_JMX));
+        beans.add(new MemberBean());
         PythonPickle.register((InternalSerializationService) nodeEngine.getSerializationService(),
                 logger);
         instance.getLifecycleService().addLifecycleListener(event -> {
@@ -291,9 +296,29 @@ final class WalPlugin {
 
     /** Maps with the same agent share one link, with the timeouts of the first one. */
     AgentLink link(AgentSettings settings) {
-        return links.computeIfAbsent(settings.agent(),
-                agent -> new AgentLink(settings, identity(settings), guard, schemas, reconciler,
-                    ownership().repeats(), logger, member(), leftOut::suspect));
+        return links.computeIfAbsent(settings.agent(), agent -> {
+            AgentLink link = new AgentLink(settings, identity(settings), guard, schemas, reconciler,
+                    ownership().repeats(), logger, member(), leftOut::suspect);
+            beans.add(link.bean(), agent);
+            return link;
+        });
+    }
+
+    private final class MemberBean implements JmxBeans.Member {
+        @Override
+        public String getVersion() {
+            return VERSION;
+        }
+
+        @Override
+        public int getMaps() {
+            return maps.size();
+        }
+
+        @Override
+        public int getKeysInDoubt() {
+            return reconciler.size();
+        }
     }
 
     Readers readers(AgentSettings settings) {
@@ -333,11 +358,16 @@ final class WalPlugin {
     }
 
     MapState state(String map) {
-        return maps.computeIfAbsent(map, name -> new MapState(this, name));
+        return maps.computeIfAbsent(map, name -> {
+            MapState state = new MapState(this, name);
+            beans.add(state.bean(), name);
+            return state;
+        });
     }
 
     private void close() {
         closed = true;
+        beans.close();
         leftOut.close();
         reconciler.close();
         settlements.close();

@@ -30,7 +30,8 @@ final class WriteConnection implements AgentWriter.Channel {
     private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
     private long pauseMs = MIN_PAUSE_MS;
     private long pausedUntilNanos = System.nanoTime();
-    private IOException lastFailure;
+    /** Why there is no connection; null while there is one. */
+    private volatile IOException lastFailure;
 
     private volatile SessionInfo newest;
     private volatile long welcomes;
@@ -61,6 +62,11 @@ final class WriteConnection implements AgentWriter.Channel {
     @Override
     public long welcomes() {
         return welcomes;
+    }
+
+    /** Why there is no connection; null: there is one, or none was needed yet. */
+    IOException failure() {
+        return lastFailure;
     }
 
     /** There is a newer view: answers of the agent in an older one do not count. */
@@ -112,8 +118,9 @@ final class WriteConnection implements AgentWriter.Channel {
         disconnect();
         boolean newView = learned;
         learned = false;
-        if (!newView && lastFailure != null && System.nanoTime() - pausedUntilNanos < 0) {
-            throw lastFailure;
+        IOException failure = lastFailure;
+        if (!newView && failure != null && System.nanoTime() - pausedUntilNanos < 0) {
+            throw failure;
         }
         long from = System.nanoTime();
         try {
@@ -145,8 +152,8 @@ final class WriteConnection implements AgentWriter.Channel {
         // A connect that hangs delays callers for at most half of their time.
         long pauseNanos = Math.max(TimeUnit.MILLISECONDS.toNanos(pauseMs), spentNanos);
         pausedUntilNanos = System.nanoTime() + pauseNanos;
-        if (lastFailure == null
-                || !String.valueOf(lastFailure.getMessage()).equals(cause.getMessage())) {
+        IOException known = lastFailure;
+        if (known == null || !String.valueOf(known.getMessage()).equals(cause.getMessage())) {
             logger.warning("imap-wal: no connection to " + agent.get()
                     + "; changes are refused until there is one: " + Outcomes.reason(cause));
         }

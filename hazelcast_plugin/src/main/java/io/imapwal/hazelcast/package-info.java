@@ -21,6 +21,8 @@
  *
  * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
+ *
+ * look     JmxBeans: state and counters, if hazelcast.jmx is true
  * </pre>
  *
  * One {@link io.imapwal.hazelcast.WalPlugin} per member has the state that all its maps
