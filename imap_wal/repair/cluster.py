@@ -22,7 +22,7 @@ from imap_wal.entry import ORDER
 from imap_wal.errors import NotRepairable
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
-from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest, claim_manifests
@@ -85,6 +85,24 @@ class ClusterRepair:
     def plan(self) -> None:
         """Read everything and fill `items`. Raises `NotRepairable` if manifests are missing and the
         files do not contain enough to make new ones."""
+        self._demand_repairable()
+        view = self.view = with_made_manifests(
+            self.store, self.view, self.wants_node, self.randomness.name()
+        )
+        self._seen, self._newer = older_manifests.of_cluster(view)
+        self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
+        unnamed = self._snapshots.unnamed() if self.older else {}
+        for name in sorted(view.manifest.snapshots.keys() | unnamed):
+            snapshot = self._snapshots.adopted(name, unnamed.get(name, []))
+            self._snapshots.decide(name, snapshot)
+        self._note_missing_nodes()
+        for node in view.nodes:
+            if self.wants_node(node.name):
+                self._plan_node(node)
+        self._note_left_out()
+        self._plan_manifest()
+
+    def _demand_repairable(self) -> None:
         for node in self.view.nodes:
             what, way_out = (
                 older_manifests.other_log(self.store, self.view, node)
@@ -96,15 +114,9 @@ class ClusterRepair:
         key_checks.demand_same(
             keys_of(self.store).key_ring, self.view.manifest.keys, f"{self.view.folder}/manifest"
         )
-        view = self.view = with_made_manifests(
-            self.store, self.view, self.wants_node, self.randomness.name()
-        )
-        self._seen, self._newer = older_manifests.of_cluster(view)
-        self._snapshots = SnapshotRepair(self.store, view, self.clock, self.tell, self.items)
-        unnamed = self._snapshots.unnamed() if self.older else {}
-        for name in sorted(view.manifest.snapshots.keys() | unnamed):
-            snapshot = self._snapshots.adopted(name, unnamed.get(name, []))
-            self._snapshots.decide(name, snapshot)
+
+    def _note_missing_nodes(self) -> None:
+        view = self.view
         for name in view.missing_nodes:
             if self.wants_node(name):
                 what = (
@@ -121,24 +133,26 @@ class ClusterRepair:
                         what=what,
                     )
                 )
-        for node in view.nodes:
-            if not self.wants_node(node.name):
-                continue
-            lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
-            plan = NodePlan(
-                self.store,
-                view,
-                node,
-                self.mode,
-                self.clock,
-                self.randomness,
-                self.tell,
-                self.drops,
-            )
-            repair = NodeRepair(plan, lost)
-            repair.plan(look_at_entries=self.older)
-            self._nodes.append(repair)
-            self.items += repair.items
+
+    def _plan_node(self, node: NodeView) -> None:
+        lost = self.lost_manifests.get(f"{node.folder}/manifest", 0)
+        plan = NodePlan(
+            self.store,
+            self.view,
+            node,
+            self.mode,
+            self.clock,
+            self.randomness,
+            self.tell,
+            self.drops,
+        )
+        repair = NodeRepair(plan, lost)
+        repair.plan(look_at_entries=self.older)
+        self._nodes.append(repair)
+        self.items += repair.items
+
+    def _note_left_out(self) -> None:
+        view = self.view
         self.items += [
             Item(path, "foreign", "clean", LEFT_OUT, what="not of imap-wal")
             for path in foreign_files(view, self.wants_node)
@@ -152,7 +166,6 @@ class ClusterRepair:
                     Item(path, "lost", "clean", LEFT_OUT, what="put aside by an earlier recovery")
                     for path in aside
                 ]
-        self._plan_manifest()
 
     def write(self, target: SegmentStore, prefer: str = "") -> list[MapRewrite]:
         """Write the copy. Returns the maps with claims of several nodes. `prefer`: the node whose
@@ -259,7 +272,32 @@ class ClusterRepair:
 
     def _plan_manifest(self) -> None:
         view, folder = self.view, f"{self.view.folder}/manifest"
-        manifest, lost = view.manifest, self._lost
+        fitting = self._fitting()
+        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
+        self._snapshots.planned = dict(fitting.snapshots)
+        if not view.manifest_number:
+            self._note_unknown_logs(fitting.nodes.values())
+        self._plan_claims(fitting.incarnation)
+        if fitting == view.manifest and not self._snapshots.anew:
+            self.items.append(Item(name, "manifest", "clean", COPIED))
+            return
+        self._manifest = fitting
+        status, what = self._why_rewritten()
+        self.items.append(
+            Item(
+                name,
+                "manifest",
+                status,
+                REWRITTEN,
+                given_up=None if status == "clean" else Extent(),
+                what=what,
+                to=f"{folder}/{self._number:010d}.json",
+            )
+        )
+
+    def _fitting(self) -> ClusterManifest:
+        """The manifest of the copy: its positions are those of the repaired logs."""
+        view, manifest, lost = self.view, self.view.manifest, self._lost
         repairs = {repair.node.name: repair for repair in self._nodes}
         snapshots = {
             name: replace(
@@ -283,7 +321,7 @@ class ClusterRepair:
             )
             for lifetime in manifest.lifetimes
         )
-        fitting = replace(
+        return replace(
             manifest,
             snapshots=snapshots,
             lifetimes=lifetimes,
@@ -305,50 +343,30 @@ class ClusterRepair:
             keys=key_checks.with_active(keys_of(self.store).key_ring, manifest.keys),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
         )
-        name = f"{folder}/{view.manifest_number:010d}.json" if view.manifest_number else folder
-        self._snapshots.planned = snapshots
+
+    def _why_rewritten(self) -> tuple[str, str]:
+        """The status of the manifest that was found, and what is said about the new one."""
+        view = self.view
         if not view.manifest_number:
-            self._note_unknown_logs(fitting.nodes.values())
-        self._plan_claims(fitting.incarnation)
-        if fitting == manifest and not self._snapshots.anew:
-            self.items.append(Item(name, "manifest", "clean", COPIED))
-            return
-        self._manifest = fitting
-        status, given_up, what = "clean", None, "made to fit what is kept"
-        if not view.manifest_number:
-            status, given_up = "missing", Extent()
-            what = (
+            return "missing", (
                 "no manifest of the cluster can be read: this one is made from the files that "
                 f"are here{self._forgotten()}"
-            )
-            what += (
+            ) + (
                 ""
                 if view.logs
                 else "; no log of a node is here, so changes after the snapshots are lost"
             )
-        elif lost:
-            status, given_up = "corrupt", Extent()
-            what = (
+        if self._lost:
+            return "corrupt", (
                 f"the newest manifest cannot be read; number {view.manifest_number} is used in "
                 f"its place{self._forgotten()}"
             )
-        elif self._newer:
-            status, given_up = "corrupt", Extent()
-            what = (
+        if self._newer:
+            return "corrupt", (
                 f"this manifest is older than the files beside it ({self._newer})"
                 f"{self._forgotten()}"
             )
-        self.items.append(
-            Item(
-                name,
-                "manifest",
-                status,
-                REWRITTEN,
-                given_up=given_up,
-                what=what,
-                to=f"{folder}/{self._number:010d}.json",
-            )
-        )
+        return "clean", "made to fit what is kept"
 
     def _note_unknown_logs(self, known: Collection[str]) -> None:
         """Adds items for logs that were opened in this cluster and have no files here."""
