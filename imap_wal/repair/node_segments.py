@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from imap_wal import format, layout
@@ -49,54 +50,15 @@ class SegmentPlanner:
     def decide(self, *, given_up: bool) -> None:
         """Decide for each segment. `given_up`: nothing of them is kept."""
         manifest, folder = self._plan.manifest, self._plan.node.folder
-        wal = self._plan.wal()
-        misplaced = older_manifests.misplaced_wal(self._plan.node)
-        if misplaced:
-            self._plan.changed = True
-            self._plan.items.append(
-                Item(
-                    f"{folder}/wal", "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced
-                )
-            )
-            wal = WalFolder(())
-        for segments, what in (
-            (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
-            (wal.copied, "a recovery made a copy of it, which counts instead"),
-        ):
-            self._plan.items += [
-                Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments
-            ]
-        living = wal.segments
-        found: dict[int, Segment] = {}
-        for index, segment in enumerate(living):
-            self._plan.tell(segment.path)
-            found[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
-        find_missing_ends(found)
-        before: int | None = None
+        found = self._found()
+        epochs = self._known_epochs()
+        last_number = self._last_number(found)
         # A missing segment keeps its name if that is known: then no low-water mark in it is above
         # the end of the log. Otherwise it gets the epoch of the last known segment before it, or
         # else of the first one after it: epochs never decrease.
-        marks = self._plan.marks()
-        epochs = {
-            place.segment: place.epoch for place in (*marks, manifest.checkpoint) if place.epoch
-        }
         known = {**epochs, **{number: segment.epoch for number, segment in found.items()}}
         epoch = manifest.archived[0] or (known[min(known)] if known else 0)
-        # If this folder was restored from an older copy, the marks are in later segments.
-        last_number = max(
-            [
-                *found,
-                manifest.checkpoint.segment,
-                manifest.newest,
-                *(mark.segment for mark in marks),
-            ]
-        )
-        if last_number - manifest.archived[1] - len(found) > MISSING_MAX:
-            raise NotRepairable(
-                f"{folder}/wal: according to the manifests there are {last_number} segments, and "
-                f"{len(found)} are here: mount their disk, or bring them back from a copy; if the "
-                "newest manifest is wrong, move it away"
-            )
+        before: int | None = None
         for number in range(manifest.archived[1] + 1, last_number + 1):
             planned = found.get(number)
             if planned is None:
@@ -123,6 +85,58 @@ class SegmentPlanner:
             )
         if not found and manifest.checkpoint[:2] <= manifest.archived:
             self._plan.end = manifest.checkpoint
+
+    def _found(self) -> dict[int, Segment]:
+        """The segments that count, by number, and items for the others."""
+        plan = self._plan
+        wal = plan.wal()
+        misplaced = older_manifests.misplaced_wal(plan.node)
+        if misplaced:
+            plan.changed = True
+            path = f"{plan.node.folder}/wal"
+            plan.items.append(
+                Item(path, "node", "missing", GIVEN_UP, given_up=Extent(), what=misplaced)
+            )
+            wal = WalFolder(())
+        for segments, what in (
+            (wal.void, "begun by a writer that had been replaced: nothing in it counts"),
+            (wal.copied, "a recovery made a copy of it, which counts instead"),
+        ):
+            plan.items += [
+                Item(each.path, "segment", "clean", LEFT_OUT, what=what) for each in segments
+            ]
+        living = wal.segments
+        found: dict[int, Segment] = {}
+        for index, segment in enumerate(living):
+            plan.tell(segment.path)
+            found[segment.number] = self._look_at(segment, newest=index == len(living) - 1)
+        find_missing_ends(found)
+        return found
+
+    def _known_epochs(self) -> dict[int, int]:
+        """Segment number → its epoch, from the manifests."""
+        places = (*self._plan.marks(), self._plan.manifest.checkpoint)
+        return {place.segment: place.epoch for place in places if place.epoch}
+
+    def _last_number(self, found: Mapping[int, Segment]) -> int:
+        """Also of segments that are missing: if this folder was restored from an older copy, the
+        marks are in later ones. Raises `NotRepairable` if too many are."""
+        manifest = self._plan.manifest
+        last = max(
+            [
+                *found,
+                manifest.checkpoint.segment,
+                manifest.newest,
+                *(mark.segment for mark in self._plan.marks()),
+            ]
+        )
+        if last - manifest.archived[1] - len(found) > MISSING_MAX:
+            raise NotRepairable(
+                f"{self._plan.node.folder}/wal: according to the manifests there are {last} "
+                f"segments, and {len(found)} are here: mount their disk, or bring them back from a "
+                "copy; if the newest manifest is wrong, move it away"
+            )
+        return last
 
     def _look_at(self, segment: SegmentFile, *, newest: bool) -> Segment:
         """Read all of a segment. One that no key opens, or that is not encrypted, is put aside if
