@@ -37,13 +37,15 @@ _RULES = ("partition", "incarnation", "partition_version")
 @dataclass(frozen=True)
 class Wanted:
     """What a reader wants. `schema`: of Arrow, with the columns in their order. `nodes`: only rows
-    of these; (): of all. `metadata`: for the columns of text."""
+    of these; (): of all. `metadata`: for the columns of text. `in_order`: entries of an archive in
+    the order of the log."""
 
     schema: Any
     maps: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     filters: Filters | None = None
     metadata: tuple[Metadata, ...] = ()
+    in_order: bool = False
 
     @property
     def needed(self) -> set[str]:
@@ -150,7 +152,7 @@ def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[An
     partial = below >= scan.first or (scan.until is not None and scan.until < scan.last)
     overtaken = scan.overtaken.get(scan.map, {})
     needed = wanted.needed - {"node"}
-    if partial or any(cut >= scan.first for _, cut in cuts):
+    if wanted.in_order or partial or any(cut >= scan.first for _, cut in cuts):
         needed |= POSITION_COLUMNS.keys()
     if cuts:
         needed.add("incarnation")
@@ -158,7 +160,7 @@ def _archive(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[An
         needed.update(_RULES)
     if not _has_times(store, scan, wanted):
         return
-    for read in _batches(store, scan, needed):
+    for read in _batches(store, scan, needed, wanted.in_order):
         batch = read
         if partial:
             above = _after(batch, below)
@@ -190,10 +192,20 @@ def _snapshot(store: SegmentStore, scan: FileScan, wanted: Wanted) -> Iterator[A
         yield batch
 
 
-def _batches(store: SegmentStore, scan: FileScan, needed: Collection[str]) -> Iterator[Any]:
+def _batches(
+    store: SegmentStore, scan: FileScan, needed: Collection[str], in_order: bool = False
+) -> Iterator[Any]:
     names = sorted(needed) or ["deleted"]  # of no column, the number of rows would be unknown
     log = scan.directory if scan.kind == ARCHIVE else ""
-    return batches(store, scan.path, names, checksum=scan.checksum, records=scan.records, log=log)
+    return batches(
+        store,
+        scan.path,
+        names,
+        checksum=scan.checksum,
+        records=scan.records,
+        log=log,
+        by_position=in_order,
+    )
 
 
 def _has_times(store: SegmentStore, scan: FileScan, wanted: Wanted) -> bool:

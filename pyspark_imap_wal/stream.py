@@ -184,7 +184,12 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store = open_store(known(partition.place))
         try:
             log = ClusterLog(store, partition.namespace, partition.cluster)
-            wanted = Wanted(schema_of(self._kinds), self._options.maps, metadata=partition.metadata)
+            wanted = Wanted(
+                schema_of(self._kinds),
+                self._options.maps,
+                metadata=partition.metadata,
+                in_order=True,
+            )
             for scan, source in ahead(store, partition.scans):
                 yield from read_columns(log, scan, wanted, source)
         finally:

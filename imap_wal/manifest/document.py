@@ -184,5 +184,6 @@ NOT_OF_VERSION_1 = (
     "former",
     "cluster",
     "clears",
+    "by_key",
 )
 """Written only when they are set."""

@@ -9,8 +9,23 @@ from typing import Any, ClassVar, Self, TypeAlias, overload
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import TURNS
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import NOT_OF_VERSION_1, Packed, Whole, checked, fields_of, require
-from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
+from imap_wal.manifest.document import (
+    NOT_OF_VERSION_1,
+    Packed,
+    Whole,
+    checked,
+    fields_of,
+    require,
+    without_defaults,
+)
+from imap_wal.manifest.store import (
+    FORMAT,
+    FORMAT_BY_KEY,
+    FORMAT_CLEARS,
+    FORMAT_PACKED,
+    PACKED_FROM,
+    ManifestLog,
+)
 from storage_backends import SegmentStore
 
 LOG = "log"
@@ -63,9 +78,12 @@ class Archive:
     bytes: int
     checksum: int = 0
     """CRC-32C of the whole file; 0: unknown."""
+    unpacked: int = 0
+    """If its rows are sorted by key: how many bytes they take in memory. 0: unknown; they are
+    usually in the order of the log."""
 
     def to_json(self) -> dict[str, Any]:
-        return fields_of(self)
+        return without_defaults(fields_of(self), ("unpacked",))
 
 
 class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
@@ -93,7 +111,7 @@ class NodeManifest:
     """The state of a node's log. The segments are found by listing `wal/`, except those up to
     `archived`: their entries are in `archives`, and their files will be deleted."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS, FORMAT_BY_KEY)
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another one."""
@@ -144,6 +162,8 @@ class NodeManifest:
     must not be used with it."""
     clears: bool = False
     """An archive has, or had, clears."""
+    by_key: bool = False
+    """The rows of an archive are, or were, sorted by key."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
@@ -175,8 +195,8 @@ class NodeManifest:
             document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
         else:
             document["archives"] = [archive.to_json() for archive in self.archives]
-        if self.clears:
-            document["format"] = FORMAT_CLEARS
+        if self.clears or self.by_key:
+            document["format"] = FORMAT_BY_KEY if self.by_key else FORMAT_CLEARS
         document["cluster"] = fields_of(self.cluster)
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}

@@ -23,6 +23,7 @@ from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
+    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
 _ENTRY_FIELDS = [
@@ -41,9 +42,8 @@ _ENTRY_FIELDS = [
     pa.field("request", pa.int64(), nullable=False),
     pa.field("node", pa.string(), nullable=False),
 ]
-_POSITION_FIELDS = [
-    pa.field(name, pa.int64(), nullable=False) for name in ("epoch", "segment", "frame", "index")
-]
+POSITION_COLUMNS = ["epoch", "segment", "frame", "index"]
+_POSITION_FIELDS = [pa.field(name, pa.int64(), nullable=False) for name in POSITION_COLUMNS]
 
 SNAPSHOT_SCHEMA = pa.schema(_ENTRY_FIELDS)
 ARCHIVE_SCHEMA = pa.schema([*_ENTRY_FIELDS, *_POSITION_FIELDS])
@@ -130,10 +130,30 @@ def to_positions(batch: Any) -> list[Position]:
             Position,
             *(
                 _integers(batch.column(batch.schema.get_field_index(name)))
-                for name in ("epoch", "segment", "frame", "index")
+                for name in POSITION_COLUMNS
             ),
         )
     )
+
+
+def first_position(batch: Any) -> Position:
+    """The lowest position of a record batch or table with the columns of one."""
+    return _outermost(batch, "min")
+
+
+def last_position(batch: Any) -> Position:
+    """The highest position of a record batch or table with the columns of one."""
+    return _outermost(batch, "max")
+
+
+def _outermost(batch: Any, which: str) -> Position:
+    columns = [batch.column(name) for name in POSITION_COLUMNS]
+    found: list[int] = []
+    while columns:
+        found.append(pc.min_max(columns[0])[which].as_py())
+        same = pc.equal(columns[0], found[-1])
+        columns = [column.filter(same) for column in columns[1:]]
+    return Position(*found)
 
 
 def nodes_of(batch: Any) -> list[str]:
@@ -142,11 +162,13 @@ def nodes_of(batch: Any) -> list[str]:
 
 
 def plain(batch: Any) -> Any:
-    """A record batch for writing, without the dictionaries that reading creates."""
-    return (
-        pa.Table.from_batches([batch]).cast(ARCHIVE_SCHEMA).combine_chunks().to_batches()[0]
-        if len(batch)
-        else batch
+    """A record batch without the dictionaries that reading creates."""
+    return pa.record_batch(
+        [
+            column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            for column in batch.columns
+        ],
+        names=batch.schema.names,
     )
 
 

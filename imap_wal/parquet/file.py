@@ -12,9 +12,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 import google_crc32c
 
-from imap_wal.errors import CorruptLog, EncryptionError, Forged, ImapWalError, InvalidSetting
+from imap_wal.errors import (
+    CorruptLog,
+    EncryptionError,
+    Forged,
+    ImapWalError,
+    InvalidSetting,
+    UnsupportedVersion,
+)
 from imap_wal.parquet.columns import stored_schemas
 from imap_wal.parquet.contents import open_checked
+from imap_wal.parquet.log_order import sorted_by_position
 from imap_wal.security.encryption import archive_key, archive_keys, keys_of
 from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, Keys
 from storage_backends import AlreadyExists, SegmentStore
@@ -32,6 +40,12 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Approximate size of a batch that is read, unpacked."""
 
 ROWS = b"imap-wal.rows"
+ORDER = b"imap-wal.order"
+"""How the rows of an archive are sorted: `BY_KEY`, by key and then by position. Without this field
+they are in the order of the log."""
+BY_KEY = b"key"
+KEY_LEVEL = 2
+"""Of zstd, for files that are sorted by key: a fifth smaller than with level 1, pyarrow's own."""
 PATH = b"imap-wal.path"
 LOG = b"imap-wal.log"
 """In an encrypted file: the path for which it was written, and for an archive its log."""
@@ -51,22 +65,24 @@ def batches(
     checksum: int = 0,
     records: int = 0,
     log: str = "",
+    by_position: bool = False,
 ) -> Iterator[Any]:
-    """The record batches of an imap-wal Parquet file. Raises `NotFound` and `CorruptLog`.
-    `checksum` of the whole file and `records` are those in the manifest; 0: unknown. `log`: see
-    `open_parquet`.
+    """The record batches of an imap-wal Parquet file. Raises `NotFound`, `CorruptLog`, and
+    `StorageUnavailable` if this machine has no space for a copy. `checksum` of the whole file and
+    `records` are those in the manifest; 0: unknown. `log`: see `open_parquet`. `by_position`: rows
+    of an archive in the order of the log, which is not that of every file; `columns` must include
+    the positions.
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
     with _reading(store, path, checksum, log) as file:
         found = 0
-        # One group at a time: a pass over all groups would keep in memory all that it has read.
-        for group in range(file.num_row_groups):
-            count = _batch_rows(file.metadata.row_group(group), columns, rows_max)
-            for batch in file.iter_batches(count, row_groups=[group], columns=columns):
-                validate(batch)
-                found += len(batch)
-                yield batch
+        read = _every(file, columns, rows_max)
+        if is_by_key(file, path) and by_position:
+            read = sorted_by_position(read)
+        for batch in read:
+            found += len(batch)
+            yield batch
         promised = (file.metadata.metadata or {}).get(ROWS)
     if promised != b"%d" % found:
         promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
@@ -79,6 +95,25 @@ def batches(
     if records and found != records:
         what = f"this Parquet file has {found} rows, the manifest says {records}"
         raise CorruptLog(path, 0, what, "restore it from a copy")
+
+
+def _every(file: Any, columns: list[str] | None, rows_max: int) -> Iterator[Any]:
+    # One group at a time: a pass over all groups would keep in memory all that it has read.
+    for group in range(file.num_row_groups):
+        count = _batch_rows(file.metadata.row_group(group), columns, rows_max)
+        for batch in file.iter_batches(count, row_groups=[group], columns=columns):
+            validate(batch)
+            yield batch
+
+
+def is_by_key(file: Any, path: str) -> bool:
+    """Whether the rows of a `pyarrow.parquet.ParquetFile` are sorted by key. Raises
+    `UnsupportedVersion` if they are in an order that this version does not know."""
+    order = (file.metadata.metadata or {}).get(ORDER)
+    if order not in (None, BY_KEY):
+        what = f"its rows are in the order {order.decode(errors='replace')!r}"
+        raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
+    return order is not None
 
 
 def group_batches(
@@ -279,10 +314,12 @@ class ParquetFile:
     """A Parquet file that is written to local disk, one row group at a time, and then published as
     a whole."""
 
-    def __init__(self, folder: Path, schema: Any, keys: Keys, log: str = "") -> None:
-        """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it
-        is."""
-        self._log = log
+    def __init__(
+        self, folder: Path, schema: Any, keys: Keys, log: str = "", *, by_key: bool = False
+    ) -> None:
+        """`keys`: those of its store (`keys_of`). `log`: directory of the log whose archive it is.
+        `by_key`: its rows are sorted by key and position."""
+        self._log, self._by_key = log, by_key
         self._schema = schema
         key_ring = keys.key_ring
         self._encrypted = key_ring.active != PLAIN
@@ -293,8 +330,9 @@ class ParquetFile:
             self.local,
             schema,
             compression="zstd",
+            compression_level=KEY_LEVEL if by_key else None,
             use_dictionary=DICTIONARIES,
-            write_statistics=["map", "timestamp_ms"],
+            write_statistics=["map", "timestamp_ms", *(["key"] if by_key else [])],
             store_schema=False,
             write_page_checksum=True,
             encryption_properties=_encryption().create_encryption_properties(key) if key else None,
@@ -353,5 +391,7 @@ class ParquetFile:
     def _close(self) -> None:
         self.flush()
         if self._writer.is_open:
-            self._writer.add_key_value_metadata({ROWS: b"%d" % self.records})
+            self._writer.add_key_value_metadata(
+                {ROWS: b"%d" % self.records, **({ORDER: BY_KEY} if self._by_key else {})}
+            )
         self._writer.close()

@@ -6,14 +6,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from imap_wal import layout
 from imap_wal.entry import DELETED, MAP, Row
-from imap_wal.errors import EncryptionError
+from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
+    POSITION_COLUMNS,
     SNAPSHOT_SCHEMA,
     nodes_of,
     stored_schemas,
@@ -21,7 +22,7 @@ from imap_wal.parquet.columns import (
     to_positions,
     to_rows,
 )
-from imap_wal.parquet.file import ROWS, ParquetFile, Published, open_parquet, validate
+from imap_wal.parquet.file import ROWS, ParquetFile, Published, is_by_key, open_parquet, validate
 from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 
@@ -29,11 +30,12 @@ _BATCH_ROWS = 1024
 
 
 class Damage(NamedTuple):
-    """A place where rows are lost. `rows`: their number; None: the file's own index cannot be
-    read."""
+    """A place where rows are lost. `rows`: their number; None: the file's own index cannot be read.
+    `begins`: all of them are at this position of the log or later; None: unknown."""
 
     rows: int | None
     what: str
+    begins: Position | None = None
 
 
 class Rows(NamedTuple):
@@ -57,8 +59,11 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         try:
             file = open_parquet(source, path, keys_of(store), log or "")
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
+            by_key = is_by_key(file, path)
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
+        except UnsupportedVersion:
+            raise
         except EncryptionError as error:
             # The damage may be in the index, which shows whether the file is encrypted.
             if not keys_of(store).key_ring.keys:
@@ -74,6 +79,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         if promised != b"%d" % sum(sizes):
             promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
             yield Damage(None, f"it promises {promise}, and its index names {sum(sizes)} rows")
+        seen: Position | None = None
         for group in range(groups):
             done = 0
             try:
@@ -85,16 +91,34 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
                         None if log is None else to_positions(batch),
                     )
                     done += len(found.rows)
+                    if found.places:
+                        seen = found.places[-1]
                     yield found
+                if done == sizes[group]:
+                    continue
+                what = f"it has {done} rows, its index says {sizes[group]}"
             except Exception as error:  # noqa: BLE001  # as above
-                yield Damage(sizes[group] - done, f"row group {group + 1} of {groups}: {error}")
-                continue
-            if done != sizes[group]:
-                yield Damage(
-                    max(sizes[group] - done, 0),
-                    f"row group {group + 1} of {groups}: it has {done} rows, its index says "
-                    f"{sizes[group]}",
-                )
+                what = str(error)
+            begins = _first_after(file, group, done) if by_key else seen
+            yield Damage(
+                max(sizes[group] - done, 0),
+                f"row group {group + 1} of {groups}: {what}",
+                None if begins is None else begins._replace(index=0),
+            )
+
+
+def _first_after(file: Any, group: int, done: int) -> Position | None:
+    """The lowest position of the rows after the first `done` of a row group, of which another
+    column is damaged. None if it cannot be read."""
+    places: list[Position] = []
+    try:
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=POSITION_COLUMNS):
+            places += to_positions(batch)
+    except Exception:  # noqa: BLE001  # as above
+        return None
+    if len(places) != file.metadata.row_group(group).num_rows:
+        return None
+    return min(places[done:], default=None)
 
 
 class Salvaged(NamedTuple):
@@ -118,21 +142,23 @@ def count_readable(
     """Count the rows that can be kept. `below`: only entries at lower positions."""
     records = tombstones = 0
     lost: int | None = 0
-    first = last = seen = end = None
+    first = last = None
+    ends: list[Position | None] = []
     what = ""
     for part in readable(store, path, log=log):
         if isinstance(part, Damage):
             lost = None if lost is None or part.rows is None else lost + part.rows
-            if not what:
-                what, end = part.what, None if seen is None else seen._replace(index=0)
+            ends.append(part.begins)
+            what = what or part.what
             continue
-        if part.places:
-            seen = part.places[-1]
         kept = _below(part, below)
         records += len(kept.rows)
         tombstones += sum(row[DELETED] for row in kept.rows)
         if kept.places:
-            first, last = first or kept.places[0], kept.places[-1]
+            first = min(kept.places) if first is None else min(first, *kept.places)
+            last = max(kept.places) if last is None else max(last, *kept.places)
+    known = [end for end in ends if end is not None]
+    end = min(known, default=None) if len(known) == len(ends) else None
     return Salvaged(records, tombstones, first, last, lost, what, end)
 
 
@@ -170,6 +196,7 @@ def rewrite_file(
             SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,
             keys_of(target),
             log or "",
+            by_key=log is not None and is_archive_by_key(store, path, log),
         )
         for part in readable(store, path, log=log):
             if isinstance(part, Damage):
@@ -181,6 +208,12 @@ def rewrite_file(
                     sum(row[DELETED] for row in kept.rows),
                 )
         return file.publish(target, name)
+
+
+def is_archive_by_key(store: SegmentStore, path: str, log: str) -> bool:
+    """Whether an archive with readable rows says that they are sorted by key."""
+    with store.open_input(path) as source:
+        return is_by_key(open_parquet(source, path, keys_of(store), log), path)
 
 
 def copy_file(
@@ -206,7 +239,7 @@ def copy_file(
 
 
 def _below(part: Rows, below: Position | None) -> Rows:
-    if below is None or part.places is None or not part.places or part.places[-1] < below:
+    if below is None or part.places is None or not part.places or max(part.places) < below:
         return part
     kept = [index for index, place in enumerate(part.places) if place < below]
     return Rows(

@@ -27,10 +27,12 @@ Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 @dataclass(frozen=True, slots=True)
 class EntryBatch:
-    """A batch of entries of one node, in log order, from position `first` to `last` (including
-    entries that do not count; START in a snapshot). `bytes` is their unpacked size in storage.
-    `positions` are those of `rows`, on request. `next_offset` is where reading a segment continues.
-    `clears`: some of the rows may be clears, which have no key (`imap_wal.read.newest.clears`)."""
+    """A batch of entries of one node, from position `first` to `last` (including entries that do
+    not count; START in a snapshot). `bytes` is their unpacked size in storage. `positions` are
+    those of `rows`, on request; then an archive is read in log order too, and otherwise only each
+    of its keys. `next_offset` is where reading a segment continues. `frames`: the offset and the
+    number of rows of each frame of a segment; only if all of its entries count. `clears`: some of
+    the rows may be clears, which have no key (`imap_wal.read.newest.clears`)."""
 
     node: str
     rows: list[Row]
@@ -41,6 +43,7 @@ class EntryBatch:
     metadata: tuple[Metadata, ...] = ()
     next_offset: int = 0
     clears: bool = False
+    frames: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +76,6 @@ class FileScan:
     """`checkpoint` and `newest` are from the node's manifest, if known: a segment that ends before
     them is damaged."""
     checksum: int = 0
+    unpacked: int = 0
+    """As in `imap_wal.manifest.node.Archive`."""
     overtaken: Overtaken = field(default_factory=dict)

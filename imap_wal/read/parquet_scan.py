@@ -24,8 +24,9 @@ from storage_backends import SegmentStore
 def read_archive(
     store: SegmentStore, scan: FileScan, *, positions: bool = False
 ) -> Iterator[EntryBatch]:
-    """The entries of an archive that count, in log order. `first` and `last` of the batches are
-    those of the archive, unless positions are read."""
+    """The entries of an archive that count; with positions in log order, otherwise in the order of
+    the file, which is that of the log for each key. `first` and `last` of the batches are those of
+    the archive, unless positions are read."""
     below = max(scan.since or START, scan.covered.get(scan.map, START))
     if scan.last <= below or (scan.until is not None and scan.first > scan.until):
         return
@@ -48,13 +49,14 @@ def read_archive(
         checksum=scan.checksum,
         records=scan.records,
         log=scan.directory,
+        by_position=positions,
     ):
         rows = to_rows(batch)
         clears = _has_clears(rows)
         places = to_positions(batch) if placed else None
         first, last = scan.first, scan.last
         if places is not None:
-            first, last = places[0], places[-1]
+            first, last = min(places), max(places)
             kept = [
                 (row, place)
                 for row, place in zip(rows, places, strict=True)

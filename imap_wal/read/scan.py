@@ -66,11 +66,13 @@ def read_scan(
     maps: Collection[str] | None = None,
     *,
     positions: bool = False,
+    rows_max: int = ROWS_MAX,
 ) -> Iterator[EntryBatch]:
-    """The entries of a scan that count, in log order. Raises `NotFound` if the file was archived or
-    pruned since the scan was made; `LogError`."""
+    """The entries of a scan that count; without `positions`, those of an archive may be in another
+    order than the log's (`EntryBatch`). `rows_max`: a batch of a segment ends after so many. Raises
+    `NotFound` if the file was archived or pruned since the scan was made; `LogError`."""
     if scan.kind == SEGMENT:
-        return _SegmentPass(store, scan, maps, positions).read()
+        return _SegmentPass(store, scan, maps, positions, rows_max).read()
     # Late, because it loads pyarrow.
     from imap_wal.read.parquet_scan import read_archive, read_snapshot
 
@@ -98,8 +100,14 @@ class _SegmentPass:
     """One reading of a segment: groups frames into batches, each under one rule."""
 
     def __init__(
-        self, store: SegmentStore, scan: FileScan, maps: Collection[str] | None, positions: bool
+        self,
+        store: SegmentStore,
+        scan: FileScan,
+        maps: Collection[str] | None,
+        positions: bool,
+        rows_max: int,
     ) -> None:
+        self._rows_max = rows_max
         self._store, self._scan, self._maps, self._positions = (
             held(store, scan.path),
             scan,
@@ -142,7 +150,7 @@ class _SegmentPass:
                     self._frames.append(frame)
                     self._bytes += frame.end - frame.offset
                     self._records += frame.count
-                    if self._bytes >= BATCH_BYTES_MAX or self._records >= ROWS_MAX:
+                    if self._bytes >= BATCH_BYTES_MAX or self._records >= self._rows_max:
                         yield from self._flush()
                 elif frame.kind == format.METADATA:
                     yield from self._flush()
@@ -281,7 +289,17 @@ class _SegmentPass:
         rows, places = without_overtaken(rows, places, scan.overtaken)
         clears = format.CLEARS in {frame.kind for frame in frames}
         changes = EntryBatch(
-            scan.node, rows, first, last, self._bytes, places, (), frames[-1].end, clears
+            scan.node,
+            rows,
+            first,
+            last,
+            self._bytes,
+            places,
+            next_offset=frames[-1].end,
+            clears=clears,
+            frames=tuple((frame.offset, frame.count) for frame in frames)
+            if len(rows) == self._records
+            else (),
         )
         self._frames = []
         self._bytes = self._records = 0

@@ -75,6 +75,7 @@ def node_scans(
             bytes=archive.bytes,
             records=archive.records,
             checksum=archive.checksum,
+            unpacked=archive.unpacked,
             overtaken=overtaken,
         )
         for archive in _archives(log, since, until, maps, marks)

@@ -135,7 +135,7 @@ class ArchivePlanner:
         if first is not None and first.number == manifest.archived[1] + 1:
             return  # no segment is deleted
         requests = dict(manifest.requests)
-        found = []
+        found, by_key = [], manifest.by_key
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
@@ -148,6 +148,7 @@ class ArchivePlanner:
             )
             if not map_name:
                 continue
+            by_key |= self._is_by_key(file.path)
             rows = salvage.count_readable(
                 self._plan.store, file.path, log=self._plan.manifest.directory
             )
@@ -172,8 +173,18 @@ class ArchivePlanner:
         last = max(archive.last for archive in found)
         archived = (last.epoch, last.segment) if first is None else (first.epoch, first.number - 1)
         self._plan.manifest = replace(
-            manifest, archives=(*manifest.archives, *found), archived=archived, requests=requests
+            manifest,
+            archives=(*manifest.archives, *found),
+            archived=archived,
+            requests=requests,
+            by_key=by_key,
         )
+
+    def _is_by_key(self, path: str) -> bool:
+        try:
+            return salvage.is_archive_by_key(self._plan.store, path, self._plan.manifest.directory)
+        except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
+            return False  # it has no readable rows
 
     def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:
         """The first segment that is not archived. On a storage that cannot append, the last small

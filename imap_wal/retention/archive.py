@@ -1,7 +1,7 @@
-"""Turns sealed segments into archives: one Parquet file per map, compressed with zstd. Then the
-segments are deleted.
+"""Turns sealed segments into archives: Parquet files of one map each, sorted by key, compressed
+with zstd. Then the segments are deleted.
 
-    write   segments ─▶ a local file for each map ─▶ store.create_from ─▶ one node manifest
+    write   segments ─▶ local files of each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
 
 `imap_wal.retention.archive_writer` reads the segments and writes the files, and
@@ -12,7 +12,9 @@ it leaves segments at or below `archived`. Neither is ever read, and the next ru
 
 Columns: map, key, key_class, value, value_class, deleted, timestamp_ms, expires_at_ms, partition;
 the order: incarnation, partition_version, session, request; the position: node, epoch, segment,
-frame, index. A snapshot's files have no position, and are sorted by key.
+frame, index. Archives are sorted by key and position, those of earlier versions by position only
+(docs/decisions/0051-archives-are-sorted-runs.md). A snapshot's files have no position, and are
+sorted by key.
 """
 
 from __future__ import annotations
@@ -228,7 +230,14 @@ class _Run:
                 )
             newest = max(now.newest, last[1])
             return carried(
-                replace(now, archives=(*left, *work.archives), newest=newest), last, [work.summary]
+                replace(
+                    now,
+                    archives=(*left, *work.archives),
+                    newest=newest,
+                    by_key=now.by_key or bool(work.archives),
+                ),
+                last,
+                [work.summary],
             )
 
         try:

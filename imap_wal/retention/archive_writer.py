@@ -1,43 +1,37 @@
-"""Writes the Parquet files of an archive run: one for each map, from sealed segments and small
-archives."""
+"""Writes the Parquet files of an archive run, sorted by key: one for each map, or several of
+bounded size, from sealed segments and small archives. See
+docs/decisions/0051-archives-are-sorted-runs.md."""
 
 from __future__ import annotations
 
-import io
-import tempfile
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-
-import msgpack
+from typing import Any
 
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
-from imap_wal.entry import DELETED, MAP, Row
-from imap_wal.format import Position
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive
-from imap_wal.parquet.columns import ARCHIVE_SCHEMA, plain, to_batch
+from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_by_key
+from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.file import ParquetFile, batches
-from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.retention.sealed_segments import Summary
 from imap_wal.security.encryption import keys_of, with_fixed_keys
-from imap_wal.security.encryption_keys import Keys
 from storage_backends import SegmentStore
 
-OPEN_FILES_MAX = 128
-"""Maps whose files are written while the segments are read; rows of other maps wait in a scratch
-file."""
-SCRATCH_BYTES = 32 * 1024 * 1024
-"""Bytes of such rows that are kept in memory before they are written to the scratch file."""
+FULL = 64 * 1024 * 1024
+"""A file of a map is written when so many bytes of its rows wait, as they are in memory. Whoever
+reads it in the order of the log sorts it in memory."""
+BATCH_ROWS = 1024
+"""So many rows at once are decoded and made columns while they are in the processor's cache."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
 ABSORB_MAX = 8
 """This many archives of one map with similar sizes are merged into one, up to the larger size."""
-BUFFERED_BYTES_MAX = 128 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,156 +73,74 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
     return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
 
 
-class _MapFile:
-    def __init__(self, folder: Path, first: Position, keys: Keys, log: str) -> None:
-        self.file = ParquetFile(folder, ARCHIVE_SCHEMA, keys, log)
-        self.first = self.last = first
+class _Pile:
+    """The rows of the next file of one map. They are later than those of its former files."""
 
+    def __init__(self) -> None:
+        self.batches: list[Any] = []
+        self.bytes = 0
 
-class _Scratch:
-    """Rows of the maps without an open file, in one local file, which is read map by map. Memory:
-    `SCRATCH_BYTES` of rows, and 16 bytes for each chunk of a map in the file."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # closed by `close`
-        self._pack = msgpack.Packer(use_bin_type=True).pack
-        self._waiting: dict[str, bytearray] = {}
-        self._bytes = self._size = 0
-        self._places: dict[str, array[int]] = {}
-        """Map → offset and length of its chunks, as one flat list."""
-
-    def add(self, name: str, rows: Sequence[Row], places: Sequence[Position]) -> None:
-        data = b"".join(map(self._pack, zip(places, rows, strict=True)))
-        self._waiting.setdefault(name, bytearray()).extend(data)
-        self._bytes += len(data)
-        if self._bytes >= SCRATCH_BYTES:
-            self._flush()
-
-    def maps(self) -> list[str]:
-        """The maps with rows, sorted."""
-        self._flush()
-        return sorted(self._places)
-
-    def read(self, name: str) -> Iterator[tuple[list[Row], list[Position]]]:
-        """The rows of a map in the order in which they were added, in batches."""
-        places = self._places[name]
-        for offset, length in zip(places[::2], places[1::2], strict=True):
-            self._file.seek(offset)
-            placed = list(
-                msgpack.Unpacker(
-                    io.BytesIO(self._file.read(length)),
-                    use_list=False,
-                    raw=False,
-                    max_buffer_size=0,
-                )
-            )
-            yield [row for _, row in placed], [Position(*place) for place, _ in placed]
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _flush(self) -> None:
-        for name, data in self._waiting.items():
-            self._file.write(data)
-            self._places.setdefault(name, array("Q")).extend((self._size, len(data)))
-            self._size += len(data)
-        self._waiting.clear()
-        self._bytes = 0
+    def add(self, batches: Iterable[Any]) -> None:
+        for batch in batches:
+            self.batches.append(batch)
+            self.bytes += batch.nbytes
 
 
 class _Pass:
     """One run of `write_archives`. It collects the summary while it writes the Parquet files."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
-        self._store, self._node_folder, self._node, self._scans, self._folder = (
-            store,
-            job.node_folder,
-            job.node,
-            job.scans,
-            job.folder,
-        )
-        self._epoch, self._known, self._nonce = job.epoch, job.archives, job.nonce
+        self._store, self._job = store, job
         self._log = next((scan.directory for scan in job.scans), "")
+        self._known: dict[str, list[Archive]] = {}
+        """Map → its archives, until its first file is written."""
+        for archive in job.archives:
+            self._known.setdefault(archive.map, []).append(archive)
         self.absorbed: list[Archive] = []
         """Small archives whose entries are also in `archives`."""
         self.archives: list[Archive] = []
         self.summary = Summary()
 
     def run(self) -> None:
-        with closing(_Scratch(self._folder)) as scratch:
-            files: dict[str, _MapFile] = {}
-            for scan, store in ahead(self._store, self._scans):
-                for changes in read_scan(store, scan, positions=True):
-                    self.summary.add(changes)
-                    self._split(changes, files, scratch)
-                    if sum(file.file.buffered for file in files.values()) > BUFFERED_BYTES_MAX:
-                        max(files.values(), key=lambda file: file.file.buffered).file.flush()
-            for name, file in sorted(files.items()):
-                self._publish(name, file)
-            files.clear()
-            for name in scratch.maps():
-                one: _MapFile | None = None
-                for rows, places in scratch.read(name):
-                    one = one or self._begin(name, places[0])
-                    self._write(one, rows, places)
-                if one is not None:
-                    self._publish(name, one)
+        with closing(ArchiveRows(self._job.folder)) as waiting:
+            for scan, store in ahead(self._store, self._job.scans):
+                for changes in read_scan(store, scan, rows_max=BATCH_ROWS):
+                    self.summary.add_requests(changes)
+                    if changes.rows:
+                        waiting.add(changes.rows, scan.epoch, scan.number, changes.frames)
+                    for name in [name for name, size in waiting.sizes().items() if size >= FULL]:
+                        self._write(name, waiting)
+            for name in waiting.maps():
+                self._write(name, waiting)
 
-    def _split(self, changes: EntryBatch, files: dict[str, _MapFile], scratch: _Scratch) -> None:
-        by_map: dict[str, tuple[list[Row], list[Position]]] = {}
-        for row, place in zip(changes.rows, changes.positions or (), strict=True):
-            rows, places = by_map.setdefault(row[MAP], ([], []))
-            rows.append(row)
-            places.append(place)
-        for name, (rows, places) in by_map.items():
-            file = files.get(name)
-            if file is None and len(files) < OPEN_FILES_MAX:
-                file = files[name] = self._begin(name, places[0])
-            if file is None:
-                scratch.add(name, rows, places)
-            else:
-                self._write(file, rows, places)
-
-    def _write(self, file: _MapFile, rows: list[Row], places: list[Position]) -> None:
-        file.last = places[-1]
-        file.file.write(to_batch(rows, self._node, places), sum(row[DELETED] for row in rows))
-
-    def _publish(self, name: str, file: _MapFile) -> None:
-        path = layout.archive_path(
-            self._node_folder,
-            name,
-            file.first,
-            file.last,
-            self._epoch,
-            f"{self._nonce}{len(self.archives):x}",
-        )
-        size, crc = file.file.publish(self._store, path)
-        self.archives.append(
-            Archive(
-                name,
-                path,
-                file.first,
-                file.last,
-                file.file.records,
-                file.file.tombstones,
-                size,
-                crc,
-            )
-        )
-
-    def _begin(self, name: str, first: Position) -> _MapFile:
-        """The new file of one map. It begins with the entries of the archives that it absorbs."""
-        absorbed = to_absorb([archive for archive in self._known if archive.map == name])
-        file = _MapFile(
-            self._folder, absorbed[0].first if absorbed else first, keys_of(self._store), self._log
-        )
-        for archive in absorbed:
-            tombstones = archive.tombstones
+    def _write(self, name: str, waiting: ArchiveRows) -> None:
+        """Write the rows of a map that wait. Its first file begins with the entries of the archives
+        that it absorbs."""
+        pile = _Pile()
+        for archive in to_absorb(self._known.pop(name, [])):
+            self.absorbed.append(archive)
             for batch in batches(self._store, archive.path, log=self._log):
-                file.file.write(plain(batch), tombstones)
-                tombstones = 0
-        self.absorbed += absorbed
-        return file
+                pile.add([to_waiting(batch)])
+                if pile.bytes >= FULL and not archive.unpacked:
+                    self._publish(name, pile)
+            # Not within a file that is sorted by key: then positions of the two would overlap.
+            if pile.bytes >= FULL:
+                self._publish(name, pile)
+        pile.add(waiting.taken(name))
+        self._publish(name, pile)
+
+    def _publish(self, name: str, pile: _Pile) -> None:
+        rows, size = pile.batches, pile.bytes
+        pile.batches, pile.bytes = [], 0
+        file = ParquetFile(
+            self._job.folder, ARCHIVE_SCHEMA, keys_of(self._store), self._log, by_key=True
+        )
+        first, last = write_by_key(file, rows, name, self._job.node)
+        nonce = f"{self._job.nonce}{len(self.archives):x}"
+        path = layout.archive_path(self._job.node_folder, name, first, last, self._job.epoch, nonce)
+        published = file.publish(self._store, path)
+        counts = file.records, file.tombstones
+        self.archives.append(Archive(name, path, first, last, *counts, *published, max(size, 1)))
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:
@@ -237,7 +149,7 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
     archives of a step remain. An entry is rewritten once per step."""
     ordered = sorted(archives, key=lambda archive: archive.first)
     taken: list[Archive] = []
-    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:
+    while ordered and is_absorbable(ordered[-1].bytes, ordered[-1].unpacked):
         step = _step(ordered[-1])
         alike = []
         while ordered and _step(ordered[-1]) <= step:
@@ -246,6 +158,11 @@ def to_absorb(archives: list[Archive]) -> list[Archive]:
             break
         taken += alike
     return taken[::-1]
+
+
+def is_absorbable(size: int, unpacked: int) -> bool:
+    """Whether a later run may absorb an archive of `size` bytes. `unpacked`: as in `Archive`."""
+    return unpacked < FULL // 2 if unpacked else size < ABSORB_BYTES_MAX
 
 
 def absorbable(archives: Iterable[Archive]) -> int:

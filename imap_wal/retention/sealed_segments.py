@@ -30,13 +30,18 @@ class Summary:
 
     def add(self, changes: EntryBatch) -> None:
         """Add a batch with positions."""
+        self.add_requests(changes)
+        for row, place in zip(changes.rows, changes.positions or (), strict=True):
+            self.maps[row[MAP]] = place
+
+    def add_requests(self, changes: EntryBatch) -> None:
+        """As `add`, without `maps`; the batch needs no positions."""
         self.end = max(self.end, changes.last)
         self.clears |= changes.clears
         for item in changes.metadata:
             self.metadata.setdefault(to_manifest(item))
-        maps, requests = self.maps, self.requests
-        for row, place in zip(changes.rows, changes.positions or (), strict=True):
-            maps[row[MAP]] = place
+        requests = self.requests
+        for row in changes.rows:
             _, _, session, request = row[ORDER]
             if request > requests.get(session, 0):
                 requests[session] = request

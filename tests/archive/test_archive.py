@@ -15,8 +15,9 @@ from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
-from imap_wal.parquet import file as parquet_file
+from imap_wal.parquet import archive_rows
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA, to_batch, to_positions, to_rows
+from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.scan import read_scan
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention import archive_writer
@@ -164,10 +165,11 @@ def test_damaged_sealed_segment_stops_the_archive_run(
     assert [(file.path, file.size) for file in memory.list("")] == before
 
 
-def test_more_maps_than_may_be_open_at_once(
+def test_rows_of_many_maps_wait_on_disk(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_writer, "OPEN_FILES_MAX", 3)
+    monkeypatch.setattr(archive_rows, "WAITING_BYTES", 0)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 1)
     log = node(memory)
     for number in range(20):
         append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
@@ -184,10 +186,11 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand maps are archived with one pass over the segments, in bounded memory."""
-    monkeypatch.setattr(archive_writer, "SCRATCH_BYTES", 64 * 1024)
+    monkeypatch.setattr(archive_rows, "WAITING_BYTES", 64 * 1024)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 16 * 1024)
     held: list[int] = []
     read: list[str] = []
-    add = archive_writer._Scratch.add
+    add = Scratch.add
 
     def counted(store: SegmentStore, scan: Any, *rest: Any, **options: Any) -> Any:
         read.append(scan.path)
@@ -195,10 +198,11 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
 
     def measured(scratch: Any, *rest: Any) -> None:
         add(scratch, *rest)
-        held.append(sum(map(len, scratch._waiting.values())))
+        waiting = [each for batches in scratch._held.values() for _, each in batches]
+        held.append(sum(each.nbytes for each in waiting if not isinstance(each, tuple)))
 
     monkeypatch.setattr(archive_writer, "read_scan", counted)
-    monkeypatch.setattr(archive_writer._Scratch, "add", measured)
+    monkeypatch.setattr(Scratch, "add", measured)
     log = node(memory)
     expected: dict[str, dict[str, str]] = {}
     for commit in range(6):
@@ -217,7 +221,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     assert read == before, "each segment once"
     assert len(done.archives) == 1000
     assert done.records == 6000
-    assert 0 < max(held) < archive_writer.SCRATCH_BYTES
+    assert 0 < max(held) <= archive_rows.WAITING_BYTES
     assert log.manifests.read()[1].requests == {1: 5999}
     made = view(memory)
     assert {name: values(made, name) for name in made.maps()} == expected
@@ -228,7 +232,7 @@ def test_row_groups_are_bounded(memory: MemoryStore, monkeypatch: pytest.MonkeyP
 
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(parquet_file, "GROUP_ROWS_MAX", 100)
+    monkeypatch.setattr(archive_rows, "GROUP_ROWS", 100)
     log = node(memory)
     for number in range(50):
         append(log, *(put(f"k{index}", "x", (1, 1, 1, number * 10 + index)) for index in range(10)))

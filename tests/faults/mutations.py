@@ -305,7 +305,7 @@ MUTATIONS = (
     Mutation(
         "small archives are not merged",
         "imap_wal/retention/archive_writer.py",
-        "    while ordered and ordered[-1].bytes < ABSORB_BYTES_MAX:",
+        "    while ordered and is_absorbable(ordered[-1].bytes, ordered[-1].unpacked):",
         "    while ordered and ordered[-1].bytes < 0:",
         "tests/archive/test_absorb.py::test_thousands_of_archive_runs_leave_few_archives",
     ),
@@ -348,12 +348,32 @@ MUTATIONS = (
     ),
     Mutation(
         "sealed segment archived, last entry left out",
-        "imap_wal/retention/archive_writer.py",
-        "zip(changes.rows, changes.positions or (), strict=True):\n            rows, places = "
-        "by_map",
-        "list(zip(changes.rows, changes.positions or (), strict=True))[: -1 or None]:\n "
-        "           rows, places = by_map",
+        "imap_wal/parquet/archive_rows.py",
+        "table.take(order.slice(start, count))",
+        "table.take(order.slice(start, count)[:-1])",
         KILL,
+    ),
+    Mutation(
+        "archive that is sorted by key is read as if it were in the order of the log",
+        "imap_wal/parquet/file.py",
+        "if is_by_key(file, path) and by_position:",
+        "if False:",
+        "tests/unit/test_golden_log.py::test_a_golden_log_that_is_sorted_by_key_is_read_in_order",
+    ),
+    Mutation(
+        "manifest of sorted archives that an older version would open",
+        "imap_wal/retention/archive.py",
+        "by_key=now.by_key or bool(work.archives),",
+        "by_key=False,",
+        "tests/archive/test_by_key.py::test_an_older_version_refuses_archives_that_are_sorted_by_key",
+    ),
+    Mutation(
+        "lost rows of a sorted archive are taken to be after the last readable one",
+        "imap_wal/parquet/salvage.py",
+        "begins = _first_after(file, group, done) if by_key else seen",
+        "begins = seen",
+        "tests/cli/test_repair_metadata.py::"
+        "test_point_in_time_ends_where_the_lost_rows_of_a_sorted_archive_begin",
     ),
     Mutation(
         "mark one frame beyond what was merged",

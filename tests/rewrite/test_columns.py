@@ -224,7 +224,7 @@ def test_a_large_archive_that_disappears_begins_the_rewrite_again(
 ) -> None:
     log = archived(memory)
     monkeypatch.setattr(merge, "Sources", Disturbed)
-    monkeypatch.setattr(sources, "ABSORB_BYTES_MAX", 0)
+    monkeypatch.setattr(sources, "is_absorbable", lambda *_: False)
     moved = []
 
     def away() -> None:
@@ -250,7 +250,7 @@ def test_damage_in_a_value_is_found(memory: MemoryStore, monkeypatch: pytest.Mon
     """The file changes after its checksum was compared: each page has one too."""
     log = archived(memory)
     monkeypatch.setattr(merge, "Sources", Disturbed)
-    monkeypatch.setattr(sources, "ABSORB_BYTES_MAX", 0)
+    monkeypatch.setattr(sources, "is_absorbable", lambda *_: False)
 
     def damage() -> None:
         for each in log.manifests.read()[1].archives:

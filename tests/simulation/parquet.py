@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +18,10 @@ from typing import Any
 import google_crc32c
 import msgpack
 
+from imap_wal.entry import DELETED, KEY, MAP
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
+from imap_wal.parquet import archive_rows
 from imap_wal.parquet import columns as parquet_columns
 from imap_wal.parquet import file as parquet_file
 from imap_wal.parquet.contents import demand_checksum
@@ -62,10 +65,17 @@ class Batch:
     """Replaces a record batch: rows, the node that wrote each, and in an archive the position of
     each."""
 
-    __slots__ = ("nodes", "places", "rows")
+    __slots__ = ("by_key", "nodes", "places", "rows")
 
-    def __init__(self, rows: list[Any], nodes: list[str], places: list[Any] | None = None) -> None:
-        self.rows, self.nodes, self.places = rows, nodes, places
+    def __init__(
+        self,
+        rows: list[Any],
+        nodes: list[str],
+        places: Any = None,
+        *,
+        by_key: bool = False,
+    ) -> None:
+        self.rows, self.nodes, self.places, self.by_key = rows, nodes, places, by_key
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -104,8 +114,11 @@ _nodes_of = _of_batch("nodes", parquet_columns.nodes_of)
 class File(parquet_file.ParquetFile):
     """Replaces `ParquetFile`."""
 
-    def __init__(self, folder: Path, schema: Any, keys: Any, log: str = "") -> None:
+    def __init__(
+        self, folder: Path, schema: Any, keys: Any, log: str = "", *, by_key: bool = False
+    ) -> None:
         self._encrypted = False  # segments are: see `imap_wal.security.encryption`
+        self._by_key = by_key
         self._placed = schema is parquet_columns.ARCHIVE_SCHEMA
         self.local = folder / f"{next(_numbers)}.parquet"
         self._batches: list[Any] = []
@@ -130,7 +143,47 @@ class File(parquet_file.ParquetFile):
             places = None
             if self._placed:
                 places = [place for batch in self._done for place in batch.places]
-            _local[name] = _MAGIC + msgpack.packb((rows, nodes, places))
+            _local[name] = _MAGIC + msgpack.packb((rows, nodes, places, self._by_key))
+
+
+class ArchiveRows:
+    """Replaces `imap_wal.parquet.archive_rows.ArchiveRows`."""
+
+    def __init__(self, _: Path) -> None:
+        self._waiting: dict[str, list[tuple[Any, Position]]] = {}
+
+    def add(self, rows: Any, epoch: int, segment: int, frames: Sequence[tuple[int, int]]) -> None:
+        places = [
+            Position(epoch, segment, offset, index)
+            for offset, count in frames
+            for index in range(count)
+        ]
+        for row, place in zip(rows, places, strict=True):
+            self._waiting.setdefault(row[MAP], []).append((row, place))
+
+    def sizes(self) -> dict[str, int]:
+        return {name: 100 * len(waiting) for name, waiting in self._waiting.items()}
+
+    def maps(self) -> list[str]:
+        return sorted(self._waiting)
+
+    def taken(self, name: str) -> list[Batch]:
+        rows, places = zip(*self._waiting.pop(name, []), strict=True)
+        return [Batch(list(rows), [""] * len(rows), list(places))]
+
+    def close(self) -> None:
+        pass
+
+
+def write_by_key(
+    file: File, batches: Sequence[Batch], _: str, node: str
+) -> tuple[Position, Position]:
+    """Replaces `imap_wal.parquet.archive_rows.write_by_key`."""
+    placed = [pair for batch in batches for pair in zip(batch.rows, batch.places, strict=True)]
+    placed.sort(key=lambda pair: (pair[0][KEY] or b"", pair[1]))
+    rows, places = [row for row, _ in placed], [place for _, place in placed]
+    file.write(Batch(rows, [node] * len(rows), places), sum(row[DELETED] for row in rows))
+    return min(places), max(places)
 
 
 def batches(
@@ -142,6 +195,7 @@ def batches(
     checksum: int = 0,
     records: int = 0,
     log: str | None = None,
+    by_position: bool = False,
 ) -> Iterator[Any]:
     """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
@@ -157,6 +211,10 @@ def batches(
     if records and len(batch) != records:
         what = f"this file holds {len(batch)} rows, the manifest says {records}"
         raise CorruptLog(path, 0, what)
+    if by_position and batch.by_key:
+        placed = sorted(zip(batch.places, batch.rows, batch.nodes, strict=True), key=itemgetter(0))
+        places, rows, nodes = (list(each) for each in zip(*placed, strict=True))
+        batch = Batch(rows, nodes, places)
     if len(batch):
         yield batch
 
@@ -164,9 +222,12 @@ def batches(
 def _decode(data: bytes, path: str) -> Batch:
     if not data.startswith(_MAGIC):
         raise CorruptLog(path, 0, "this is no file of rows")
-    rows, nodes, places = msgpack.unpackb(data[len(_MAGIC) :], use_list=False)
+    rows, nodes, places, by_key = msgpack.unpackb(data[len(_MAGIC) :], use_list=False)
     return Batch(
-        list(rows), list(nodes), None if places is None else [Position(*each) for each in places]
+        list(rows),
+        list(nodes),
+        None if places is None else [Position(*each) for each in places],
+        by_key=by_key,
     )
 
 
@@ -181,7 +242,9 @@ def patches() -> list[tuple[Any, str, Any]]:
         "ParquetFile": File,
         "batches": batches,
         "to_batch": to_batch,
-        "plain": lambda batch: batch,
+        "ArchiveRows": ArchiveRows,
+        "to_waiting": lambda batch: batch,
+        "write_by_key": write_by_key,
         "written_otherwise": lambda *_: False,
         "to_rows": _rows_of,
         "to_positions": _of_batch("places", parquet_columns.to_positions),
@@ -200,7 +263,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         sorted_runs,
         rewrite_engine,
     )
-    real = vars(parquet_columns) | vars(parquet_file)
+    real = vars(parquet_columns) | vars(parquet_file) | vars(archive_rows)
     found = [
         (module, name, fake)
         for module in users

@@ -156,6 +156,7 @@ def test_columns_have_the_rows_of_every_other_reader(
             )
             part = cluster_scans(state, since=since, until=until, covered=covered, snapshots=False)
             assert in_order(found(log, part)) == in_order(expected(log, part))
+            assert found(log, part, replace(ALL, in_order=True)) == expected(log, part)
             asked = Filters()
             asked.push([made for made, _ in filters])
             wanted = Wanted(schema_of(KINDS), asked.only("map", ()), asked.only("node", ()), asked)

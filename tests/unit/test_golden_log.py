@@ -3,6 +3,7 @@ an unclosed segment. Every later version reads them.
 
     log-v1.zip        version 1
     log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
+    log-by-key.zip    archives that are sorted by key (manifests of format 4), and a segment
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
 files do not change, and another one is added.
@@ -18,11 +19,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from click.testing import CliRunner
 
 import imap_wal
 from imap_wal.clock import SeededRandomness
+from imap_wal.read.log_reader import LogReader
 from rewrite_cli.cli import group
 from tests.support import FakeClock
 
@@ -44,6 +47,11 @@ CONTENTS["log-clears"] = {
     "rewritten": {},
     "in a segment": dict.fromkeys(range(20), "again"),
 }
+CONTENTS["log-by-key"] = {
+    "orders": {number: "second" if number < 5 else "first" for number in range(20) if number != 7},
+    "others": {"only": 1},
+    "in a segment": {"key": "value"},
+}
 
 
 def make(name: str, folder: Path) -> None:
@@ -54,7 +62,8 @@ def make(name: str, folder: Path) -> None:
         "randomness": SeededRandomness(7),
         "segment_bytes": 1000,
     }
-    store = {"log-v1": every_kind_of_file, "log-clears": clears}[name](folder.as_uri(), fixed)
+    makers = {"log-v1": every_kind_of_file, "log-clears": clears, "log-by-key": by_key}
+    store = makers[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
     shutil.copytree(folder, copy / "log")  # as after a kill
     store.close()
@@ -83,6 +92,20 @@ def clears(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
         store.map("in a segment").clear()
         for number in range(20):
             store.map("in a segment")[number] = value
+    return store
+
+
+def by_key(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
+    store = imap_wal.open(url, **fixed)
+    for number in range(19, -1, -1):  # positions rise while keys fall
+        store.map("orders")[number] = "first"
+    store.map("others")["only"] = 1
+    store.archive()
+    for number in range(4, -1, -1):
+        store.map("orders")[number] = "second"
+    del store.map("orders")[7]
+    store.archive()
+    store.map("in a segment")["key"] = "value"
     return store
 
 
@@ -122,6 +145,18 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
             assert not store.statistics.recovery.torn_bytes
             assert {each: dict(store.map(each)) for each in CONTENTS[name]} == CONTENTS[name]
             assert set(store.maps()) <= set(CONTENTS[name])
+
+
+def test_a_golden_log_that_is_sorted_by_key_is_read_in_order(tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / "log-by-key.zip") as archive:
+        archive.extractall(tmp_path)
+    reader = LogReader(tmp_path, cluster="embedded", node="n1")
+    records = list(reader.read())
+    assert [each.position for each in records] == sorted(each.position for each in records)
+    orders = [each.entry for each in records if each.entry.map == "orders"]
+    keys = [msgpack.unpackb(entry.key or b"") for entry in orders]
+    assert keys == [*range(19, -1, -1), *range(4, -1, -1), 7]
+    assert not orders[5].deleted and orders[-1].deleted
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from imap_wal.entry import Row, clear_of
 from imap_wal.format import START, Position
+from imap_wal.parquet.columns import POSITION_COLUMNS, last_position
 from imap_wal.parquet.file import batches, group_batches
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.selection import void_below
@@ -21,7 +22,6 @@ with needs("archive"):
 
 BATCH_ROWS = 65_536
 ORDER_COLUMNS = ["incarnation", "partition_version", "session", "request"]
-POSITION_COLUMNS = ["epoch", "segment", "frame", "index"]
 COLUMNS = ["key", "deleted", "timestamp_ms", "expires_at_ms", "partition", *ORDER_COLUMNS]
 
 
@@ -64,7 +64,7 @@ def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
         at += len(batch)
         last = scan.last if scan.kind == ARCHIVE else START
         if placed:
-            last = Position(*(batch.column(name)[-1].as_py() for name in POSITION_COLUMNS))
+            last = last_position(batch)
         table = batch.append_column("row", numbers)
         if scan.kind == ARCHIVE:
             table = _counting(table, scan, below, placed)

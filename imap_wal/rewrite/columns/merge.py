@@ -18,6 +18,7 @@ from typing import Any
 
 from imap_wal.entry import KEY, ORDER, PARTITION, Row, is_clear, subject
 from imap_wal.errors import StorageUnavailable
+from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, EntryBatch, FileScan
 from imap_wal.read.newest.clears import Cleared
@@ -32,7 +33,6 @@ from imap_wal.rewrite.columns.key_columns import (
     read_keys,
 )
 from imap_wal.rewrite.columns.newest_keys import NewestKeys
-from imap_wal.rewrite.columns.scratch import Scratch
 from imap_wal.rewrite.columns.sources import Sources
 from imap_wal.rewrite.columns.winners import RANKED_SCHEMA, RANKS, RowSorter
 from imap_wal.rewrite.part_writer import PartWriter

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from imap_wal.rewrite.columns.scratch import Scratch
+from imap_wal.parquet.scratch import Scratch
 from storage_backends.extras import needs
 
 with needs("archive"):

@@ -18,12 +18,12 @@ from imap_wal.entry import Row, subject
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_batch
 from imap_wal.parquet.contents import chunks
 from imap_wal.parquet.file import rows_at
+from imap_wal.parquet.scratch import Scratch
 from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.newest.index import NewestIndex
-from imap_wal.retention.archive_writer import ABSORB_BYTES_MAX
+from imap_wal.retention.archive_writer import is_absorbable
 from imap_wal.rewrite.columns.key_columns import expiring
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys
-from imap_wal.rewrite.columns.scratch import Scratch
 from imap_wal.rewrite.plan import Subject
 from storage_backends import SegmentStore
 from storage_backends.extras import needs
@@ -68,7 +68,7 @@ class Sources:
 
     def file(self, scan: FileScan) -> int:
         """The number of a Parquet file as a source."""
-        if scan.kind == ARCHIVE and scan.bytes < ABSORB_BYTES_MAX:
+        if scan.kind == ARCHIVE and is_absorbable(scan.bytes, scan.unpacked):
             self._copies.copy(scan.path)  # an archive run may absorb it before its values are read
         self._places.append(scan)
         return len(self._places) - 1

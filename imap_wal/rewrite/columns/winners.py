@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA
-from imap_wal.rewrite.columns.scratch import Scratch
+from imap_wal.parquet.scratch import Scratch
 from storage_backends.extras import needs
 
 with needs("archive"):

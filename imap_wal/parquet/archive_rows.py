@@ -1,0 +1,142 @@
+"""The rows of an archive run as columns, until they are written, sorted by key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from imap_wal.entry import Row
+from imap_wal.format import Position
+from imap_wal.parquet.columns import (
+    ARCHIVE_SCHEMA,
+    POSITION_COLUMNS,
+    first_position,
+    last_position,
+    plain,
+    to_batch,
+)
+from imap_wal.parquet.file import ParquetFile
+from imap_wal.parquet.log_order import order_by
+from imap_wal.parquet.scratch import Scratch
+from storage_backends.extras import needs
+
+with needs("archive"):
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
+_CHUNK_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name != "node"])
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Rows of all maps are divided by map when they have so many bytes."""
+WAITING_BYTES = 96 * 1024 * 1024
+"""So many bytes of rows that wait to be written are in memory, the rest is in a scratch file."""
+GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
+"""A row group of a file that is sorted by key ends at either."""
+
+
+class ArchiveRows:
+    """The rows that wait to be written to archives of one node, by map. Memory: about
+    `WAITING_BYTES`. An OSError says that `folder` has no room."""
+
+    def __init__(self, folder: Path) -> None:
+        self._scratch = Scratch(WAITING_SCHEMA, WAITING_BYTES, folder)
+        self._chunk: list[Any] = []
+        self._size = 0
+        self._sizes: dict[str, int] = {}
+
+    def add(
+        self, rows: Sequence[Row], epoch: int, segment: int, frames: Sequence[tuple[int, int]]
+    ) -> None:
+        """Rows of a segment. `frames`: the offset and the number of rows of each of its frames."""
+        batch = _with_positions(rows, epoch, segment, frames)
+        self._chunk.append(batch)
+        self._size += batch.nbytes
+        if self._size >= CHUNK_BYTES:
+            self._divide()
+
+    def sizes(self) -> dict[str, int]:
+        """Map → the bytes of its rows that were divided."""
+        return self._sizes
+
+    def maps(self) -> list[str]:
+        """All maps that have rows."""
+        self._divide()
+        return sorted(self._sizes)
+
+    def taken(self, name: str) -> list[Any]:
+        """The rows of a map, with `WAITING_SCHEMA`, once."""
+        self._sizes.pop(name, None)
+        return list(self._scratch.taken(name))
+
+    def close(self) -> None:
+        self._chunk.clear()
+        self._scratch.close()
+
+    def _divide(self) -> None:
+        if not self._chunk:
+            return
+        table = pa.Table.from_batches(self._chunk).combine_chunks()
+        self._chunk, self._size = [], 0
+        maps = table["map"].combine_chunks().dictionary_encode()
+        table = table.select(WAITING_SCHEMA.names)
+        order = pc.sort_indices(maps.indices)
+        counts = {
+            each["values"].as_py(): each["counts"].as_py() for each in pc.value_counts(maps.indices)
+        }
+        start = 0
+        for number, name in enumerate(maps.dictionary.to_pylist()):
+            # Copied: a slice of the table would keep all of it in memory.
+            own = table.take(order.slice(start, counts[number])) if len(counts) > 1 else table
+            start += counts[number]
+            for batch in own.combine_chunks().to_batches():
+                self._scratch.add(name, batch)
+                self._sizes[name] = self._sizes.get(name, 0) + batch.nbytes
+
+
+def _with_positions(
+    rows: Sequence[Row], epoch: int, segment: int, frames: Sequence[tuple[int, int]]
+) -> Any:
+    """A batch with the map, and all columns of `WAITING_SCHEMA`."""
+    batch = to_batch(rows, "")
+    count = len(rows)
+    columns = {name: batch.column(place) for place, name in enumerate(batch.schema.names)}
+    columns["epoch"] = pa.repeat(pa.scalar(epoch, pa.int64()), count)
+    columns["segment"] = pa.repeat(pa.scalar(segment, pa.int64()), count)
+    offsets: list[int] = []
+    indexes: list[int] = []
+    for offset, records in frames:
+        offsets += [offset] * records
+        indexes += range(records)
+    columns["frame"] = pa.array(offsets, pa.int64())
+    columns["index"] = pa.array(indexes, pa.int64())
+    return pa.record_batch([columns[name] for name in _CHUNK_SCHEMA.names], schema=_CHUNK_SCHEMA)
+
+
+def to_waiting(batch: Any) -> Any:
+    """A batch that was read from an archive, as rows of its map that wait."""
+    batch = plain(batch.select(WAITING_SCHEMA.names))
+    return pa.record_batch(batch.columns, schema=WAITING_SCHEMA)
+
+
+def write_by_key(
+    file: ParquetFile, batches: Sequence[Any], name: str, node: str
+) -> tuple[Position, Position]:
+    """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position. Returns the first
+    and the last position."""
+    table = pa.Table.from_batches(batches, WAITING_SCHEMA).combine_chunks()
+    order = order_by(table, ["key", *POSITION_COLUMNS])
+    count = min(GROUP_ROWS, max(1, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
+    for start in range(0, table.num_rows, count):
+        group = table.take(order.slice(start, count))
+        own = {"map": name, "node": node}
+        columns = [
+            pa.repeat(pa.scalar(own[field.name], field.type), group.num_rows)
+            if field.name in own
+            else group[field.name]
+            for field in ARCHIVE_SCHEMA
+        ]
+        for batch in pa.table(columns, schema=ARCHIVE_SCHEMA).combine_chunks().to_batches():
+            file.write(batch, batch.column("deleted").true_count)
+        file.flush()
+    return first_position(table), last_position(table)
