@@ -32,6 +32,7 @@ from imap_wal.write.node_log import NodeLog
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.log_order import as_before
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.support import contents, embedded, segments
 
@@ -271,6 +272,7 @@ def test_clear_in_archive_or_snapshot_raises_manifest_format(
         archive_sealed(
             memory, log.identity.node_folder, log.identity.node, log.manifests, writing=log.unsealed
         )
+        as_before(memory, log.manifests)  # archives of format 4 are refused in any case
     assert (first.manifests.read()[1].clears, second.manifests.read()[1].clears) == (False, True)
     rewrite(cluster(memory), ENGINE)
     assert cluster(memory).manifest().clears, "two open nodes: the clear is kept"
@@ -294,12 +296,12 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
     found = [row for batch in batches(memory, archive.path) for row in to_rows(batch)]
     assert [(row[1], is_clear(row)) for row in found] == [
         (b"", False),
-        (b"a", False),
         (b"", False),
         (None, True),
         (None, True),
+        (b"a", False),
     ]
-    assert [(row[7], row[8]) for row in found[3:]] == [(3, 1), (3, 2)]
+    assert [(row[7], row[8]) for row in found[2:4]] == [(3, 1), (3, 2)]
     assert archive.tombstones == 3
 
 
