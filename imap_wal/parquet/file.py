@@ -18,7 +18,6 @@ from imap_wal.errors import (
     Forged,
     ImapWalError,
     InvalidSetting,
-    UnsupportedVersion,
 )
 from imap_wal.parquet.columns import stored_schemas
 from imap_wal.parquet.contents import open_checked
@@ -40,10 +39,9 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Approximate size of a batch that is read, unpacked."""
 
 ROWS = b"imap-wal.rows"
-ORDER = b"imap-wal.order"
-"""How the rows of an archive are sorted: `BY_KEY`, by key and then by position. Without this field
-they are in the order of the log."""
-BY_KEY = b"key"
+BY_KEY = b" by key"
+"""After the number of rows, if the rows of an archive are sorted by key and then by position, and
+not in the order of the log. It is the same field, so that no damaged bit changes only one."""
 KEY_LEVEL = 2
 """Of zstd, for files that are sorted by key: a fifth smaller than with level 1, pyarrow's own."""
 PATH = b"imap-wal.path"
@@ -77,21 +75,14 @@ def batches(
     empty. So the file has its number of rows in a second place."""
     with _reading(store, path, checksum, log) as file:
         found = 0
+        is_by_key = _is_by_key(file, path, group_rows(file))
         read = _every(file, columns, rows_max)
-        if is_by_key(file, path) and by_position:
+        if is_by_key and by_position:
             read = sorted_by_position(read)
         for batch in read:
             found += len(batch)
             yield batch
-        promised = (file.metadata.metadata or {}).get(ROWS)
-    if promised != b"%d" % found:
-        promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
-        raise CorruptLog(
-            path,
-            0,
-            f"this Parquet file promises {promise} and has {found} rows",
-            "restore it from a copy",
-        )
+        _is_by_key(file, path, found)
     if records and found != records:
         what = f"this Parquet file has {found} rows, the manifest says {records}"
         raise CorruptLog(path, 0, what, "restore it from a copy")
@@ -106,14 +97,26 @@ def _every(file: Any, columns: list[str] | None, rows_max: int) -> Iterator[Any]
             yield batch
 
 
-def is_by_key(file: Any, path: str) -> bool:
-    """Whether the rows of a `pyarrow.parquet.ParquetFile` are sorted by key. Raises
-    `UnsupportedVersion` if they are in an order that this version does not know."""
-    order = (file.metadata.metadata or {}).get(ORDER)
-    if order not in (None, BY_KEY):
-        what = f"its rows are in the order {order.decode(errors='replace')!r}"
-        raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
-    return order is not None
+def group_rows(file: Any) -> int:
+    """The number of rows of a `pyarrow.parquet.ParquetFile`, by its index."""
+    groups = range(file.num_row_groups)
+    return sum(file.metadata.row_group(group).num_rows for group in groups)
+
+
+def promise_of(rows: int, by_key: bool) -> bytes:
+    """The content of the field `ROWS`."""
+    return b"%d" % rows + (BY_KEY if by_key else b"")
+
+
+def _is_by_key(file: Any, path: str, rows: int) -> bool:
+    """Whether rows are sorted by key. Raises `CorruptLog` if the file says another number of rows:
+    then its order is unknown too."""
+    promised = (file.metadata.metadata or {}).get(ROWS)
+    if promised not in (promise_of(rows, False), promise_of(rows, True)):
+        promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
+        what = f"this Parquet file promises {promise} and has {rows} rows"
+        raise CorruptLog(path, 0, what, "restore it from a copy")
+    return bool(promised == promise_of(rows, True))
 
 
 def group_batches(
@@ -391,7 +394,5 @@ class ParquetFile:
     def _close(self) -> None:
         self.flush()
         if self._writer.is_open:
-            self._writer.add_key_value_metadata(
-                {ROWS: b"%d" % self.records, **({ORDER: BY_KEY} if self._by_key else {})}
-            )
+            self._writer.add_key_value_metadata({ROWS: promise_of(self.records, self._by_key)})
         self._writer.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from imap_wal import layout
 from imap_wal.entry import DELETED, MAP, Row
-from imap_wal.errors import EncryptionError, UnsupportedVersion
+from imap_wal.errors import EncryptionError
 from imap_wal.format import Position
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
@@ -22,7 +23,7 @@ from imap_wal.parquet.columns import (
     to_positions,
     to_rows,
 )
-from imap_wal.parquet.file import ROWS, ParquetFile, Published, is_by_key, open_parquet, validate
+from imap_wal.parquet.file import ROWS, ParquetFile, Published, open_parquet, promise_of, validate
 from imap_wal.security.encryption import keys_of
 from storage_backends import NotFound, SegmentStore
 
@@ -59,11 +60,8 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         try:
             file = open_parquet(source, path, keys_of(store), log or "")
             groups, promised = file.num_row_groups, (file.metadata.metadata or {}).get(ROWS)
-            by_key = is_by_key(file, path)
             ours = file.schema in stored_schemas()
             sizes = [file.metadata.row_group(group).num_rows for group in range(groups)]
-        except UnsupportedVersion:
-            raise
         except EncryptionError as error:
             # The damage may be in the index, which shows whether the file is encrypted.
             if not keys_of(store).key_ring.keys:
@@ -76,7 +74,8 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
         if not ours or set(file.schema_arrow.names) != set(schema.names):
             yield Damage(None, "its columns, or their types, are not those of an imap-wal file")
             return
-        if promised != b"%d" % sum(sizes):
+        in_log_order = promised == promise_of(sum(sizes), False)
+        if not in_log_order and promised != promise_of(sum(sizes), True):
             promise = "nothing" if promised is None else f"{promised.decode(errors='replace')} rows"
             yield Damage(None, f"it promises {promise}, and its index names {sum(sizes)} rows")
         seen: Position | None = None
@@ -99,7 +98,7 @@ def readable(store: SegmentStore, path: str, *, log: str | None) -> Iterator[Row
                 what = f"it has {done} rows, its index says {sizes[group]}"
             except Exception as error:  # noqa: BLE001  # as above
                 what = str(error)
-            begins = _first_after(file, group, done) if by_key else seen
+            begins = seen if in_log_order else _first_after(file, group, done)
             yield Damage(
                 max(sizes[group] - done, 0),
                 f"row group {group + 1} of {groups}: {what}",
@@ -196,7 +195,7 @@ def rewrite_file(
             SNAPSHOT_SCHEMA if log is None else ARCHIVE_SCHEMA,
             keys_of(target),
             log or "",
-            by_key=log is not None and is_archive_by_key(store, path, log),
+            by_key=log is not None and not is_in_log_order(store, path, log),
         )
         for part in readable(store, path, log=log):
             if isinstance(part, Damage):
@@ -210,10 +209,17 @@ def rewrite_file(
         return file.publish(target, name)
 
 
-def is_archive_by_key(store: SegmentStore, path: str, log: str) -> bool:
-    """Whether an archive with readable rows says that they are sorted by key."""
-    with store.open_input(path) as source:
-        return is_by_key(open_parquet(source, path, keys_of(store), log), path)
+def is_in_log_order(store: SegmentStore, path: str, log: str) -> bool:
+    """Whether the readable rows of an archive are in the order of the log. What the file says is
+    not enough, since it may be damaged."""
+    last: Position | None = None
+    for part in readable(store, path, log=log):
+        if isinstance(part, Damage) or not part.places:
+            continue
+        if any(a > b for a, b in pairwise([last or part.places[0], *part.places])):
+            return False
+        last = part.places[-1]
+    return True
 
 
 def copy_file(

@@ -148,7 +148,9 @@ class ArchivePlanner:
             )
             if not map_name:
                 continue
-            by_key |= self._is_by_key(file.path)
+            by_key |= not salvage.is_in_log_order(
+                self._plan.store, file.path, self._plan.manifest.directory
+            )
             rows = salvage.count_readable(
                 self._plan.store, file.path, log=self._plan.manifest.directory
             )
@@ -179,12 +181,6 @@ class ArchivePlanner:
             requests=requests,
             by_key=by_key,
         )
-
-    def _is_by_key(self, path: str) -> bool:
-        try:
-            return salvage.is_archive_by_key(self._plan.store, path, self._plan.manifest.directory)
-        except Exception:  # noqa: BLE001  # damaged bytes make a parser fail in any way
-            return False  # it has no readable rows
 
     def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:
         """The first segment that is not archived. On a storage that cannot append, the last small

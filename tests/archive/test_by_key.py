@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imap_wal import log as wal_log
-from imap_wal.errors import StorageUnavailable, UnsupportedVersion
+from imap_wal.errors import CorruptLog, StorageUnavailable, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.log import LogReader
 from imap_wal.manifest.node import NodeManifest
-from imap_wal.parquet import archive_rows, log_order
+from imap_wal.parquet import archive_rows, log_order, salvage
 from imap_wal.parquet.columns import to_positions, to_rows
-from imap_wal.parquet.file import BY_KEY, ORDER, batches
+from imap_wal.parquet.file import ROWS, batches
 from imap_wal.parquet.scratch import Scratch
 from imap_wal.read import parquet_scan
 from imap_wal.read.scan import read_scan
@@ -50,7 +50,7 @@ def test_an_archive_is_sorted_by_key_and_then_by_position(
     assert list(zip(keys, places, strict=True)) == sorted(zip(keys, places, strict=True))
     assert (item.first, item.last) == (min(places), max(places)) and item.records == 60
     footer = pq.ParquetFile(io.BytesIO(memory.read(item.path))).metadata
-    assert footer.metadata[ORDER] == BY_KEY and item.unpacked > 0
+    assert footer.metadata[ROWS] == b"60 by key" and item.unpacked > 0
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     assert [group.num_rows for group in groups] == [8] * 7 + [4]
     column = footer.schema.names.index("key")
@@ -189,16 +189,36 @@ def test_an_older_version_refuses_archives_that_are_sorted_by_key(
         log.manifests.read()
 
 
-def test_an_order_of_a_newer_version_is_refused(
+def test_a_file_whose_order_is_unknown_is_damaged(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("imap_wal.parquet.file.BY_KEY", b"value")
+    monkeypatch.setattr("imap_wal.parquet.file.BY_KEY", b" by value")
     log = node(memory)
     append(log, put("a", "1", (1, 1, 1, 1)))
     archive(memory, log)
     monkeypatch.undo()
-    with pytest.raises(UnsupportedVersion, match="in the order 'value'"):
+    with pytest.raises(CorruptLog, match="promises 1 by value rows and has 1 rows"):
         view(memory)
+
+
+@pytest.mark.parametrize("footer", ["by key", "by kex", "in the order of the log"])
+def test_salvaged_rows_keep_their_order_whatever_the_footer_says(
+    memory: MemoryStore, footer: str
+) -> None:
+    log = node(memory)
+    rows = [put(f"k{9 - number}", number, (1, 1, 1, number)) for number in range(10)]
+    append(log, *rows, frames=5)
+    archive(memory, log)
+    if footer == "in the order of the log":
+        as_before(memory, log.manifests)
+    (item,) = log.manifests.read()[1].archives
+    data = memory.read(item.path)
+    memory.delete(item.path)
+    memory.create(item.path, data.replace(b"10 by key", b"10 " + footer.encode()))
+    salvage.rewrite_file(memory, item.path, memory, "salvaged", log="")
+    read = list(batches(memory, "salvaged", by_position=True))
+    places = [place for batch in read for place in to_positions(batch)]
+    assert len(places) == 10 and places == sorted(places)
 
 
 def test_a_full_scratch_folder_is_no_damage(

@@ -356,7 +356,7 @@ MUTATIONS = (
     Mutation(
         "archive that is sorted by key is read as if it were in the order of the log",
         "imap_wal/parquet/file.py",
-        "if is_by_key(file, path) and by_position:",
+        "if is_by_key and by_position:",
         "if False:",
         "tests/unit/test_golden_log.py::test_a_golden_log_that_is_sorted_by_key_is_read_in_order",
     ),
@@ -370,7 +370,7 @@ MUTATIONS = (
     Mutation(
         "lost rows of a sorted archive are taken to be after the last readable one",
         "imap_wal/parquet/salvage.py",
-        "begins = _first_after(file, group, done) if by_key else seen",
+        "begins = seen if in_log_order else _first_after(file, group, done)",
         "begins = seen",
         "tests/cli/test_repair_metadata.py::"
         "test_point_in_time_ends_where_the_lost_rows_of_a_sorted_archive_begin",
