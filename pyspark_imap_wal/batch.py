@@ -126,7 +126,7 @@ class ImapWalReader(DataSourceReader):
         if options.as_of is not None:
             demand_known(log, state, options.as_of, maps)
             until = options.as_of.positions
-        scans = cluster_scans(state, maps=maps, nodes=nodes, until=until)
+        scans = filters.narrowed(cluster_scans(state, maps=maps, nodes=nodes, until=until))
         metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         names = log.namespace, log.cluster
         if options.mode == LATEST:

@@ -205,6 +205,7 @@ def _batches(
         records=scan.records,
         log=log,
         by_position=in_order,
+        keys=scan.keys,
     )
 
 

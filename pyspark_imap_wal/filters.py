@@ -7,7 +7,7 @@ left out here must be a row for which the filter is not true.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -115,6 +115,12 @@ class Filters:
         """The only keys that are wanted; None: all."""
         found = self.values.get("key")
         return None if found is None else {each for each in found if type(each) is bytes}
+
+    def narrowed(self, scans: Iterable[FileScan]) -> list[FileScan]:
+        """The same files, each read only where it may have a key that is wanted."""
+        keys = self.keys()
+        wanted = None if keys is None else frozenset(keys)
+        return [replace(scan, keys=wanted) for scan in scans]
 
     @property
     def wants_positions(self) -> bool:

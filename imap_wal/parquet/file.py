@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -64,19 +64,25 @@ def batches(
     records: int = 0,
     log: str = "",
     by_position: bool = False,
+    keys: Collection[bytes] | None = None,
 ) -> Iterator[Any]:
     """The record batches of an imap-wal Parquet file. Raises `NotFound`, `CorruptLog`, and
     `StorageUnavailable` if this machine has no space for a copy. `checksum` of the whole file and
     `records` are those in the manifest; 0: unknown. `log`: see `open_parquet`. `by_position`: rows
     of an archive in the order of the log, which is not that of every file; `columns` must include
-    the positions.
+    the positions. `keys`: row groups that have none of these, and no clear, are left out.
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
     with _reading(store, path, checksum, log) as file:
-        found = 0
         is_by_key = _is_by_key(file, path, group_rows(file))
-        read = _every(file, columns, rows_max)
+        groups = [
+            group
+            for group in range(file.num_row_groups)
+            if keys is None or _may_have(file, group, (b"", *keys))
+        ]
+        found = group_rows(file) - sum(file.metadata.row_group(group).num_rows for group in groups)
+        read = _every(file, groups, columns, rows_max)
         if is_by_key and by_position:
             read = sorted_by_position(read)
         for batch in read:
@@ -88,13 +94,26 @@ def batches(
         raise CorruptLog(path, 0, what, "restore it from a copy")
 
 
-def _every(file: Any, columns: list[str] | None, rows_max: int) -> Iterator[Any]:
+def _every(
+    file: Any, groups: Sequence[int], columns: list[str] | None, rows_max: int
+) -> Iterator[Any]:
     # One group at a time: a pass over all groups would keep in memory all that it has read.
-    for group in range(file.num_row_groups):
+    for group in groups:
         count = _batch_rows(file.metadata.row_group(group), columns, rows_max)
         for batch in file.iter_batches(count, row_groups=[group], columns=columns):
             validate(batch)
             yield batch
+
+
+def _may_have(file: Any, group: int, keys: Collection[bytes]) -> bool:
+    """Whether a row group may have one of the keys. Long keys have no statistics, and files of
+    earlier versions have none at all."""
+    column = file.schema.names.index("key")
+    known = file.metadata.row_group(group).column(column).statistics
+    if known is None or not known.has_min_max:
+        return True
+    lowest, highest = known.min, known.max
+    return any(lowest <= key <= highest for key in keys)
 
 
 def group_rows(file: Any) -> int:
@@ -335,7 +354,7 @@ class ParquetFile:
             compression="zstd",
             compression_level=KEY_LEVEL if by_key else None,
             use_dictionary=DICTIONARIES,
-            write_statistics=["map", "timestamp_ms", *(["key"] if by_key else [])],
+            write_statistics=["map", "key", "timestamp_ms"],
             store_schema=False,
             write_page_checksum=True,
             encryption_properties=_encryption().create_encryption_properties(key) if key else None,

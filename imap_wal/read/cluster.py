@@ -349,7 +349,13 @@ class ClusterLog:
             same = each.kind == SEGMENT and (each.epoch, each.number) == here
             if each.kind == SEGMENT and not same and scan.kind == SEGMENT:
                 continue
-            rules = replace(each, covered=scan.covered, cuts=scan.cuts, overtaken=scan.overtaken)
+            rules = replace(
+                each,
+                covered=scan.covered,
+                cuts=scan.cuts,
+                overtaken=scan.overtaken,
+                keys=scan.keys,
+            )
             if same:  # with the original bounds, so that its end is checked
                 rules = replace(rules, until=scan.until, since=place)
             found.append(rules)

@@ -22,6 +22,7 @@ Metadata: TypeAlias = tuple[Any, ...]
 MEMBERS_MAX = 1000
 """Metadata records that a manifest or a view keeps, besides schemas; the oldest are dropped
 first."""
+KeySet: TypeAlias = frozenset[bytes]
 Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
@@ -78,4 +79,7 @@ class FileScan:
     checksum: int = 0
     unpacked: int = 0
     """As in `imap_wal.manifest.node.Archive`."""
+    keys: KeySet | None = None
+    """Only entries of these keys, and clears, are needed: a Parquet file is read only where it may
+    have some. Others may be returned too. None: all keys."""
     overtaken: Overtaken = field(default_factory=dict)

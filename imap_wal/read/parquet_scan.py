@@ -50,6 +50,7 @@ def read_archive(
         records=scan.records,
         log=scan.directory,
         by_position=positions,
+        keys=scan.keys,
     ):
         rows = to_rows(batch)
         clears = _has_clears(rows)
@@ -81,7 +82,9 @@ def read_archive(
 
 def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, separated by the node that wrote them."""
-    for batch in batches(store, scan.path, checksum=scan.checksum, records=scan.records):
+    for batch in batches(
+        store, scan.path, checksum=scan.checksum, records=scan.records, keys=scan.keys
+    ):
         rows, nodes = to_rows(batch), nodes_of(batch)
         clears = _has_clears(rows)
         found: dict[str, list[Row]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from imap_wal import format
 from imap_wal import log as wal_log
+from imap_wal.entry import clear_of, is_clear, pack
 from imap_wal.errors import CorruptLog, StorageUnavailable, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.log import LogReader
@@ -255,3 +258,30 @@ def test_marks_within_an_archive_count_whatever_its_order(memory: MemoryStore) -
     (batch,) = parquet_scan.read_archive(memory, scans[0])
     assert sorted(batch.rows) == sorted(row for _, row in everything[3:7])
     assert batch.first <= everything[3][0] and batch.last >= until
+
+
+def test_row_groups_without_a_wanted_key_are_not_read(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_rows, "GROUP_ROWS", 10)
+    log = node(memory)
+    for number in range(100):
+        append(log, put(f"k{number:02d}", number, (1, 1, 1, number)))
+    cleared = clear_of("orders", 1, 3, 1000, (1, 1, 1, 101))
+    log.write(format.CLEARS, 1, [pack(cleared)])
+    log.sync()
+    archive(memory, log)
+    (scan,) = cluster_scans(cluster(memory).state())
+    for wanted, groups in (((b"k33",), 2), ((b"k33", b"k95"), 3), ((b"none",), 1), ((), 1)):
+        found = [
+            row
+            for batch in read_scan(memory, replace(scan, keys=frozenset(wanted)))
+            for row in batch.rows
+        ]
+        assert len(found) in (10 * groups, 10 * groups - 9)
+        assert {each for each in wanted if each != b"none"} <= {row[1] for row in found}
+        assert any(is_clear(row) for row in found), "a clear may delete any key"
+    memory.delete(scan.path)
+    memory.create(scan.path, b"x" * scan.bytes)
+    with pytest.raises(CorruptLog):
+        list(read_scan(memory, replace(scan, keys=frozenset())))

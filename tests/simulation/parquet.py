@@ -196,6 +196,7 @@ def batches(
     records: int = 0,
     log: str | None = None,
     by_position: bool = False,
+    keys: Any = None,
 ) -> Iterator[Any]:
     """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
     with store.open_input(path) as source:
