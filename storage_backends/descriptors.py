@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import sys
+from collections.abc import Callable
 from typing import ClassVar, NoReturn
 
 from storage_backends.errors import AlreadyExists, NoSpace, NotFound, StorageError, Unavailable
@@ -112,8 +113,16 @@ class LocalAppender(Descriptor):
     """An open segment. It keeps its own offset: with preallocated space the end of the file is not
     the end of the data."""
 
-    def __init__(self, fd: int, path: str, reserved_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        fd: int,
+        path: str,
+        reserved_bytes: int = 0,
+        demand: Callable[[str, int], None] = lambda path, length: None,
+    ) -> None:
+        """`demand` raises `NoSpace` if the disk must not take this many bytes more."""
         super().__init__(fd)
+        self._demand = demand
         self.path = path
         self.size = 0
         self._reserved = reserved_bytes
@@ -125,6 +134,8 @@ class LocalAppender(Descriptor):
         size = self.size
         total = sum(map(len, chunks))
         end = ahead = size + total
+        if end > self._reserved:
+            self._demand(self.path, total)
         # A large append changes the extents once for many bytes anyway.
         if self._zeroed < end < self._reserved and 0 < total <= _SMALL_BYTES:
             ahead = min(end + ZERO_AHEAD_BYTES, self._reserved)

@@ -29,6 +29,7 @@ from storage_backends.interface import Appender, Capabilities, Lock, StoredFile,
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, folder_prefix, is_path, one_line
+from storage_backends.reserve import RESERVE_NAME, Reserve
 
 TEMPORARY_PREFIX = ".#tmp-"
 COPY_BYTES = 1 << 20
@@ -83,6 +84,7 @@ class LocalStore:
             locks=True,
             stale_listings=is_network(self.root),
         )
+        self.reserve = Reserve(self.root, file_mode, local=not self.capabilities.stale_listings)
         self._prefix = self.root.rstrip("/") + "/"
         self._known: dict[str, tuple[int, int]] = {}
         """Folders whose own name is durable, by device and inode: a folder that was removed and
@@ -165,20 +167,27 @@ class LocalStore:
     # writing
 
     def create(self, path: str, data: bytes) -> None:
-        self._publish(path, (data,), os.link)
+        self._publish(path, lambda: (data,), os.link)
 
     def create_from(self, path: str, local_file: str) -> None:
         try:
             with open(local_file, "rb", buffering=0) as source:
-                self._publish(path, iter(lambda: source.read(COPY_BYTES), b""), os.link)
+
+                def chunks() -> Iterator[bytes]:
+                    source.seek(0)
+                    return iter(lambda: source.read(COPY_BYTES), b"")
+
+                self._publish(path, chunks, os.link)
         except OSError as error:  # of the source; those of the target are translated inside
             raise translate(error, local_file) from error
 
     def replace(self, path: str, data: bytes) -> None:
-        self._publish(path, (data,), os.replace)
+        self._publish(path, lambda: (data,), os.replace)
 
     def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
         target = self._file(path)
+        self.reserve.take_again()
+        self.reserve.demand(path)
 
         def make() -> Appender:
             fd = self._new(target)
@@ -190,7 +199,7 @@ class LocalStore:
                 os.unlink(target)
                 os.close(fd)
                 raise
-            return LocalAppender(fd, path, reserved)
+            return LocalAppender(fd, path, reserved, self.reserve.demand)
 
         return self._guard(path, lambda: self._in_folder(target, make))
 
@@ -294,7 +303,10 @@ class LocalStore:
         target = self._file(path)
         text = one_line(holder).encode()[: HOLDER_BYTES_MAX - 1] + b"\n"
         return self._guard(
-            path, lambda: self._take(target, text) if take else self._acquire(target, path, text)
+            path,
+            lambda: self.reserve.spending(
+                lambda: self._take(target, text) if take else self._acquire(target, path, text)
+            ),
         )
 
     def _acquire(self, target: str, path: str, text: bytes) -> Lock:
@@ -379,7 +391,7 @@ class LocalStore:
             raise translate(error, folder) from error
         for entry in present:
             if entry.name.startswith(TEMPORARY_PREFIX) or (
-                entry.name == "lost+found" and not folder
+                entry.name in ("lost+found", RESERVE_NAME) and not folder
             ):
                 continue  # ext4 has lost+found in the root of a disk; only root may read it
             path = folder + entry.name
@@ -460,7 +472,7 @@ class LocalStore:
             self._known[folder] = identity
 
     def _publish(
-        self, path: str, chunks: Iterable[bytes], place: Callable[[str, str], None]
+        self, path: str, chunks: Callable[[], Iterable[bytes]], place: Callable[[str, str], None]
     ) -> None:
         target = self._file(path)
 
@@ -468,7 +480,7 @@ class LocalStore:
             fd, temporary = self._temporary(target)
             try:
                 offset = 0
-                for chunk in chunks:
+                for chunk in chunks():
                     write_all(fd, chunk, offset)
                     offset += len(chunk)
                 os.fsync(fd)
@@ -481,7 +493,7 @@ class LocalStore:
                 os.close(fd)
             self._sync_name(target)
 
-        self._guard(path, publish)
+        self._guard(path, lambda: self.reserve.spending(publish))
 
     def _temporary(self, target: str) -> tuple[int, str]:
         """A new file next to `target`, locked by this process while it is open."""
@@ -524,14 +536,14 @@ class LocalStore:
             finally:
                 os.close(fd)
 
-    @staticmethod
-    def _preallocate(fd: int, length: int) -> int:
-        """Reserve `length` bytes, but at most half of the free space: others write to this disk
-        too. Returns how many were reserved. It is 0 if the file system cannot reserve or is full:
-        then the segment grows with each write."""
+    def _preallocate(self, fd: int, length: int) -> int:
+        """Reserve `length` bytes, but at most half of the free space that is not kept for
+        maintenance: others write to this disk too. Returns how many were reserved. It is 0 if the
+        file system cannot reserve or is full: then the segment grows with each write."""
         try:
             disk = os.fstatvfs(fd)
-            length = min(length, disk.f_bavail * disk.f_frsize // 2)
+            free = disk.f_bavail * disk.f_frsize - self.reserve.floor()
+            length = max(min(length, free // 2), 0)
             if length:
                 os.posix_fallocate(fd, 0, length)
         except OSError as error:

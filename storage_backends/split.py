@@ -29,6 +29,7 @@ class SplitStore:
 
     def __init__(self, root: SegmentStore, wal: SegmentStore) -> None:
         self._root, self._wal = root, wal
+        self.parts = (root, wal)
         self.url: str = located(root.url).with_wal_dir(wal.url)
         mine, theirs = root.capabilities, wal.capabilities
         self.capabilities = replace(

@@ -24,6 +24,8 @@ CLOCK_OFFSET_MS_MAX = 10**12
 """About 30 years."""
 CONNECTIONS_MOST = 2**16
 MAPS_MAX, MAPS_MOST = 10_000, 10**6
+RESERVE_BYTES, RESERVE_BYTES_MOST = 64 * 1024 * 1024, 2**40
+"""One segment: an archive of it fits, and so do the manifests of a prune."""
 VALUE_BYTES_MAX = 2**29
 """An answer may contain a few of the largest keys and values, and must be below 2 GiB, the largest
 frame that a member accepts."""
@@ -42,7 +44,8 @@ class AgentConfig:
     `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
     of simultaneous connections. `max_maps`: changes of a new map are refused above this number.
     `http_address`: where the agent answers for its metrics and its health
-    (`imap_wal.agent.monitoring`); "": nowhere.
+    (`imap_wal.agent.monitoring`); "": nowhere. `reserve_bytes`: how much of a local disk is kept
+    for maintenance when it is full (`storage_backends.reserve`); 0: nothing.
 
     `restore_at_start`: merge all logs while the members start, not at the first request.
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
@@ -68,6 +71,7 @@ class AgentConfig:
     connections_max: int = CONNECTIONS_MAX
     max_maps: int = MAPS_MAX
     http_address: str = ""
+    reserve_bytes: int = RESERVE_BYTES
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
     start_policy: StartPolicy = StartPolicy.WAIT_ALL
@@ -109,6 +113,11 @@ class AgentConfig:
         if not 1 <= self.max_maps <= MAPS_MOST:
             raise InvalidSetting(
                 f"max_maps is {self.max_maps}; it takes a number from 1 to {MAPS_MOST}"
+            )
+        if not 0 <= self.reserve_bytes <= RESERVE_BYTES_MOST:
+            raise InvalidSetting(
+                f"reserve_bytes is {self.reserve_bytes}; it takes a number from 0 to "
+                f"{RESERVE_BYTES_MOST}"
             )
         if self.log.max_value_bytes > VALUE_BYTES_MAX:
             raise InvalidSetting(

@@ -17,6 +17,7 @@ from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import StorageError
+from storage_backends.reserve import reserves
 
 SIGN_STOP_S = 5.0
 """How long a close waits for a storage that does not answer."""
@@ -48,6 +49,8 @@ class OpenLog:
             if self.sessions.sign is not None:
                 self.sessions.sign.start()
             undo.pop_all()
+        for reserve in reserves(all_logs.store):
+            reserve.take(config.reserve_bytes)
         self._tell()
 
     def _let_go(self) -> None:

@@ -53,6 +53,7 @@ from imap_wal.worker import Worker
 from imap_wal.write.opening import holder_text
 from storage_backends import StorageError
 from storage_backends.ownership import doubts
+from storage_backends.reserve import disks_of
 
 TICK_MS = 200
 """The time that a turn waits for messages."""
@@ -351,6 +352,7 @@ class Agent:
             merged=self._view.merged,
             merge=self._work.merge,
             conflicts=self._view.conflicts_seen,
+            disks=disks_of(self._store),
         )
 
     def statistics(self) -> dict[str, Any]:

@@ -26,6 +26,9 @@ from rewrite_cli.console.failures import Failed
 from storage_backends import SegmentStore, StorageError
 from storage_backends.location import Location
 from storage_backends.ownership import doubts, mode_of
+from storage_backends.reserve import reserves
+
+GIVEN_UP = "taken again when the disk has room; until then appends leave as much free"
 
 
 class Url(click.ParamType[str]):
@@ -97,17 +100,21 @@ class Selection:
 
     @contextmanager
     def open(
-        self, damaged: list[tuple[str, LogError]] | None = None
+        self, damaged: list[tuple[str, LogError]] | None = None, *, upkeep: bool = False
     ) -> Iterator[tuple[SegmentStore, list[ClusterView]]]:
         """The store and its clusters within the selection; `Failed` if there is none. `damaged`
         gets the names of clusters whose manifests cannot be read, unless all are damaged; without
-        it, they are an error."""
+        it, they are an error. `upkeep`: on a full disk, the work may use the reserve of its
+        agents."""
         try:
             store = open_store(self.url)
         except (StorageError, ImportError) as error:
             raise Failed(f"{self.url}: {error}") from error
         for doubt in doubts(self.url):
             out.note(f"warning: {doubt}")
+        kept = reserves(store) if upkeep else []
+        for reserve in kept:
+            reserve.may_be_given_up = True
         try:
             found = take_inventory(store, self.namespaces, self.clusters, damaged)
             if damaged and not found:
@@ -127,6 +134,14 @@ class Selection:
                 self._demand_maps(store, found)
             yield store, found
         finally:
+            for reserve in kept:
+                if size := reserve.given_up:
+                    reserve.take_again()
+                    again = "taken again" if not reserve.given_up else GIVEN_UP
+                    out.note(
+                        f"the disk was full: its reserve of {out.size(size)} was given up for "
+                        f"this run, and is {again}"
+                    )
             store.close()
 
     def _demand_maps(self, store: SegmentStore, found: list[ClusterView]) -> None:

@@ -46,6 +46,7 @@ def config(
             "node": node,
             "endpoint": f"ipc://{folder}/{node}-{next(_names)}.sock",
             "lifetime_timeout_s": lifetime_timeout_s,
+            "reserve_bytes": 0,
             "start_timeout_s": start_timeout_s,
             "start_policy": start_policy or ("wait-all" if lifetime_timeout_s else "partial"),
             "log": {"segment_bytes": 256 * 1024, "preallocate": False, **log},

@@ -12,6 +12,7 @@ from imap_wal.worker import WorkerState
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.ring import RingStatistics
+from storage_backends.reserve import DiskState
 
 SYNCS = Distribution((0.001, 0.01), (3, 2, 1), 0.5)
 SIZES = Distribution((256, 1024), (4, 3, 0), 1500.0)
@@ -50,5 +51,6 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "merged": MergeStatistics(2, 80, 1400, 0.25, 60),
         "merge": MergeProgress(1, 2, 700, 1400, 40),
         "conflicts": 0,
+        "disks": {"root": DiskState(900, 1000, 64, 64)},
     }
     return AgentSnapshot(**{**fields, **changes})

@@ -165,6 +165,19 @@ def test_an_agent_works_while_its_http_address_is_taken(settings: AgentConfig) -
             assert get(port_of(member), "/readyz").status == 200
 
 
+def test_an_agent_holds_a_reserve_of_its_disk(settings: AgentConfig) -> None:
+    with (
+        serving(replace(settings, reserve_bytes=1 << 20)),
+        plugin(settings) as member,
+    ):
+        found = metrics(port_of(member))
+        assert found['imap_wal_reserve_held_bytes{folder="root"}'] == 1 << 20
+        assert found['imap_wal_reserve_given_up{folder="root"}'] == 0
+        assert found['imap_wal_disk_size_bytes{folder="root"}'] > 1 << 20
+    with serving(settings), plugin(settings) as member:
+        assert metrics(port_of(member))['imap_wal_reserve_held_bytes{folder="root"}'] == 0
+
+
 def test_an_agent_without_an_http_address_listens_nowhere(tmp_path: Path) -> None:
     settings = config(tmp_path)
     with serving(settings), plugin(settings) as member:

@@ -228,6 +228,35 @@ METRICS: tuple[AgentMetric, ...] = (
         "1 if the last run to remove covered files failed.",
         lambda now: float(bool(now.maintenance.retention_error)),
     ),
+    # Disks
+    AgentMetric(
+        "imap_wal_disk_free_bytes",
+        "gauge",
+        "Free bytes of the local disk of the root or of wal_dir.",
+        lambda now: {name: disk.free for name, disk in now.disks.items()},
+        "folder",
+    ),
+    AgentMetric(
+        "imap_wal_disk_size_bytes",
+        "gauge",
+        "Size of the same disk.",
+        lambda now: {name: disk.size for name, disk in now.disks.items()},
+        "folder",
+    ),
+    AgentMetric(
+        "imap_wal_reserve_held_bytes",
+        "gauge",
+        "How much of the reserve for maintenance is taken.",
+        lambda now: {name: disk.held for name, disk in now.disks.items()},
+        "folder",
+    ),
+    AgentMetric(
+        "imap_wal_reserve_given_up",
+        "gauge",
+        "1 while the reserve is given up for maintenance: appends leave as much free.",
+        lambda now: {name: float(disk.held < disk.wanted) for name, disk in now.disks.items()},
+        "folder",
+    ),
     # Members
     AgentMetric(
         "imap_wal_connections",

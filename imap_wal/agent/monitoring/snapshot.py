@@ -11,6 +11,7 @@ from imap_wal.worker import WorkerState
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.ring import RingStatistics
+from storage_backends.reserve import DiskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class AgentSnapshot:
     in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
-    None without a lease. `merge`: the last part of the last merge."""
+    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
+    what is there."""
 
     namespace: str
     cluster: str
@@ -55,6 +57,7 @@ class AgentSnapshot:
     merged: MergeStatistics
     merge: MergeProgress | None
     conflicts: int
+    disks: Mapping[str, DiskState]
 
     @property
     def dead_threads(self) -> list[str]:

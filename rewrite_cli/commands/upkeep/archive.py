@@ -33,7 +33,7 @@ def command(selection: Selection, dry_run: bool, output: str) -> None:
       imap-wal archive /var/lib/maps --node n1
     """
     rows: list[dict[str, Any]] = []
-    with working("archiving") as tell, selection.open() as (store, clusters):
+    with working("archiving") as tell, selection.open(upkeep=True) as (store, clusters):
         total = sum(
             node.wal_bytes
             for view in clusters

@@ -134,7 +134,7 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     """`Failed` if a selected cluster has no such reader."""
-    with selection.open() as (store, clusters):
+    with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
             for name in names:
@@ -145,7 +145,7 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
 
 
 def _note_readers(selection: Selection) -> None:
-    with selection.open() as (store, clusters):
+    with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             folder = layout.cluster_folder(view.namespace, view.cluster)
             for name, reader in sorted(readers.readers_of(store, folder).items()):
@@ -163,7 +163,7 @@ def prune_all(
     skew_ms_max: int = SKEW_MS_MAX,
 ) -> list[PruneReport]:
     """Prune every cluster in the selection."""
-    with selection.open() as (store, clusters):
+    with selection.open(upkeep=True) as (store, clusters):
         return [
             prune(
                 ClusterLog(store, view.namespace, view.cluster),

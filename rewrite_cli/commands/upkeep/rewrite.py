@@ -176,7 +176,7 @@ def rewrite_all(
 ) -> list[RewriteReport]:
     """Rewrite every cluster in the selection, one after the other. `properties`: of Spark."""
     policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
-    with selection.open() as (store, clusters):
+    with selection.open(upkeep=True) as (store, clusters):
         return [
             rewrite(
                 ClusterLog(store, view.namespace, view.cluster),
