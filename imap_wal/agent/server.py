@@ -353,6 +353,7 @@ class Agent:
             merge=self._work.merge,
             conflicts=self._view.conflicts_seen,
             disks=disks_of(self._store),
+            positions=self._view.positions,
         )
 
     def statistics(self) -> dict[str, Any]:

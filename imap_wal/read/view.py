@@ -115,6 +115,12 @@ class MaterializedView:
         """Grows when the index is rebuilt or a map is removed from it: an older iteration then
         misses keys."""
 
+    @property
+    def positions(self) -> dict[str, str]:
+        """Up to where each node's log is merged. Safe to read from any thread, also during a
+        merge: the copy is one step of the interpreter."""
+        return {node: str(cursor.position) for node, cursor in self._cursors.copy().items()}
+
     def catch_up(self) -> None:
         """The first call merges everything, later calls what was appended since; cheap if nothing
         was. Raises `MissingNode`, `LogError`, `StorageError`."""

@@ -53,6 +53,7 @@ class Answer:
     body: bytes
     status: int = 200
     content_type: str = PLAIN
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ def _sent(answer: Answer, *, body: bool = True) -> bytes:
         *(["Allow: GET, HEAD"] if answer.status == 405 else []),
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
+        *(f"{name}: {value}" for name, value in answer.headers),
         "Connection: close",
     ]
     return "\r\n".join([*lines, "", ""]).encode() + (answer.body if body else b"")

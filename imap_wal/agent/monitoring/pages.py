@@ -9,13 +9,17 @@ from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
 from imap_wal.agent.monitoring.metrics import CONTENT_TYPE, Exporter
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+from imap_wal.agent.monitoring.status.page import EVENTS, HEADERS, HTML, StatusPage
 from imap_wal.clock import Clock
 
 
 def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -> HttpListener:
-    """Serves `/metrics`, `/livez` and `/readyz`. `observe` is called on the listener's thread."""
-    exporter = Exporter(observe)
+    """Serves the status page, `/metrics`, `/livez` and `/readyz`. `observe` is called on the
+    listener's thread."""
+    exporter, status = Exporter(observe), StatusPage(observe, clock)
     pages = {
+        "/": Page(lambda: Answer(status.html(), content_type=HTML, headers=HEADERS), kept=True),
+        "/events": Page(lambda: Answer(status.event(), content_type=EVENTS), kept=True),
         "/metrics": Page(lambda: Answer(exporter.text(), content_type=CONTENT_TYPE), kept=True),
         "/livez": Page(lambda: _health(why_dead(observe()))),
         "/readyz": Page(lambda: _health(why_not_ready(observe()))),

@@ -25,7 +25,7 @@ class AgentSnapshot:
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
     None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
-    what is there."""
+    what is there. `positions`: up to where each node's log is merged."""
 
     namespace: str
     cluster: str
@@ -58,6 +58,7 @@ class AgentSnapshot:
     merge: MergeProgress | None
     conflicts: int
     disks: Mapping[str, DiskState]
+    positions: Mapping[str, str]
 
     @property
     def dead_threads(self) -> list[str]:
