@@ -86,7 +86,11 @@ class Reserve:
             try:
                 os.posix_fallocate(fd, 0, wanted)
             except OSError:
-                _release(fd, wanted)  # filled since: what was there is a mark again
+                # Filled since. What was given up is that again; what never was is no mark.
+                if now.wanted:
+                    _release(fd, now.wanted)
+                else:
+                    os.unlink(self._path)
                 raise
             if _held(os.fstat(fd)) < wanted:
                 os.unlink(self._path)  # this file system does not keep reserved blocks

@@ -37,6 +37,9 @@ class OpenLog:
         context = LogContext(
             all_logs.store, identity, config.log, all_logs.clock, all_logs.randomness
         )
+        for reserve in reserves(all_logs.store)[-1:]:
+            # Where segments are. Each attempt of an open would use up a little.
+            reserve.demand(config.node)
         what = f"imap-wal agent at {config.endpoint}"
         self.node_log = open_node_log(context, what=what, takeover=takeover, maps=True)
         with ExitStack() as undo:

@@ -135,8 +135,9 @@ class Selection:
             yield store, found
         finally:
             for reserve in kept:
-                if size := reserve.given_up:
-                    reserve.take_again()
+                size = reserve.given_up
+                reserve.take_again()  # a former command may have given it up
+                if size:
                     again = "taken again" if not reserve.given_up else GIVEN_UP
                     out.note(
                         f"the disk was full: its reserve of {out.size(size)} was given up for "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ import pytest
 import imap_wal
 from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown
 from storage_backends.local import LocalStore
+from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run
 from tests.kit.disks import small_disk
+from tests.support import eventually
 
 RESERVE = 4 << 20
 
@@ -82,6 +85,35 @@ def test_a_full_disk_is_emptied_by_rewrite_and_prune(run: Run, disk: Path, archi
     found = root.reserve.state()
     assert found is not None
     assert found.held == RESERVE, "the next segment has taken it again"
+
+
+def test_a_running_agent_leaves_the_reserve_to_the_commands(
+    run: Run, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It tries to open its log again all the time, and continues when there is room."""
+    monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S", 0.001)
+    monkeypatch.setattr("imap_wal.agent.mender.REOPEN_S_MAX", 0.001)
+    url = f"file://{disk}/log"
+    settings = replace(
+        config(tmp_path, url=url, preallocate=True, segment_bytes=1 << 20), reserve_bytes=RESERVE
+    )
+    acked: dict[str, str] = {}
+    with serving(settings), plugin(settings) as member:
+        for number in range(100_000):
+            key, value = f"k{number % 20}", f"{number}" + "x" * 20_000
+            if member.put(**{key: value})[0] != "ack":
+                break
+            acked[key] = value
+        fill(disk)
+        for words in (("rewrite", url), ("prune", url, "--yes")):
+            ended = run(*words)
+            assert ended.code == 0, ended.err
+        eventually(lambda: not member.stat()["failure"], "the agent has its log again")
+        assert LocalStore(str(disk / "log")).reserve.floor() == 0, "it is held again"
+        member.hello()
+        assert member.put(more="1")[0] == "ack"
+        assert len(acked) == 20
+        assert {key: value for key, (value, _) in member.load(*acked).items()} == acked
 
 
 def test_a_full_disk_without_a_reserve_stops_a_rewrite(run: Run, disk: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -12,12 +13,15 @@ import pytest
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.monitoring import health
 from imap_wal.agent.monitoring.listener import CONNECTIONS_MAX
+from imap_wal.agent.server import Agent
 from rewrite_cli import doctor
 from storage_backends import NoSpace
 from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.hostile.peers import agent_process
+from tests.kit.disks import small_disk
 from tests.kit.gate import Gate
 from tests.monitoring.http import ask, get
 from tests.support import eventually
@@ -176,6 +180,29 @@ def test_an_agent_holds_a_reserve_of_its_disk(settings: AgentConfig) -> None:
         assert found['imap_wal_disk_size_bytes{folder="root"}'] > 1 << 20
     with serving(settings), plugin(settings) as member:
         assert metrics(port_of(member))['imap_wal_reserve_held_bytes{folder="root"}'] == 0
+
+
+def test_an_agent_does_not_open_its_log_in_what_is_for_maintenance(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        if disk is None:
+            pytest.skip("mount needs root")
+        settings = replace(config(tmp_path, url=f"file://{disk}/log"), reserve_bytes=2 << 20)
+        with serving(settings), plugin(settings) as member:
+            assert member.put(a="1")[0] == "ack"
+        reserve = LocalStore(str(disk / "log")).reserve
+        assert reserve.give_up()
+        now = reserve.state()
+        assert now is not None
+        with (disk / "filler").open("wb") as filler:
+            os.posix_fallocate(filler.fileno(), 0, now.free - (1 << 20))
+        files = sorted(disk.rglob("*"))
+        with pytest.raises(NoSpace, match="are for rewrite and prune"):
+            Agent(settings)
+        assert sorted(disk.rglob("*")) == files, "nothing was written"
+        (disk / "filler").unlink()
+        with serving(settings), plugin(settings) as member:
+            assert member.put(b="2")[0] == "ack"
+        assert reserve.floor() == 0, "the open has taken it again"
 
 
 def test_an_agent_without_an_http_address_listens_nowhere(tmp_path: Path) -> None:

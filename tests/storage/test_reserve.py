@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,24 @@ def test_the_next_segment_takes_the_reserve_again(disk: Path) -> None:
     filler.unlink()
     store.open_append("1.wal", MIB).close()
     assert state(store).held == 2 * MIB
+
+
+@pytest.mark.parametrize("before", [0, MIB])
+def test_a_reserve_that_does_not_fit_limits_nothing_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The disk was filled after its free space was asked for."""
+    store = LocalStore(str(tmp_path))
+    store.reserve.take(before)
+    assert store.reserve.give_up() == bool(before)
+
+    def full(fd: int, offset: int, length: int) -> None:
+        os.pwrite(fd, bytes(length // 2), offset)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    store.reserve.take(2 * MIB)
+    assert (store.reserve.floor(), state(store).held) == (before, 0)
 
 
 def test_a_reserve_that_is_a_link_is_left_alone(tmp_path: Path) -> None:
