@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from imap_wal.entry import Row
+from imap_wal.entry import MAP, Row
 from imap_wal.format import Position
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
@@ -28,7 +28,11 @@ with needs("archive"):
 WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
 _CHUNK_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name != "node"])
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Rows of all maps are divided by map when they have so many bytes."""
+"""Rows of all maps are divided by map when they have so many bytes;"""
+CHUNK_BYTES_MAX, MAP_BYTES = 32 * 1024 * 1024, 16 * 1024
+"""with many maps, later: when there are about `MAP_BYTES` of each, or `CHUNK_BYTES_MAX` of all."""
+KEPT_BYTES = 256 * 1024
+"""Fewer bytes of a map wait on disk: small batches take more memory than their rows."""
 WAITING_BYTES = 96 * 1024 * 1024
 """So many bytes of rows that wait to be written are in memory, the rest is in a scratch file."""
 GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
@@ -39,9 +43,13 @@ class ArchiveRows:
     """The rows that wait to be written to archives of one node, by map. Memory: about
     `WAITING_BYTES`. An OSError says that `folder` has no room."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, full_bytes: int) -> None:
+        """`full_bytes`: see `full`."""
         self._scratch = Scratch(WAITING_SCHEMA, WAITING_BYTES, folder)
+        self._full_bytes = full_bytes
+        self._full: set[str] = set()
         self._chunk: list[Any] = []
+        self._names: set[str] = set()
         self._size = 0
         self._sizes: dict[str, int] = {}
 
@@ -50,14 +58,17 @@ class ArchiveRows:
     ) -> None:
         """Rows of a segment. `frames`: the offset and the number of rows of each of its frames."""
         batch = _with_positions(rows, epoch, segment, frames)
+        if self._chunk and self._size + batch.nbytes > CHUNK_BYTES_MAX:
+            self._divide()  # before: a column of a chunk must be smaller than 2 GiB
         self._chunk.append(batch)
+        self._names.update([row[MAP] for row in rows])
         self._size += batch.nbytes
-        if self._size >= CHUNK_BYTES:
+        if self._size >= min(max(CHUNK_BYTES, MAP_BYTES * len(self._names)), CHUNK_BYTES_MAX):
             self._divide()
 
-    def sizes(self) -> dict[str, int]:
-        """Map → the bytes of its rows that were divided."""
-        return self._sizes
+    def full(self) -> list[str]:
+        """The maps of which `full_bytes` or more wait."""
+        return sorted(self._full)
 
     def maps(self) -> list[str]:
         """All maps that have rows."""
@@ -67,6 +78,7 @@ class ArchiveRows:
     def taken(self, name: str) -> list[Any]:
         """The rows of a map, with `WAITING_SCHEMA`, once."""
         self._sizes.pop(name, None)
+        self._full.discard(name)
         return list(self._scratch.taken(name))
 
     def close(self) -> None:
@@ -78,20 +90,27 @@ class ArchiveRows:
             return
         table = pa.Table.from_batches(self._chunk).combine_chunks()
         self._chunk, self._size = [], 0
+        self._names.clear()
         maps = table["map"].combine_chunks().dictionary_encode()
         table = table.select(WAITING_SCHEMA.names)
         order = pc.sort_indices(maps.indices)
         counts = {
             each["values"].as_py(): each["counts"].as_py() for each in pc.value_counts(maps.indices)
         }
+        by_map = table.take(order) if len(counts) > 1 else table
         start = 0
         for number, name in enumerate(maps.dictionary.to_pylist()):
-            # Copied: a slice of the table would keep all of it in memory.
-            own = table.take(order.slice(start, counts[number])) if len(counts) > 1 else table
+            own = by_map.slice(start, counts[number])
+            keep = own.nbytes >= KEPT_BYTES
+            if keep and len(counts) > 1:
+                # Copied: a slice of the table would keep all of it in memory.
+                own = table.take(order.slice(start, counts[number]))
             start += counts[number]
-            for batch in own.combine_chunks().to_batches():
-                self._scratch.add(name, batch)
+            for batch in own.to_batches():
+                self._scratch.add(name, batch, keep=keep)
                 self._sizes[name] = self._sizes.get(name, 0) + batch.nbytes
+            if self._sizes[name] >= self._full_bytes:
+                self._full.add(name)
 
 
 def _with_positions(

@@ -26,10 +26,11 @@ class Scratch:
         self._held: dict[Hashable, list[tuple[int, Any]]] = {}
         """Tag → (rows, the batch, or its offset and length in the file)."""
 
-    def add(self, tag: Hashable, batch: Any) -> None:
+    def add(self, tag: Hashable, batch: Any, *, keep: bool = True) -> None:
+        """`keep` false: the batch is written to the file in any case."""
         held: Any = batch
         size = batch.nbytes
-        if size <= self._room:
+        if keep and size <= self._room:
             self._room -= size
         else:
             if self._file is None:

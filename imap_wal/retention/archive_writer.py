@@ -27,6 +27,8 @@ from storage_backends import SegmentStore
 FULL = 64 * 1024 * 1024
 """A file of a map is written when so many bytes of its rows wait, as they are in memory. Whoever
 reads it in the order of the log sorts it in memory."""
+COLUMN_BYTES_MAX = 1024 * 1024 * 1024
+"""Of a file with more than one batch of rows: a column must be smaller than 2 GiB."""
 BATCH_ROWS = 1024
 """So many rows at once are decoded and made columns while they are in the processor's cache."""
 ABSORB_BYTES_MIN, ABSORB_BYTES_MAX = 64 * 1024, 64 * 1024 * 1024
@@ -102,13 +104,13 @@ class _Pass:
         self.summary = Summary()
 
     def run(self) -> None:
-        with closing(ArchiveRows(self._job.folder)) as waiting:
+        with closing(ArchiveRows(self._job.folder, FULL)) as waiting:
             for scan, store in ahead(self._store, self._job.scans):
                 for changes in read_scan(store, scan, rows_max=BATCH_ROWS):
                     self.summary.add_requests(changes)
                     if changes.rows:
                         waiting.add(changes.rows, scan.epoch, scan.number, changes.frames)
-                    for name in [name for name, size in waiting.sizes().items() if size >= FULL]:
+                    for name in waiting.full():
                         self._write(name, waiting)
             for name in waiting.maps():
                 self._write(name, waiting)
@@ -126,7 +128,10 @@ class _Pass:
             # Not within a file that is sorted by key: then positions of the two would overlap.
             if pile.bytes >= FULL:
                 self._publish(name, pile)
-        pile.add(waiting.taken(name))
+        for batch in waiting.taken(name):
+            if pile.bytes and pile.bytes + batch.nbytes > COLUMN_BYTES_MAX:
+                self._publish(name, pile)
+            pile.add([batch])
         self._publish(name, pile)
 
     def _publish(self, name: str, pile: _Pile) -> None:

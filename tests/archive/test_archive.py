@@ -169,7 +169,7 @@ def test_rows_of_many_maps_wait_on_disk(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 0)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 1)
     log = node(memory)
     for number in range(20):
         append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
@@ -182,12 +182,14 @@ def test_rows_of_many_maps_wait_on_disk(
     }
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 256 * 1024])
 def test_thousand_maps_are_archived_in_one_bounded_pass(
-    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
 ) -> None:
     """A thousand maps are archived with one pass over the segments, in bounded memory."""
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 64 * 1024)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 16 * 1024)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 16 * 1024)
+    monkeypatch.setattr(archive_rows, "KEPT_BYTES", kept_bytes)
     held: list[int] = []
     read: list[str] = []
     add = Scratch.add
@@ -196,8 +198,8 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
         read.append(scan.path)
         return read_scan(store, scan, *rest, **options)
 
-    def measured(scratch: Any, *rest: Any) -> None:
-        add(scratch, *rest)
+    def measured(scratch: Any, *rest: Any, **options: Any) -> None:
+        add(scratch, *rest, **options)
         waiting = [each for batches in scratch._held.values() for _, each in batches]
         held.append(sum(each.nbytes for each in waiting if not isinstance(each, tuple)))
 
@@ -221,7 +223,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
     assert read == before, "each segment once"
     assert len(done.archives) == 1000
     assert done.records == 6000
-    assert 0 < max(held) <= archive_rows.WAITING_BYTES
+    assert bool(max(held)) == (not kept_bytes) and max(held) <= archive_rows.WAITING_BYTES
     assert log.manifests.read()[1].requests == {1: 5999}
     made = view(memory)
     assert {name: values(made, name) for name in made.maps()} == expected

@@ -66,7 +66,7 @@ def test_a_large_run_writes_several_files_with_positions_apart(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_writer, "FULL", 2000)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 500)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 500)
     monkeypatch.setattr(archive_writer, "BATCH_ROWS", 5)
     log = node(memory)
     for number in range(100):
@@ -104,13 +104,14 @@ actions = st.lists(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(history=actions, full=st.sampled_from((300, 1500, 10**6)), start=st.integers(0, 200))
-def test_readers_get_the_order_of_the_log_from_old_and_new_archives(
+def test_readers_get_log_order_from_old_and_new_archives(
     monkeypatch: pytest.MonkeyPatch, history: list[Any], full: int, start: int
 ) -> None:
     monkeypatch.setattr(archive_writer, "FULL", full)
     monkeypatch.setattr(archive_writer, "ABSORB_MAX", 3)
     monkeypatch.setattr(archive_writer, "BATCH_ROWS", 3)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES", 400)
+    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 400)
+    monkeypatch.setattr(archive_rows, "KEPT_BYTES", 150)
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 1000)
     monkeypatch.setattr(archive_rows, "GROUP_ROWS", 3)
     monkeypatch.setattr(log_order, "PAGE_BYTES", 300)
@@ -160,8 +161,8 @@ def test_many_archives_are_sorted_one_after_the_other(
     held: list[int] = []
     add = Scratch.add
 
-    def measured(scratch: Any, *rest: Any) -> None:
-        add(scratch, *rest)
+    def measured(scratch: Any, *rest: Any, **options: Any) -> None:
+        add(scratch, *rest, **options)
         waiting = [each for pages in scratch._held.values() for _, each in pages]
         held.append(sum(each.nbytes for each in waiting if not isinstance(each, tuple)))
 
@@ -231,7 +232,7 @@ def test_a_full_scratch_folder_is_no_damage(
     append(log, put("b", "1", (1, 1, 1, 1)), put("a", "2", (1, 1, 1, 2)))
     archive(memory, log)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Scratch, "add", full)

@@ -68,7 +68,7 @@ def test_point_in_time_ends_at_a_damaged_archive(run: Run, tmp_path: Path) -> No
         assert len(store.map("a")) == len(store.map("b")) == 5
 
 
-def test_point_in_time_ends_where_the_lost_rows_of_a_sorted_archive_begin(
+def test_point_in_time_ends_where_lost_rows_begin(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rows are in the order of keys, so the lost ones may be anywhere in the log."""

@@ -358,7 +358,7 @@ MUTATIONS = (
         "imap_wal/parquet/file.py",
         "if is_by_key and by_position:",
         "if False:",
-        "tests/unit/test_golden_log.py::test_a_golden_log_that_is_sorted_by_key_is_read_in_order",
+        "tests/unit/test_golden_log.py::test_a_sorted_golden_log_is_read_in_order",
     ),
     Mutation(
         "manifest of sorted archives that an older version would open",
@@ -372,8 +372,7 @@ MUTATIONS = (
         "imap_wal/parquet/salvage.py",
         "begins = seen if in_log_order else _first_after(file, group, done)",
         "begins = seen",
-        "tests/cli/test_repair_metadata.py::"
-        "test_point_in_time_ends_where_the_lost_rows_of_a_sorted_archive_begin",
+        "tests/cli/test_repair_metadata.py::test_point_in_time_ends_where_lost_rows_begin",
     ),
     Mutation(
         "mark one frame beyond what was merged",

@@ -149,7 +149,8 @@ class File(parquet_file.ParquetFile):
 class ArchiveRows:
     """Replaces `imap_wal.parquet.archive_rows.ArchiveRows`."""
 
-    def __init__(self, _: Path) -> None:
+    def __init__(self, _: Path, full_bytes: int) -> None:
+        self._full_bytes = full_bytes
         self._waiting: dict[str, list[tuple[Any, Position]]] = {}
 
     def add(self, rows: Any, epoch: int, segment: int, frames: Sequence[tuple[int, int]]) -> None:
@@ -161,8 +162,12 @@ class ArchiveRows:
         for row, place in zip(rows, places, strict=True):
             self._waiting.setdefault(row[MAP], []).append((row, place))
 
-    def sizes(self) -> dict[str, int]:
-        return {name: 100 * len(waiting) for name, waiting in self._waiting.items()}
+    def full(self) -> list[str]:
+        return [
+            name
+            for name, waiting in self._waiting.items()
+            if 100 * len(waiting) >= self._full_bytes
+        ]
 
     def maps(self) -> list[str]:
         return sorted(self._waiting)

@@ -147,7 +147,7 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
             assert set(store.maps()) <= set(CONTENTS[name])
 
 
-def test_a_golden_log_that_is_sorted_by_key_is_read_in_order(tmp_path: Path) -> None:
+def test_a_sorted_golden_log_is_read_in_order(tmp_path: Path) -> None:
     with zipfile.ZipFile(GOLDEN / "log-by-key.zip") as archive:
         archive.extractall(tmp_path)
     reader = LogReader(tmp_path, cluster="embedded", node="n1")
