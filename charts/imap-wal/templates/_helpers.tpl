@@ -1,0 +1,284 @@
+{{- define "imap-wal.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* Names of pods and objects are made from it; they have at most 63 characters. */ -}}
+{{- define "imap-wal.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "imap-wal.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "imap-wal.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.selector" -}}
+app.kubernetes.io/name: {{ include "imap-wal.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: member
+{{- end -}}
+
+{{- define "imap-wal.labels" -}}
+app.kubernetes.io/name: {{ include "imap-wal.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* dict "root" "image" */ -}}
+{{- define "imap-wal.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ .image.tag | default .root.Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.rewriteImage" -}}
+{{- $image := empty .Values.rewrite.image.repository | ternary .Values.agent.image .Values.rewrite.image -}}
+{{ include "imap-wal.image" (dict "root" . "image" $image) }}
+{{- end -}}
+
+{{- /* The place where the volume of the logs is mounted. Hazelcast's chart has one for it. */ -}}
+{{- define "imap-wal.root" -}}
+{{- ternary "/data/external" "/var/lib/imap-wal" (eq .Values.mode "sidecar-only") -}}
+{{- end -}}
+
+{{- define "imap-wal.url" -}}
+{{- .Values.log.url | default (printf "file://%s" (include "imap-wal.root" .)) -}}
+{{- end -}}
+
+{{- define "imap-wal.claim" -}}
+{{- .Values.log.volume.existingClaim | default (printf "%s-log" (include "imap-wal.fullname" .)) -}}
+{{- end -}}
+
+{{- define "imap-wal.endpoint" -}}
+{{- if .Values.curve.enabled -}}
+tcp://127.0.0.1:7701
+{{- else if eq .Values.mode "sidecar-only" -}}
+ipc:///data/custom/agent.sock
+{{- else -}}
+ipc:///run/imap-wal/agent.sock
+{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.credentialsSecret" -}}
+{{- if .Values.log.credentials.existingSecret -}}
+{{ .Values.log.credentials.existingSecret }}
+{{- else if .Values.log.credentials.content -}}
+{{ include "imap-wal.fullname" . }}-credentials
+{{- end -}}
+{{- end -}}
+
+{{- /* What the schema cannot say. */ -}}
+{{- define "imap-wal.check" -}}
+{{- $file := or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir) -}}
+{{- if and $file (not .Values.log.volume.enabled) -}}
+{{- fail "no place for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk does not work." -}}
+{{- end -}}
+{{- range list .Values.log.url .Values.log.walDir -}}
+{{- if and (hasPrefix "file:" .) (not (or (hasPrefix "file:///var/lib/imap-wal" .) (hasPrefix "file:///data/external" .))) -}}
+{{- fail (printf "%s is not on the volume of the logs, which is mounted at /var/lib/imap-wal (sidecar-only: /data/external)" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.log.volume.enabled $file (gt (int .Values.cluster.replicas) 1) (not .Values.log.volume.existingClaim) (ne .Values.log.volume.accessMode "ReadWriteMany") -}}
+{{- fail (printf "log.volume.accessMode is %s, and %d members need one volume: set ReadWriteMany, or cluster.replicas to 1, or log.url to an object store" .Values.log.volume.accessMode (int .Values.cluster.replicas)) -}}
+{{- end -}}
+{{- if and .Values.curve.enabled (not (and .Values.curve.existingSecret .Values.curve.agentPublicKey)) -}}
+{{- fail "curve.enabled needs curve.existingSecret (agent.key, member.key, clients.toml) and curve.agentPublicKey (the content of agent.pub)" -}}
+{{- end -}}
+{{- if and (eq .Values.mode "sidecar-only") (or .Values.curve.enabled .Values.token.existingSecret (include "imap-wal.credentialsSecret" .)) -}}
+{{- fail "sidecar-only: Hazelcast's chart mounts no Secrets, so curve, token and log.credentials are not possible. Pass credentials of a storage by agent.envFrom." -}}
+{{- end -}}
+{{- if and (eq .Values.mode "sidecar-only") (eq (int .Values.sidecarOnly.runAsUser) 0) -}}
+{{- fail "sidecarOnly.runAsUser is 0: the agent does not run as root" -}}
+{{- end -}}
+{{- range list "url" "wal_dir" "node" "cluster" "endpoint" "http_address" "credentials" "key" "clients" "log" -}}
+{{- if hasKey $.Values.agent.settings . -}}
+{{- fail (printf "agent.settings.%s: the chart writes this setting" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Of pods that this chart makes. In `sidecar-only`, the logs belong to the user of the other
+chart's pods. */ -}}
+{{- define "imap-wal.podSecurityContext" -}}
+{{- $context := deepCopy .Values.podSecurityContext -}}
+{{- if eq .Values.mode "sidecar-only" -}}
+{{- $_ := set $context "runAsUser" .Values.sidecarOnly.runAsUser -}}
+{{- $_ := set $context "runAsGroup" .Values.sidecarOnly.runAsGroup -}}
+{{- $_ := set $context "fsGroup" .Values.sidecarOnly.runAsGroup -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{- /* Whether pods mount the volume of the logs. */ -}}
+{{- define "imap-wal.onVolume" -}}
+{{- if and .Values.log.volume.enabled (or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir)) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.agentToml" -}}
+{{- /* The node is the name of the pod, which a StatefulSet keeps. */ -}}
+url = {{ include "imap-wal.url" . | quote }}
+{{- with .Values.log.walDir }}
+wal_dir = {{ . | quote }}
+{{- end }}
+cluster = {{ .Values.cluster.name | quote }}
+endpoint = {{ include "imap-wal.endpoint" . | quote }}
+http_address = "0.0.0.0:9413"
+{{- if include "imap-wal.credentialsSecret" . }}
+credentials = "/etc/imap-wal/credentials/credentials.toml"
+{{- end }}
+{{- if .Values.curve.enabled }}
+key = "/etc/imap-wal/keys/agent.key"
+clients = "/etc/imap-wal/keys/clients.toml"
+{{- end }}
+{{- range $name, $value := .Values.agent.settings }}
+{{ $name }} = {{ include "imap-wal.tomlValue" $value }}
+{{- end }}
+
+[log]
+{{- range $name, $value := .Values.agent.log }}
+{{ $name }} = {{ include "imap-wal.tomlValue" $value }}
+{{- end }}
+{{- end -}}
+
+{{- /* Numbers of YAML are floats to Helm: 600 and not 600.0 or 6e+02. */ -}}
+{{- define "imap-wal.tomlValue" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{ int64 . }}
+{{- else -}}
+{{ toJson . }}
+{{- end -}}
+{{- end -}}
+
+{{- define "imap-wal.mapConfig" -}}
+{{- $properties := dict "agent" (include "imap-wal.endpoint" .) -}}
+{{- if .Values.curve.enabled -}}
+{{- $properties = merge $properties (dict "agent-key-file" "/etc/imap-wal/keys/member.key" "agent-public-key" .Values.curve.agentPublicKey) -}}
+{{- end -}}
+{{- if .Values.token.existingSecret -}}
+{{- $properties = merge $properties (dict "cluster-token-file" "/etc/imap-wal/token/cluster.token") -}}
+{{- end -}}
+{{- $properties = merge $properties .Values.cluster.mapStoreProperties -}}
+{{- $store := dict "enabled" true "initial-mode" "EAGER" "factory-class-name" "io.imapwal.hazelcast.WalMapStoreFactory" "write-delay-seconds" 0 "offload" false "properties" $properties -}}
+{{- $maps := dict -}}
+{{- range .Values.cluster.durableMaps -}}
+{{- $_ := set $maps . (dict "map-store" $store) -}}
+{{- end -}}
+{{- toYaml $maps -}}
+{{- end -}}
+
+{{- /* What both modes configure. */ -}}
+{{- define "imap-wal.hazelcastCommon" -}}
+cluster-name: {{ .Values.cluster.name | quote }}
+properties:
+  # A store waits for the disk; with few operation threads, everything else would wait too.
+  hazelcast.operation.thread.count: "64"
+  hazelcast.phone.home.enabled: "false"
+  hazelcast.shutdownhook.policy: GRACEFUL
+  hazelcast.graceful.shutdown.max.wait: {{ .Values.cluster.shutdownSeconds | quote }}
+serialization:
+  # As `imap-wal plugin config` prints it: reading a Java-serialised value runs code.
+  java-serialization-filter:
+    defaults-disabled: false
+    whitelist:
+      package: [io.imapwal.hazelcast]
+    blacklist:
+      class: [java.net.URL]
+      prefix: [java.rmi., javax.management., javax.naming.]
+map:
+  {{- include "imap-wal.mapConfig" . | nindent 2 }}
+{{- end -}}
+
+{{- define "imap-wal.hazelcastYaml" -}}
+{{- $own := include "imap-wal.hazelcastCommon" . | fromYaml -}}
+{{- $join := dict "auto-detection" (dict "enabled" false) "multicast" (dict "enabled" false) "kubernetes" (dict "enabled" true "service-dns" (printf "%s.%s.svc.%s" (include "imap-wal.fullname" .) .Release.Namespace .Values.cluster.dnsDomain)) -}}
+{{- $health := dict "enabled" true "endpoint-groups" (dict "HEALTH_CHECK" (dict "enabled" true)) -}}
+{{- $network := dict "port" (dict "port" 5701 "auto-increment" false) "join" $join "rest-api" $health -}}
+{{- $all := mergeOverwrite $own (dict "network" $network) (deepCopy .Values.cluster.config) -}}
+{{- toYaml (dict "hazelcast" $all) -}}
+{{- end -}}
+
+{{- /* The agent: dict "root" "mounts". In both modes a sidecar of Kubernetes: it starts before the
+member and stops after it. */ -}}
+{{- define "imap-wal.agentContainer" -}}
+{{- $root := .root -}}
+name: agent
+image: {{ include "imap-wal.image" (dict "root" $root "image" $root.Values.agent.image) | quote }}
+imagePullPolicy: {{ $root.Values.agent.image.pullPolicy }}
+restartPolicy: Always
+command: [imap-wal, agent]
+args: ["--config", {{ .config | quote }}]
+ports:
+  - { name: metrics, containerPort: 9413 }
+env:
+  # The home folder of drivers of storages; the root file system cannot be written.
+  - { name: HOME, value: /tmp }
+  {{- with $root.Values.agent.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with $root.Values.agent.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+# The member starts when this one passes. An agent that waits for other nodes is ready.
+startupProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 2, failureThreshold: 300 }
+readinessProbe: { httpGet: { path: /readyz, port: metrics }, periodSeconds: 5 }
+livenessProbe: { httpGet: { path: /livez, port: metrics }, periodSeconds: 10, failureThreshold: 6 }
+resources:
+  {{- toYaml $root.Values.agent.resources | nindent 2 }}
+securityContext:
+  {{- toYaml $root.Values.securityContext | nindent 2 }}
+volumeMounts:
+  {{- .mounts | nindent 2 }}
+{{- end -}}
+
+{{- define "imap-wal.agentMounts" -}}
+- { name: config, mountPath: /etc/imap-wal/agent.toml, subPath: agent.toml, readOnly: true }
+- { name: run, mountPath: /run/imap-wal }
+- { name: tmp, mountPath: /tmp, subPath: agent }
+{{- if include "imap-wal.onVolume" . }}
+- { name: log, mountPath: /var/lib/imap-wal }
+{{- end }}
+{{- if include "imap-wal.credentialsSecret" . }}
+- { name: credentials, mountPath: /etc/imap-wal/credentials, readOnly: true }
+{{- end }}
+{{- if .Values.curve.enabled }}
+- { name: agent-keys, mountPath: /etc/imap-wal/keys, readOnly: true }
+{{- end }}
+{{- end -}}
+
+{{- define "imap-wal.jobContainer" -}}
+image: {{ include "imap-wal.rewriteImage" . | quote }}
+imagePullPolicy: {{ .Values.agent.image.pullPolicy }}
+env:
+  - { name: HOME, value: /tmp }
+  {{- if include "imap-wal.credentialsSecret" . }}
+  - { name: IMAP_WAL_CREDENTIALS, value: /etc/imap-wal/credentials/credentials.toml }
+  {{- end }}
+  {{- with .Values.agent.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .Values.agent.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+resources:
+  {{- toYaml .Values.rewrite.resources | nindent 2 }}
+securityContext:
+  {{- toYaml .Values.securityContext | nindent 2 }}
+volumeMounts:
+  - { name: tmp, mountPath: /tmp }
+  {{- if include "imap-wal.onVolume" . }}
+  - { name: log, mountPath: {{ include "imap-wal.root" . }} }
+  {{- end }}
+  {{- if include "imap-wal.credentialsSecret" . }}
+  - { name: credentials, mountPath: /etc/imap-wal/credentials, readOnly: true }
+  {{- end }}
+{{- end -}}

@@ -1,0 +1,229 @@
+"""The pods of the default values as processes of this machine: the rendered agent.toml,
+hazelcast.yaml, commands, probes, preStop and `helm test`.
+
+A pod is a folder for its mounts and a loopback address for its network. Only that is substituted:
+paths of mounts, the addresses, the name of the pod (which is its host name there), and the service's
+DNS, which a hosts file of Java answers. The JVM is smaller, and does not wait for slow networks."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hazelcast
+import pytest
+import yaml
+
+from rewrite_cli.local_cluster import jars
+from tests.chart.rendering import CHART, one, rendered
+from tests.cluster.harness import QUICK_JVM, QUICK_MEMBER, Child, connect, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+QUICK = [
+    *QUICK_JVM,
+    "-Xmx256m",
+    *(
+        f"-D{name}={value}"
+        for name, value in QUICK_MEMBER.items()
+        if "shutdownhook" not in name and "thread" not in name
+    ),
+]
+
+
+class Pod:
+    """A pod of the StatefulSet. `log`: the folder that is the volume of all pods."""
+
+    def __init__(
+        self, manifests: list[dict[str, Any]], number: int, folder: Path, log: Path, hosts: Path
+    ) -> None:
+        stateful = one(manifests, "StatefulSet")
+        self._data = one(manifests, "ConfigMap")["data"]
+        self.name = f"{stateful['metadata']['name']}-{number}"
+        self.address = hosts.read_text().splitlines()[number].split()[0]
+        self._folder, self._log, self._hosts = folder / str(number), log, hosts
+        spec = stateful["spec"]["template"]["spec"]
+        (self._agent,), (self._member,) = spec["initContainers"], spec["containers"]
+        self._mount(self._agent)
+        self._mount(self._member)
+        self.agent = Child(f"agent of {self.name}", folder / f"agent-{number}.log")
+        self.member = Child(f"member of {self.name}", folder / f"member-{number}.log")
+
+    def _mount(self, container: dict[str, Any]) -> None:
+        for mount in container["volumeMounts"]:
+            place = Path(self._placed(container, mount["mountPath"]))
+            if mount["name"] == "config":
+                place.parent.mkdir(parents=True, exist_ok=True)
+                text = self._placed(container, self._data[mount["subPath"]])
+                if mount["subPath"] == "agent.toml":
+                    assert "node" not in tomllib.loads(text)
+                    text = f'node = "{self.name}"\n' + text.replace("0.0.0.0", self.address)
+                place.write_text(text)
+            else:
+                place.mkdir(parents=True, exist_ok=True)
+
+    def _placed(self, container: dict[str, Any], text: str) -> str:
+        for mount in container["volumeMounts"]:
+            path = mount["mountPath"]
+            here = self._log if mount["name"] == "log" else f"{self._folder}{path}"
+            if path != "/tmp":  # noqa: S108  # nothing that is rendered names it
+                text = text.replace(path, str(here))
+        return text
+
+    def _words(self, container: dict[str, Any]) -> list[str]:
+        words = [*container["command"], *container.get("args", [])]
+        return [self._placed(container, each) for each in words]
+
+    def start(self) -> None:
+        """As the kubelet does: the member when the agent's startup probe passes."""
+        program, *words = self._words(self._agent)
+        self.agent._spawn([str(Path(sys.executable).parent / program), *words])
+        self.wait(self.agent, self._agent)
+        program, *words = self._words(self._member)
+        assert program == "java"
+        classpath = os.pathsep.join(map(str, (jars.hazelcast_jar(), jars.plugin_jar())))
+        words = [classpath if each == "/opt/hazelcast/lib/*" else each for each in words]
+        environment = {each["name"]: each.get("value", "") for each in self._member["env"]}
+        options = [
+            environment["JAVA_TOOL_OPTIONS"],
+            *QUICK,
+            f"-Djdk.net.hosts.file={self._hosts}",
+            f"-Dhazelcast.local.localAddress={self.address}",
+            f"-Dhazelcast.local.publicAddress={self.address}",
+        ]
+        self.member._spawn(["env", f"JAVA_TOOL_OPTIONS={' '.join(options)}", jars.java(), *words])
+        self.wait(self.member, self._member)
+
+    def wait(self, child: Child, container: dict[str, Any]) -> None:
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container[kind]["httpGet"]
+            (port,) = (
+                each["containerPort"]
+                for each in container["ports"]
+                if each["name"] == probe["port"]
+            )
+            url = f"http://{self.address}:{port}{probe['path']}"
+            until(
+                f"{kind} of {child.name}", lambda url=url: child.check() or answer(url) == 200, 90
+            )
+
+    def stop(self) -> None:
+        """As the kubelet does: preStop, SIGTERM to the member, and then to the sidecar."""
+        command = self._member["lifecycle"]["preStop"]["exec"]["command"]
+        done = subprocess.run(
+            [self._placed(self._member, each) for each in command],
+            env={**os.environ, "POD_IP": self.address},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=150,
+        )
+        assert done.stderr == ""  # otherwise the cluster was not safe in time
+        assert self.member.stop(120) in (0, 128 + signal.SIGTERM)
+        assert self.agent.stop() == 0
+
+
+def answer(url: str) -> int:
+    with urllib.request.urlopen(url, timeout=5) as response:
+        return int(response.status)
+
+
+@pytest.fixture(scope="module")
+def manifests() -> list[dict[str, Any]]:
+    return rendered(CHART / "ci" / "default-values.yaml")
+
+
+@pytest.fixture(scope="module")
+def pods(
+    manifests: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Pod]]:
+    folder = tmp_path_factory.mktemp("pods")
+    config = yaml.safe_load(one(manifests, "ConfigMap")["data"]["hazelcast.yaml"])
+    service = config["hazelcast"]["network"]["join"]["kubernetes"]["service-dns"]
+    net = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
+    hosts = folder / "hosts"
+    hosts.write_text("".join(f"{net}.{number} {service}\n" for number in (1, 2, 3)))
+    log = folder / "log"
+    log.mkdir()
+    made = [Pod(manifests, number, folder, log, hosts) for number in range(3)]
+    try:
+        yield made
+    finally:
+        for child in (each for pod in made for each in (pod.member, pod.agent)):
+            child.kill()
+
+
+def start_all(pods: list[Pod]) -> None:
+    """At once: podManagementPolicy is Parallel. `Child` needs the thread that runs the tests."""
+    with ThreadPoolExecutor(len(pods)) as pool:
+        list(pool.map(Pod.start, pods))
+
+
+def client_of(pods: list[Pod]) -> hazelcast.HazelcastClient:
+    """When all members have joined."""
+    client = connect([f"{pod.address}:5701" for pod in pods], "dev")
+    until("the pods are one cluster", lambda: len(client.cluster_service.get_members()) == 3)
+    return client
+
+
+def entries_in(pods: list[Pod]) -> dict[str, int]:
+    client = client_of(pods)
+    try:
+        return dict(client.get_map("orders").blocking().entry_set())
+    finally:
+        client.shutdown()
+
+
+def test_entries_survive_kills_and_rolling_updates(
+    pods: list[Pod], manifests: list[dict[str, Any]]
+) -> None:
+    start_all(pods)
+    client = client_of(pods)
+    orders = client.get_map("orders").blocking()
+    orders.put_all({str(number): number for number in range(1000)})
+    for number in range(100):
+        orders.delete(str(number))
+    client.shutdown()
+    expected = {str(number): number for number in range(100, 1000)}
+    helm_test(pods, manifests)
+
+    for child in (each for pod in pods for each in (pod.member, pod.agent)):
+        child.send(signal.SIGKILL)
+    for child in (each for pod in pods for each in (pod.member, pod.agent)):
+        child.kill()
+    start_all(pods)
+    assert entries_in(pods) == expected
+
+    for pod in reversed(pods):
+        pod.stop()
+        pod.start()
+    assert entries_in(pods) == expected
+
+
+def helm_test(pods: list[Pod], manifests: list[dict[str, Any]]) -> None:
+    """The container of `helm test`, with the addresses in place of the pods' names."""
+    (container,) = one(manifests, "Pod")["spec"]["containers"]
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    assert len(environment["AGENTS"].split(",")) == len(pods)
+    environment |= {
+        "SERVICE": f"{pods[0].address}:5701",
+        "AGENTS": ",".join(f"{pod.address}:9413" for pod in pods),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", one(manifests, "ConfigMap")["data"]["test.py"]],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 members; the entry was found" in done.stdout

@@ -1,0 +1,202 @@
+"""What the chart renders: valid for Kubernetes, and refused where it could not work."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from imap_wal.agent.config import AgentConfig
+from imap_wal.version import VERSION
+from rewrite_cli.local_cluster import hazelcast_yaml
+from rewrite_cli.local_cluster.launcher import JVM_FLAGS
+from tests.chart.rendering import CHART, ROOT, VALUES, checker, helm, helm_docs, one, rendered
+
+OPERATOR = "monitoring.coreos.com"
+"""Kinds of Prometheus's operator are not in Kubernetes' schemas."""
+DEFAULT, SIDECAR, CURVE, BUCKET, SPARK = (
+    CHART / "ci" / f"{name}-values.yaml"
+    for name in ("default", "sidecar-only", "curve", "object-store", "spark")
+)
+
+
+def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The specification of every pod."""
+    found = []
+    for each in documents:
+        match each["kind"]:
+            case "Pod":
+                found.append(each["spec"])
+            case "StatefulSet":
+                found.append(each["spec"]["template"]["spec"])
+            case "CronJob":
+                found.append(each["spec"]["jobTemplate"]["spec"]["template"]["spec"])
+    return found
+
+
+def agent_toml(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    (config,) = (each for each in documents if "agent.toml" in each.get("data", {}))
+    return tomllib.loads(config["data"]["agent.toml"])
+
+
+def test_helm_lints_the_chart_with_every_value_set() -> None:
+    for values in VALUES:
+        helm("lint", "--strict", CHART, "--values", values)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_manifests_fit_the_schemas_of_kubernetes(
+    values: Path, version: str, tmp_path: Path
+) -> None:
+    """The oldest version that the chart permits, and a new one."""
+    file = tmp_path / "manifests.yaml"
+    known = [each for each in rendered(values) if OPERATOR not in each["apiVersion"]]
+    file.write_text(yaml.safe_dump_all(known))
+    done = subprocess.run(
+        [checker("kubernetes-validate"), "-k", version, "--strict", "--quiet", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_readme_is_what_helm_docs_makes() -> None:
+    assert (CHART / "README.md").read_text() == helm_docs()
+
+
+def test_hadolint_accepts_the_containerfiles() -> None:
+    files = sorted((ROOT / "deploy").glob("*.Containerfile"))
+    assert len(files) == 2
+    done = subprocess.run(
+        [checker("hadolint"), *map(str, files)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_alert_rules_are_those_of_the_documentation() -> None:
+    rules = yaml.safe_load((ROOT / "docs/reference/imap-wal-alerts.yml").read_text())
+    assert one(rendered(CURVE), "PrometheusRule")["spec"] == rules
+    monitor = one(rendered(CURVE), "ServiceMonitor")
+    assert monitor["spec"]["endpoints"][0]["relabelings"][0]["replacement"] == "imap-wal"
+
+
+def test_versions_and_flags_are_those_of_the_code() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    (member,) = one(rendered(DEFAULT), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    flags = [each.replace("=", " ", 1) for each in member["args"] if each.startswith("--add")]
+    assert " ".join(flags) == " ".join(JVM_FLAGS)
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_every_container_is_restricted(values: Path) -> None:
+    """As the policy "restricted" of Kubernetes asks, with a root file system that is read-only."""
+    for pod in pods(rendered(values)):
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] >= 1000
+        assert pod["automountServiceAccountToken"] is False
+        for container in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+                "seccompProfile": {"type": "RuntimeDefault"},
+            }
+            assert "memory" in container["resources"]["limits"]
+
+
+@pytest.mark.parametrize("values", [DEFAULT, CURVE], ids=lambda path: path.stem)
+def test_agents_accept_the_rendered_settings(values: Path) -> None:
+    AgentConfig.from_mapping(agent_toml(rendered(values)), node="pod-0")
+
+
+def test_members_have_the_map_section_that_the_command_prints() -> None:
+    data = one(rendered(DEFAULT), "ConfigMap")["data"]
+    made = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]
+    printed = yaml.safe_load(
+        hazelcast_yaml.to_paste(["default"], "ipc:///run/imap-wal/agent.sock", "dev", {})
+    )["hazelcast"]
+    assert made["map"] == printed["map"]
+    assert made["serialization"] == printed["serialization"]
+    assert made["properties"].items() >= printed["properties"].items()
+
+
+def test_the_agent_starts_before_its_member_and_stops_after_it() -> None:
+    """In both modes it is an init container that keeps running."""
+    values = yaml.safe_load(one(rendered(SIDECAR), "ConfigMap")["data"]["values.yaml"])
+    for containers in (pods(rendered(DEFAULT))[0]["initContainers"], values["initContainers"]):
+        agent = containers[-1]
+        assert (agent["name"], agent["restartPolicy"]) == ("agent", "Always")
+        assert agent["startupProbe"]["httpGet"]["path"] == "/readyz"
+        assert agent["livenessProbe"]["httpGet"]["path"] == "/livez"
+
+
+def test_sidecar_only_makes_no_members() -> None:
+    kinds = {each["kind"] for each in rendered(SIDECAR)}
+    assert not kinds & {"StatefulSet", "PodDisruptionBudget", "NetworkPolicy", "Pod"}
+    values = yaml.safe_load(one(rendered(SIDECAR), "ConfigMap")["data"]["values.yaml"])
+    made = tomllib.loads(values["hazelcast"]["configurationFiles"]["agent.toml"])
+    store = values["hazelcast"]["yaml"]["hazelcast"]["map"]["default"]["map-store"]
+    assert store["properties"]["agent"] == made["endpoint"]
+    assert pods(rendered(SIDECAR))[0]["securityContext"]["runAsUser"] == 65534
+
+
+def test_secrets_reach_only_the_container_that_uses_them() -> None:
+    (pod, *_) = pods(rendered(CURVE))
+    (agent,), (member,) = pod["initContainers"], pod["containers"]
+    volumes = {each["name"]: each for each in pod["volumes"]}
+
+    def keys(container: dict[str, Any]) -> set[str]:
+        mounted = {each["name"] for each in container["volumeMounts"]}
+        return {
+            item["key"]
+            for name in mounted
+            for item in volumes[name].get("secret", {}).get("items", [])
+        }
+
+    assert keys(agent) == {"agent.key", "clients.toml"}
+    assert keys(member) == {"member.key"}
+    secret = one(rendered(BUCKET), "Secret")
+    assert agent_toml(rendered(BUCKET))["credentials"].endswith("/credentials.toml")
+    assert not any(
+        secret["metadata"]["name"] in str(each) for each in pods(rendered(BUCKET))[0]["containers"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (["log.volume.enabled=false"], "no place for the logs"),
+        (["log.volume.accessMode=ReadWriteOnce"], "3 members need one volume"),
+        (["log.url=file:///mnt/elsewhere"], "not on the volume of the logs"),
+        (["curve.enabled=true"], "curve.enabled needs"),
+        (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
+        (["agent.settings.url=s3://b"], "the chart writes this setting"),
+        (["cluster.replicas=0"], "cluster"),
+        (["mode=operator"], "mode"),
+        (["replicaCount=5"], "replicaCount"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_values_that_cannot_work_are_refused(sets: list[str], why: str) -> None:
+    options = [part for each in sets for part in ("--set", each)]
+    assert why in helm("template", "wal", CHART, *options, refused=True)
+
+
+def test_the_spark_job_rewrites_and_then_prunes() -> None:
+    job = pods(rendered(SPARK))[1]
+    (rewrite,), (prune,) = job["initContainers"], job["containers"]
+    assert [*rewrite["command"], rewrite["args"][0]] == [
+        "imap-wal",
+        "rewrite",
+        "file:///var/lib/imap-wal",
+    ]
+    assert "spark.master=spark://spark-master:7077" in rewrite["args"]
+    assert rewrite["image"] == f"imap-wal-spark:{VERSION}"
+    assert prune["args"][-1] == "--yes"
