@@ -155,10 +155,12 @@ release: setup ## sdist and wheel in dist/, checked as a package index does
 	build/twine/bin/python -m pip install --quiet twine
 	build/twine/bin/twine check --strict dist/*
 
-version: ## write a new version into the two files that have it: make version NEW=0.2.0
+version: ## write a new version into the files that have it: make version NEW=0.2.0
 	@test -n "$(NEW)" || { echo 'this is $(VERSION); for another one: make version NEW=0.2.0' >&2; exit 1; }
 	sed -i 's/^VERSION = ".*"$$/VERSION = "$(NEW)"/' imap_wal/version.py
 	sed -i '0,/<version>.*<\/version>/s//<version>$(NEW)<\/version>/' hazelcast_plugin/pom.xml
+	sed -i 's/^\(version\|appVersion\): .*/\1: "$(NEW)"/' charts/imap-wal/Chart.yaml
+	sed -i 's/$(VERSION)/$(NEW)/g' charts/imap-wal/README.md deploy/*.Containerfile examples/compose/compose.yaml docs/how-to/kubernetes.md
 
 clean: ## remove what was built; .venv stays
 	rm -rf build dist site out hazelcast_plugin/target .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,10 @@
 """The pods of the default values as processes of this machine: the rendered agent.toml,
 hazelcast.yaml, commands, probes, preStop and `helm test`.
 
-A pod is a folder for its mounts and a loopback address for its network. Only that is substituted:
-paths of mounts, the addresses, the name of the pod (which is its host name there), and the service's
-DNS, which a hosts file of Java answers. The JVM is smaller, and does not wait for slow networks."""
+A pod is a folder for its mounts and a loopback address for its network. Substituted are only paths
+of mounts, addresses, the name of the pod (its host name there), and the DNS of the service, which a
+hosts file of Java answers. The JVM is smaller, and does not wait for slow networks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,6 @@ import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ class Pod:
         for mount in container["volumeMounts"]:
             path = mount["mountPath"]
             here = self._log if mount["name"] == "log" else f"{self._folder}{path}"
-            if path != "/tmp":  # noqa: S108  # nothing that is rendered names it
+            if path != "/tmp":  # nothing that is rendered names it
                 text = text.replace(path, str(here))
         return text
 
@@ -82,11 +82,13 @@ class Pod:
         words = [*container["command"], *container.get("args", [])]
         return [self._placed(container, each) for each in words]
 
-    def start(self) -> None:
-        """As the kubelet does: the member when the agent's startup probe passes."""
+    def start_agent(self) -> None:
         program, *words = self._words(self._agent)
-        self.agent._spawn([str(Path(sys.executable).parent / program), *words])
-        self.wait(self.agent, self._agent)
+        self.agent.spawn([str(Path(sys.executable).parent / program), *words])
+
+    def start_member(self) -> None:
+        """As the kubelet does: when the agent's startup probe passes."""
+        self._wait(self.agent, self._agent)
         program, *words = self._words(self._member)
         assert program == "java"
         classpath = os.pathsep.join(map(str, (jars.hazelcast_jar(), jars.plugin_jar())))
@@ -99,10 +101,12 @@ class Pod:
             f"-Dhazelcast.local.localAddress={self.address}",
             f"-Dhazelcast.local.publicAddress={self.address}",
         ]
-        self.member._spawn(["env", f"JAVA_TOOL_OPTIONS={' '.join(options)}", jars.java(), *words])
-        self.wait(self.member, self._member)
+        self.member.spawn(["env", f"JAVA_TOOL_OPTIONS={' '.join(options)}", jars.java(), *words])
 
-    def wait(self, child: Child, container: dict[str, Any]) -> None:
+    def wait(self) -> None:
+        self._wait(self.member, self._member)
+
+    def _wait(self, child: Child, container: dict[str, Any]) -> None:
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container[kind]["httpGet"]
             (port,) = (
@@ -161,10 +165,11 @@ def pods(
             child.kill()
 
 
-def start_all(pods: list[Pod]) -> None:
-    """At once: podManagementPolicy is Parallel. `Child` needs the thread that runs the tests."""
-    with ThreadPoolExecutor(len(pods)) as pool:
-        list(pool.map(Pod.start, pods))
+def start(pods: list[Pod]) -> None:
+    """At once: podManagementPolicy is Parallel."""
+    for step in (Pod.start_agent, Pod.start_member, Pod.wait):
+        for pod in pods:
+            step(pod)
 
 
 def client_of(pods: list[Pod]) -> hazelcast.HazelcastClient:
@@ -185,7 +190,7 @@ def entries_in(pods: list[Pod]) -> dict[str, int]:
 def test_entries_survive_kills_and_rolling_updates(
     pods: list[Pod], manifests: list[dict[str, Any]]
 ) -> None:
-    start_all(pods)
+    start(pods)
     client = client_of(pods)
     orders = client.get_map("orders").blocking()
     orders.put_all({str(number): number for number in range(1000)})
@@ -199,12 +204,12 @@ def test_entries_survive_kills_and_rolling_updates(
         child.send(signal.SIGKILL)
     for child in (each for pod in pods for each in (pod.member, pod.agent)):
         child.kill()
-    start_all(pods)
+    start(pods)
     assert entries_in(pods) == expected
 
     for pod in reversed(pods):
         pod.stop()
-        pod.start()
+        start([pod])
     assert entries_in(pods) == expected
 
 

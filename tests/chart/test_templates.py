@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -200,3 +201,30 @@ def test_the_spark_job_rewrites_and_then_prunes() -> None:
     assert "spark.master=spark://spark-master:7077" in rewrite["args"]
     assert rewrite["image"] == f"imap-wal-spark:{VERSION}"
     assert prune["args"][-1] == "--yes"
+
+
+COMPOSE = ROOT / "examples" / "compose"
+
+
+def test_the_example_for_docker_compose_is_what_the_chart_runs() -> None:
+    """Flags, map section, filter and settings; no Docker starts it."""
+    services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+    (member,) = one(rendered(DEFAULT), "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    data = one(rendered(DEFAULT), "ConfigMap")["data"]
+    ours = yaml.safe_load((COMPOSE / "hazelcast.yaml").read_text())["hazelcast"]
+    chart = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]
+    assert (ours["map"], ours["serialization"]) == (chart["map"], chart["serialization"])
+    AgentConfig.from_toml(COMPOSE / "agent.toml", node="node-1")
+    for number in (1, 2, 3):
+        agent, started = services[f"agent-{number}"], services[f"member-{number}"]
+        assert agent["hostname"] == f"node-{number}"
+        assert f"run-{number}:/run/imap-wal" in {*agent["volumes"]} & {*started["volumes"]}
+        assert set(member["args"]) - {"-Dhazelcast.logging.type=jdk"} <= set(started["command"])
+        assert (agent["read_only"], agent["cap_drop"]) == (True, ["ALL"])
+
+
+def test_images_and_commands_name_this_release() -> None:
+    for file in (COMPOSE / "compose.yaml", ROOT / "docs/how-to/kubernetes.md"):
+        assert set(re.findall(r"imap-wal-(?:member|agent):([0-9.]+)", file.read_text())) == {
+            VERSION
+        }

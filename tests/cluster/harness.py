@@ -128,7 +128,7 @@ class Child:
         self.name, self.log = name, log
         self.process: subprocess.Popen[str] | None = None
 
-    def _spawn(self, command: Sequence[str], *, talks: bool = False) -> subprocess.Popen[str]:
+    def spawn(self, command: Sequence[str], *, talks: bool = False) -> subprocess.Popen[str]:
         """With `talks`, input and output are pipes, a line at a time. Otherwise the process gets no
         input, and its output is written to the log."""
         assert not self.running, f"{self.name} runs already"
@@ -245,7 +245,7 @@ class Agent(Child):
 
     def launch(self, module: str = "") -> None:
         what = [module] if module else ["rewrite_cli.cli", "agent", "--config"]
-        self._spawn([sys.executable, "-m", *what, str(self.config)])
+        self.spawn([sys.executable, "-m", *what, str(self.config)])
 
     def start(self, module: str = "") -> None:
         self.launch(module)
@@ -306,7 +306,7 @@ class Member(Child):
         self._asking = threading.Lock()
 
     def launch(self) -> None:
-        process = self._spawn(self._command, talks=True)
+        process = self.spawn(self._command, talks=True)
         self._answers = answers = queue.SimpleQueue()
 
         def listen() -> None:
