@@ -27,7 +27,7 @@ from rewrite_cli.local_cluster import jars
 from tests.chart.rendering import CHART, one, rendered
 from tests.cluster.harness import QUICK_JVM, QUICK_MEMBER, Child, connect, until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]  # the first one builds helm
 QUICK = [
     *QUICK_JVM,
     "-Xmx256m",

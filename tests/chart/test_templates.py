@@ -17,6 +17,8 @@ from rewrite_cli.local_cluster import hazelcast_yaml
 from rewrite_cli.local_cluster.launcher import JVM_FLAGS
 from tests.chart.rendering import CHART, ROOT, VALUES, checker, helm, helm_docs, one, rendered
 
+pytestmark = pytest.mark.timeout(900)  # the first one builds helm
+
 OPERATOR = "monitoring.coreos.com"
 """Kinds of Prometheus's operator are not in Kubernetes' schemas."""
 DEFAULT, SIDECAR, CURVE, BUCKET, SPARK = (

@@ -5,6 +5,7 @@ to install."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -28,6 +29,13 @@ def need(program: str, why: str) -> str:
 
 def go_program(name: str, module: str) -> str:
     """A program written in Go, installed into build/services if it is missing (a minute or two)."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / f"{name}.lock").open("w") as lock:  # two runs of tests at once install it once
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _found_or_installed(name, module)
+
+
+def _found_or_installed(name: str, module: str) -> str:
     found = shutil.which(name) or shutil.which(name, path=str(BUILD))
     if found is None:
         go = need("go", f"the storage tests build {name} with `go install {module}`")
@@ -42,7 +50,6 @@ def go_program(name: str, module: str) -> str:
         )
         if in_gopath.exists():
             return str(in_gopath)
-        BUILD.mkdir(parents=True, exist_ok=True)
         built = subprocess.run(
             [go, "install", module],
             env={**os.environ, "GOBIN": str(BUILD)},

@@ -90,7 +90,7 @@ ipc:///run/imap-wal/agent.sock
 {{- fail (printf "log.volume.accessMode is %s, and %d members need one volume: set ReadWriteMany, or cluster.replicas to 1, or log.url to an object store" .Values.log.volume.accessMode (int .Values.cluster.replicas)) -}}
 {{- end -}}
 {{- if and .Values.curve.enabled (not (and .Values.curve.existingSecret .Values.curve.agentPublicKey)) -}}
-{{- fail "curve.enabled needs curve.existingSecret (agent.key, member.key, clients.toml) and curve.agentPublicKey (the content of agent.pub)" -}}
+{{- fail "curve.enabled needs curve.existingSecret (agent.key, member.key, clients.toml) and curve.agentPublicKey (public-key of agent.pub)" -}}
 {{- end -}}
 {{- if and (eq .Values.mode "sidecar-only") (or .Values.curve.enabled .Values.token.existingSecret (include "imap-wal.credentialsSecret" .)) -}}
 {{- fail "sidecar-only: Hazelcast's chart mounts no Secrets, so curve, token and log.credentials are not possible. Pass credentials of a storage by agent.envFrom." -}}
