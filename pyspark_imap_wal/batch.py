@@ -26,13 +26,13 @@ from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.options import (
-    DECODED_COLUMNS,
     LATEST,
     AsOf,
     Options,
     clusters_of,
     known,
 )
+from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
 TASK_MEMORY_BYTES = 512 * 1024 * 1024
 """Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`

@@ -25,7 +25,7 @@ from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, Metada
 from imap_wal.read.scan import read_scan
 from imap_wal.security.encryption import keys_of
 from pyspark_imap_wal.filters import Filters
-from pyspark_imap_wal.options import DECODED_COLUMNS, POSITION_COLUMNS
+from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound, SegmentStore
 
 _ENTRY = [field.name for field in SNAPSHOT_SCHEMA]

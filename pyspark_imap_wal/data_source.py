@@ -18,6 +18,8 @@ from pyspark.sql.types import StructType
 from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.batch import TASK_MEMORY_BYTES, ImapWalReader
 from pyspark_imap_wal.options import LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
+from pyspark_imap_wal.tables.metadata import MetadataReader
+from pyspark_imap_wal.tables.schemas import METADATA_TABLES
 
 
 class ImapWalDataSource(DataSource):
@@ -38,7 +40,10 @@ class ImapWalDataSource(DataSource):
         of_streams = sorted(set(Options.OF_STREAMS) & set(self.options))
         if of_streams:
             raise InvalidSetting(f"the option {of_streams[0]} is for spark.readStream")
-        return ImapWalReader(chosen, wanted(chosen, schema))
+        kinds = wanted(chosen, schema)
+        if chosen.table in METADATA_TABLES:
+            return MetadataReader(chosen, kinds)
+        return ImapWalReader(chosen, kinds)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from pyspark_imap_wal.stream import ImapWalStreamReader

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan
-from pyspark_imap_wal.options import ENTRY_COLUMNS, POSITION_COLUMNS
+from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 
 _KINDS = {name: kind for name, kind in ENTRY_COLUMNS.items() if name != "value"} | POSITION_COLUMNS
 _OF_FILES = ("namespace", "cluster")

@@ -26,7 +26,8 @@ from imap_wal.read.file_scan import ARCHIVE, FileScan
 from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader
-from pyspark_imap_wal.options import EARLIEST, POSITION_COLUMNS, positions_of
+from pyspark_imap_wal.options import EARLIEST, positions_of
+from pyspark_imap_wal.tables.schemas import POSITION_COLUMNS
 
 
 @dataclass(frozen=True)

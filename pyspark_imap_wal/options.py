@@ -13,6 +13,14 @@ from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.security.credentials import Credentials
+from pyspark_imap_wal.tables.schemas import (
+    DECODED_COLUMNS,
+    ENTRIES,
+    ENTRY_COLUMNS,
+    METADATA_TABLES,
+    POSITION_COLUMNS,
+    TABLES,
+)
 from storage_backends import SegmentStore
 from storage_backends.location import Location
 
@@ -20,27 +28,6 @@ RAW, LATEST = "raw", "latest"
 EARLIEST = "earliest"
 FAIL, IGNORE = "fail", "ignore"
 
-ENTRY_COLUMNS = {
-    "namespace": "string",
-    "cluster": "string",
-    "map": "string",
-    "key": "binary",
-    "key_class": "string",
-    "value": "binary",
-    "value_class": "string",
-    "deleted": "boolean",
-    "timestamp_ms": "bigint",
-    "expires_at_ms": "bigint",
-    "partition": "bigint",
-    "incarnation": "bigint",
-    "partition_version": "bigint",
-    "session": "bigint",
-    "request": "bigint",
-    "node": "string",
-}
-POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint")
-"""NULL in rows of a snapshot."""
-DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
 LOG_FIELDS = ", ".join(f"{name} {kind}" for name, kind in ENTRY_COLUMNS.items())
 
 TASK_BYTES = 64 * 1024 * 1024
@@ -79,8 +66,8 @@ def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of the data source. `path` is the root's URL; `namespace`, `cluster`, `map`, `node`
-    limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
+    """Options of the data source. `path` is the root's URL; `table` is one of
+    `TABLES`; `namespace`, `cluster`, `map`, `node` limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
     the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
@@ -94,6 +81,7 @@ class Options:
     clusters: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
+    table: str = ENTRIES
     mode: str = RAW
     columns: tuple[str, ...] = ()
     as_of: AsOf | None = None
@@ -106,9 +94,12 @@ class Options:
     reader_name: str = ""
     voided: str = FAIL
 
+    OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
+    """What the tables of metadata take."""
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
     KNOWN = (
         "path",
+        "table",
         "namespace",
         "cluster",
         "map",
@@ -134,6 +125,12 @@ class Options:
             )
         if not given.get("path"):
             raise InvalidSetting("imap_wal needs the root of the logs: .load(url)")
+        table = given.get("table", ENTRIES)
+        if table not in TABLES:
+            raise InvalidSetting(f"table is {table!r}; it takes {', '.join(TABLES)}")
+        foreign = sorted(set(given) - set(cls.OF_METADATA)) if table in METADATA_TABLES else []
+        if foreign:
+            raise InvalidSetting(f"the table {table} takes no option {', '.join(foreign)}")
         mode = given.get("mode", RAW)
         if mode not in (RAW, LATEST):
             raise InvalidSetting(f"mode is {mode!r}; it takes raw or latest")
@@ -149,6 +146,7 @@ class Options:
             clusters=_names(given.get("cluster")),
             maps=_names(given.get("map")),
             nodes=_names(given.get("node")),
+            table=table,
             mode=mode,
             columns=_names(given.get("columns")),
             as_of=AsOf.parse(given["as_of"]) if given.get("as_of") else None,
@@ -179,6 +177,8 @@ class Options:
 
     def kinds(self) -> dict[str, str]:
         """Column → type of Spark, for the columns that are read."""
+        if self.table in METADATA_TABLES:
+            return METADATA_TABLES[self.table]
         known = dict(ENTRY_COLUMNS)
         if self.mode == RAW:
             known |= POSITION_COLUMNS

@@ -29,7 +29,6 @@ from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.offsets import Offset, limited
 from pyspark_imap_wal.options import (
-    DECODED_COLUMNS,
     IGNORE,
     LATEST,
     RAW,
@@ -37,6 +36,7 @@ from pyspark_imap_wal.options import (
     clusters_of,
     known,
 )
+from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 from storage_backends import NotFound
 
 try:

@@ -132,6 +132,15 @@ class ClusterView:
         away = [node.name for node in self.nodes if not node.manifest.lives_in(node.wal.logs)]
         return sorted({*self.missing_nodes, *away})
 
+    def state_of(self, name: str) -> str:
+        """The state of a node, for people: MISSING, forgotten, closed, or "open or crashed"."""
+        if name in self.unreadable_nodes:
+            return "MISSING"
+        if any(node.name == name for node in self.forgotten):
+            return "forgotten"
+        found = next(node for node in self.nodes if node.name == name)
+        return "closed" if found.manifest.clean else "open or crashed"
+
     @property
     def snapshot_bytes(self) -> int:
         return sum(snapshot.bytes for snapshot in self.manifest.snapshots.values())

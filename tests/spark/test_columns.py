@@ -31,7 +31,8 @@ from pyspark_imap_wal import columns as columns_module
 from pyspark_imap_wal.batch import ImapWalReader, by_bytes, schema_of
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
-from pyspark_imap_wal.options import ENTRY_COLUMNS, POSITION_COLUMNS, AsOf, Options
+from pyspark_imap_wal.options import AsOf, Options
+from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, MAPS, NODES, Cluster, put, steps

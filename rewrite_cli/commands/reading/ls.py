@@ -74,18 +74,12 @@ def command(selection: Selection, files: bool, output: str) -> None:
             )
 
 
-def _state(view: ClusterView, node: NodeView) -> str:
-    if node.name in view.unreadable_nodes:
-        return "MISSING"
-    return "closed" if node.manifest.clean else "open or crashed"
-
-
 def _node(view: ClusterView, node: NodeView) -> dict[str, object]:
     return {
         "namespace": view.namespace,
         "cluster": view.cluster,
         "node": node.name,
-        "state": _state(view, node),
+        "state": view.state_of(node.name),
         "epoch": node.manifest.epoch,
         "segments": len(node.segments),
         "log_bytes": node.wal_bytes,

@@ -1,0 +1,193 @@
+"""The tables `files`, `snapshots` and `nodes`: what a log consists of, from listings and manifests
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from imap_wal import layout
+from imap_wal.format import START, Position
+from imap_wal.inspect.inventory import ClusterView, NodeView, take_inventory
+from imap_wal.manifest.readers import ReaderManifest, readers_of
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT
+from imap_wal.read.scan_list import snapshot_scans
+from imap_wal.security.encryption import open_store
+from pyspark_imap_wal.options import Options, known
+from storage_backends import SegmentStore
+
+_ARROW = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "bigint": pa.int64(),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
+}
+Line = dict[str, Any]
+
+
+@dataclass
+class ManifestPartition(InputPartition):
+    """The one task of a query. `place`: the root with the options that the driver has."""
+
+    place: str
+
+
+class MetadataReader(DataSourceReader):
+    """Reads one of the tables in one task. `kinds`: column → type of Spark."""
+
+    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
+        self._options, self._kinds = options, dict(kinds)
+
+    def partitions(self) -> list[InputPartition]:
+        """One task: a log has few manifests."""
+        return [ManifestPartition(self._options.path)]
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """The lines of the table, as one record batch."""
+        options = self._options
+        store = open_store(known(partition.place))
+        try:
+            lines = [
+                {"namespace": view.namespace, "cluster": view.cluster, **line}
+                for view in take_inventory(store, options.namespaces, options.clusters)
+                for line in TABLES[options.table](store, view)
+                if _wanted(line.get("map"), options.maps)
+                and _wanted(line.get("node"), options.nodes)
+            ]
+        finally:
+            store.close()
+        yield pa.RecordBatch.from_pylist(
+            lines,
+            pa.schema([(name, _ARROW[kind]) for name, kind in self._kinds.items()]),
+        )
+
+
+def _wanted(name: str | None, names: Collection[str]) -> bool:
+    return not names or name in names
+
+
+def _files(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
+    for node in view.nodes:
+        yield from _segments(node)
+        yield from _archives(view, node)
+    for name, snapshot in sorted(view.manifest.snapshots.items()):
+        keys = snapshot.borders or ("",) * len(snapshot.files)
+        for scan, first in zip(snapshot_scans(name, snapshot), keys, strict=True):
+            yield {
+                "kind": SNAPSHOT,
+                "path": scan.path,
+                "map": name,
+                "state": "current",
+                "rows": scan.records if snapshot.rows else None,
+                "bytes": scan.bytes,
+                "checksum": scan.checksum or None,
+                "generation": snapshot.generation,
+                "first_key": bytes.fromhex(first) if snapshot.borders else None,
+            }
+
+
+def _segments(node: NodeView) -> Iterator[Line]:
+    wal = node.wal
+    states = {
+        "current": wal.segments,
+        "archived": wal.archived,
+        "replaced": wal.copied,
+        "void": wal.void,
+    }
+    for state, segments in states.items():
+        for segment in segments:
+            yield {
+                "kind": SEGMENT,
+                "path": segment.path,
+                "node": node.name,
+                "state": state,
+                "bytes": segment.bytes,
+                "first_position": str(Position(segment.epoch, segment.number, 0, 0)),
+            }
+
+
+def _archives(view: ClusterView, node: NodeView) -> Iterator[Line]:
+    marks = view.manifest.marks(node.name, node.manifest.directory)
+    for archive in node.manifest.archives:
+        covered = archive.last <= marks.get(archive.map, START)
+        yield {
+            "kind": ARCHIVE,
+            "path": archive.path,
+            "node": node.name,
+            "map": archive.map,
+            "state": "covered" if covered else "current",
+            "rows": archive.records,
+            "bytes": archive.bytes,
+            "checksum": archive.checksum or None,
+            "first_position": str(archive.first),
+            "last_position": str(archive.last),
+        }
+
+
+def _snapshots(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
+    for name, snapshot in sorted(view.manifest.snapshots.items()):
+        yield {
+            "map": name,
+            "generation": snapshot.generation,
+            "files": len(snapshot.files),
+            "live": snapshot.live,
+            "tombstones": snapshot.tombstones,
+            "bytes": snapshot.bytes,
+            "created_ms": snapshot.created_ms,
+            "until_ms": snapshot.until_ms,
+            "dropped": snapshot.dropped or None,
+            "marks": {node: str(mark.position) for node, mark in snapshot.marks.items()},
+        }
+
+
+def _nodes(store: SegmentStore, view: ClusterView) -> Iterator[Line]:
+    readers = readers_of(store, view.folder)
+    signs = {
+        sign: {layout.parse_sign_path(file.path) for file in store.list(folder)}
+        for sign, folder in (
+            ("alive", layout.alive_folder(view.folder)),
+            ("present", layout.present_folder(view.folder)),
+        )
+    }
+    folders = {node.name: node for node in (*view.nodes, *view.forgotten)}
+    for name in sorted({*folders, *view.missing_nodes}):
+        yield {
+            "node": name,
+            "state": view.state_of(name),
+            "sign": next((sign for sign, names in signs.items() if name in names), None),
+            "readers": _readers(readers, name),
+            **(_log(folders[name]) if name in folders else {}),
+        }
+
+
+def _log(node: NodeView) -> Line:
+    """What a node's folder has."""
+    manifest = node.manifest
+    return {
+        "directory": manifest.directory or None,
+        "incarnation": manifest.cluster.incarnation,
+        "epoch": manifest.epoch,
+        "segments": len(node.segments),
+        "segment_bytes": node.wal_bytes,
+        "archives": len(manifest.archives),
+        "archive_rows": sum(archive.records for archive in manifest.archives),
+        "archive_bytes": node.archive_bytes,
+        "removed_position": None if manifest.removed == START else str(manifest.removed),
+    }
+
+
+def _readers(readers: Mapping[str, ReaderManifest], node: str) -> dict[str, str]:
+    return {name: str(reader.positions.get(node, START)) for name, reader in readers.items()}
+
+
+TABLES: dict[str, Callable[[SegmentStore, ClusterView], Iterator[Line]]] = {
+    "files": _files,
+    "snapshots": _snapshots,
+    "nodes": _nodes,
+}
+"""Name of a table → its lines for one cluster."""

@@ -1,0 +1,77 @@
+"""The columns of each table: name → type of Spark."""
+
+from __future__ import annotations
+
+ENTRIES = "entries"
+"""The table that is read without the option `table`."""
+
+ENTRY_COLUMNS = {
+    "namespace": "string",
+    "cluster": "string",
+    "map": "string",
+    "key": "binary",
+    "key_class": "string",
+    "value": "binary",
+    "value_class": "string",
+    "deleted": "boolean",
+    "timestamp_ms": "bigint",
+    "expires_at_ms": "bigint",
+    "partition": "bigint",
+    "incarnation": "bigint",
+    "partition_version": "bigint",
+    "session": "bigint",
+    "request": "bigint",
+    "node": "string",
+}
+POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint")
+"""NULL in rows of a snapshot."""
+DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
+
+_OF_LOG = {"namespace": "string", "cluster": "string"}
+METADATA_TABLES = {
+    "files": {
+        **_OF_LOG,
+        "kind": "string",
+        "path": "string",
+        "node": "string",
+        "map": "string",
+        "state": "string",
+        "rows": "bigint",
+        "bytes": "bigint",
+        "checksum": "bigint",
+        "first_position": "string",
+        "last_position": "string",
+        "generation": "bigint",
+        "first_key": "binary",
+    },
+    "snapshots": {
+        **_OF_LOG,
+        "map": "string",
+        "generation": "bigint",
+        "files": "bigint",
+        "live": "bigint",
+        "tombstones": "bigint",
+        "bytes": "bigint",
+        "created_ms": "bigint",
+        "until_ms": "bigint",
+        "dropped": "bigint",
+        "marks": "map<string,string>",
+    },
+    "nodes": {
+        **_OF_LOG,
+        "node": "string",
+        "state": "string",
+        "directory": "string",
+        "incarnation": "bigint",
+        "epoch": "bigint",
+        "segments": "bigint",
+        "segment_bytes": "bigint",
+        "archives": "bigint",
+        "archive_rows": "bigint",
+        "archive_bytes": "bigint",
+        "removed_position": "string",
+        "sign": "string",
+        "readers": "map<string,string>",
+    },
+}
+TABLES = (ENTRIES, *METADATA_TABLES)

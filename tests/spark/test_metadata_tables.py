@@ -1,0 +1,122 @@
+"""The tables about a log say what its manifests say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.inspect.inventory import take_inventory
+from imap_wal.manifest.readers import Reader
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.options import Options
+from pyspark_imap_wal.tables.metadata import MetadataReader
+from storage_backends import SegmentStore, open_store
+from tests.histories import put
+from tests.kit.logs import SMALL, append, cluster, node
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    """Node n1 has archives that a snapshot covers and others, and a segment; n2 was closed."""
+    store = open_store(str(tmp_path / "log"))
+    log = node(store)
+    other = node(store, "n2")
+    append(other, put("b", 1, (1, 1, 2, 1)))
+    other.close()
+    for number in range(3):
+        append(log, put(f"k{number}", number, (1, 1, 1, 2 * number)))
+        append(log, put("x", None, (1, 1, 1, 2 * number + 1), "other"))
+        log.rotate()
+        if number != 1:
+            archive_sealed(
+                store, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed
+            )
+        if number == 0:
+            rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    append(log, put("last", 1, (1, 1, 1, 99)))
+    return store
+
+
+def lines(spark: Any, root: Path, table: str, **options: str) -> list[dict[str, Any]]:
+    read = spark.read.format("imap_wal").option("table", table).options(**options)
+    return [row.asDict() for row in read.load(str(root / "log")).collect()]
+
+
+def test_files_are_those_that_a_reader_reads(spark: Any, tmp_path: Path, store: Any) -> None:
+    found = lines(spark, tmp_path, "files")
+    (state,) = [cluster(store).state()]
+    read = {scan.path: scan for scan in cluster_scans(state, covered=True)}
+    assert {line["path"] for line in found if line["state"] in ("current", "covered")} == {*read}
+    for line in found:
+        scan = read.get(line["path"])
+        if scan is None:
+            continue
+        assert (line["kind"], line["bytes"]) == (scan.kind, scan.bytes)
+        assert (line["node"] or "", line["map"] or "") == (scan.node, scan.map)
+        if scan.kind == "archive":
+            assert (line["first_position"], line["last_position"]) == (
+                str(scan.first),
+                str(scan.last),
+            )
+        if scan.kind != "segment":
+            assert (line["rows"], line["checksum"]) == (scan.records, scan.checksum)
+    kinds = [line["kind"] for line in found]
+    assert {*kinds} == {"segment", "archive", "snapshot"}
+    assert {line["state"] for line in found} >= {"current", "covered"}
+    assert {line["map"] for line in lines(spark, tmp_path, "files", map="other")} == {"other"}
+
+
+def test_snapshots_have_their_marks(spark: Any, tmp_path: Path, store: Any) -> None:
+    manifest = cluster(store).manifest()
+    found = {line["map"]: line for line in lines(spark, tmp_path, "snapshots")}
+    assert found.keys() == manifest.snapshots.keys() == {"orders", "other"}
+    for name, snapshot in manifest.snapshots.items():
+        line = found[name]
+        assert line["generation"] == snapshot.generation and line["live"] == snapshot.live
+        assert line["marks"] == {each: str(mark.position) for each, mark in snapshot.marks.items()}
+        assert line["files"] == len(snapshot.files) and line["dropped"] is None
+
+
+def test_nodes_have_their_state_and_readers(spark: Any, tmp_path: Path, store: Any) -> None:
+    log = cluster(store)
+    place = log.ends()["n2"]
+    Reader(store, log.folder, "lake", log.clock, log.randomness).begin({"n2": place})
+    first, second = lines(spark, tmp_path, "nodes")
+    (view,) = take_inventory(store)
+    assert (first["node"], first["state"], first["archives"]) == ("n1", "open or crashed", 4)
+    assert (second["node"], second["state"], second["segments"]) == ("n2", "closed", 1)
+    assert second["readers"] == {"lake": str(place)} and first["readers"].keys() == {"lake"}
+    assert first["segment_bytes"] == view.nodes[0].wal_bytes
+    assert first["directory"] == view.manifest.nodes["n1"] and first["sign"] is None
+    (only,) = lines(spark, tmp_path, "nodes", node="n2")
+    assert only == second
+
+
+def test_a_node_whose_folder_is_gone_is_missing(tmp_path: Path, store: Any) -> None:
+    (folder,) = (tmp_path / "log").glob("*/*/nodes/n2")
+    folder.rename(tmp_path / "away")
+    options = Options.parse({"path": str(tmp_path / "log"), "table": "nodes"})
+    reader = MetadataReader(options, options.kinds())
+    (part,) = reader.partitions()
+    (batch,) = reader.read(part)
+    assert [(line["node"], line["state"]) for line in batch.to_pylist()] == [
+        ("n1", "open or crashed"),
+        ("n2", "MISSING"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [({"table": "file"}, "'file'"), ({"table": "nodes", "mode": "latest"}, "mode")],
+)
+def test_a_wrong_table_is_named(options: dict[str, str], word: str) -> None:
+    with pytest.raises(InvalidSetting, match=word):
+        Options.parse({"path": "x", **options})
