@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
 from pyspark_imap_wal.batch import TASK_MEMORY_BYTES, ImapWalReader
+from pyspark_imap_wal.metadata_tables import MetadataReader
 from pyspark_imap_wal.options import LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
-from pyspark_imap_wal.tables.metadata import MetadataReader
 from pyspark_imap_wal.tables.schemas import METADATA_TABLES
 
 

@@ -67,7 +67,8 @@ def positions_of(given: Mapping[str, str]) -> dict[str, Position]:
 @dataclass(frozen=True, slots=True)
 class Options:
     """Options of the data source. `path` is the root's URL; `table` is one of
-    `TABLES`; `namespace`, `cluster`, `map`, `node` limit what is read (comma-separated); `mode` is raw or latest; `columns` names the columns to
+    `TABLES`; `namespace`, `cluster`, `map`, `node` limit what is
+    read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
     adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
     the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as

@@ -1,1 +1,1 @@
-"""The columns of each table, and the tables about a log beside that of its entries."""
+"""The columns of each table."""

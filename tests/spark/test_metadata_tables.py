@@ -14,8 +14,8 @@ from imap_wal.read.scan_list import cluster_scans
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.metadata_tables import MetadataReader
 from pyspark_imap_wal.options import Options
-from pyspark_imap_wal.tables.metadata import MetadataReader
 from storage_backends import SegmentStore, open_store
 from tests.histories import put
 from tests.kit.logs import SMALL, append, cluster, node
