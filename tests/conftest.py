@@ -13,6 +13,13 @@ import pytest
 
 from storage_backends.memory import MemoryStore, forget
 
+# Processes that the tests start inherit ignored signals: tests may run in the background of a
+# shell, or under `nohup`.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 def _process_state() -> dict[str, object]:
     log = logging.getLogger("imap_wal")

@@ -45,11 +45,6 @@ COMMANDS = {
 }
 
 
-def _default_hangup() -> None:
-    """The tests may run under `nohup`, and an ignored signal is inherited."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_leaves_no_scratch(tmp_path: Path, name: str, number: signal.Signals) -> None:
@@ -67,7 +62,6 @@ def test_a_signal_leaves_no_scratch(tmp_path: Path, name: str, number: signal.Si
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(scratch)},
-        preexec_fn=_default_hangup,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "scratch\n"
