@@ -107,8 +107,8 @@ MUTATIONS = (
     Mutation(
         "manifest published by overwriting",
         "storage_backends/local.py",
-        "self._publish(path, (data,), os.link)",
-        "self._publish(path, (data,), os.replace)",
+        "self._publish(path, lambda: (data,), os.link)",
+        "self._publish(path, lambda: (data,), os.replace)",
         "tests/unit/test_manifest.py::test_three_processes_make_each_update_exactly_once",
     ),
     Mutation(
