@@ -182,7 +182,7 @@ def test_an_agent_holds_a_reserve_of_its_disk(settings: AgentConfig) -> None:
         assert metrics(port_of(member))['imap_wal_reserve_held_bytes{folder="root"}'] == 0
 
 
-def test_an_agent_does_not_open_its_log_in_what_is_for_maintenance(tmp_path: Path) -> None:
+def test_an_agent_opens_no_log_in_the_reserve(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 16) as disk:
         if disk is None:
             pytest.skip("mount needs root")
