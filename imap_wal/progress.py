@@ -1,4 +1,4 @@
-"""Log lines about the progress of a long operation: its name, its progress and its rate."""
+"""The progress of a long operation as text: log lines with its name, progress and rate; sizes."""
 
 from __future__ import annotations
 
@@ -38,3 +38,12 @@ class Progress:
         seconds = self._clock.monotonic() - self._start
         rate = changes / seconds if seconds else 0
         return f"{changes:,} changes in {seconds:.0f} s, {rate:,.0f} a second"
+
+
+def size(count: float) -> str:
+    """1536 → 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1024
+    return f"{count:,.1f} TiB"

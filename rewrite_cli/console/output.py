@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from imap_wal import progress
 from rewrite_cli.console.encoding import is_unicode, suited
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -263,13 +264,7 @@ def _cell(column: str, value: Any) -> str:
             return "\n".join(map(shown, str(value).split("\n")))
 
 
-def size(count: float) -> str:
-    """1536 → 1.5 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"
+size = progress.size
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from imap_wal.errors import ImapWalError, NotAppended, OutcomeUnknown
 from storage_backends.local import LocalStore
 from tests.agent.harness import config, plugin, serving
 from tests.cli.conftest import Run
-from tests.kit.disks import small_disk
+from tests.kit.disks import needed_disk
 from tests.support import eventually
 
 RESERVE = 4 << 20
@@ -23,9 +23,7 @@ RESERVE = 4 << 20
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 40 MiB."""
-    with small_disk(tmp_path / "disk", 40) as made:
-        if made is None:
-            pytest.skip("mount needs root")
+    with needed_disk(tmp_path / "disk", 40) as made:
         yield made
 
 

@@ -19,7 +19,7 @@ from hazelcast.transaction import ONE_PHASE, TWO_PHASE
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import error_of
 from tests.cluster.harness import Cluster, connect, logged_map, until
-from tests.kit.disks import small_disk
+from tests.kit.disks import needed_disk
 
 SILENT = "tests.cluster.silent_agent"
 BEFORE = {f"k{number}": "old" for number in range(60)}
@@ -242,9 +242,7 @@ def test_a_later_change_of_a_key_is_not_overwritten(scene: Scene) -> None:
 def test_the_disk_of_the_transactions_member_is_full(tmp_path: Path, classpath: str) -> None:
     nodes = tmp_path / "logs" / "default" / "dev" / "nodes"
     nodes.mkdir(parents=True)
-    with small_disk(nodes / "node-1") as disk:
-        if disk is None:
-            pytest.skip("no small disk can be mounted here")
+    with needed_disk(nodes / "node-1") as disk:
         scene = Scene(tmp_path, classpath)
         with scene.cluster:
             scene.start()

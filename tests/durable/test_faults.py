@@ -212,9 +212,7 @@ def test_failed_background_archive_is_reported_and_loses_nothing(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one megabyte."""
-    with disks.small_disk(tmp_path / "disk", 1) as disk:
-        if disk is None:
-            pytest.skip("mount needs root; planned faults of this folder simulate a full disk")
+    with disks.needed_disk(tmp_path / "disk", 1) as disk:
         yield disk
 
 

@@ -130,9 +130,7 @@ def test_locked_log_error_does_not_advise_another_log(memory: MemoryStore) -> No
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB: a quarter of a segment."""
-    with disks.small_disk(tmp_path / "disk", 16) as disk:
-        if disk is None:
-            pytest.skip("mount needs root; tests/storage/test_local_space.py has the fallback")
+    with disks.needed_disk(tmp_path / "disk", 16) as disk:
         yield disk
 
 

@@ -21,7 +21,7 @@ from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.agent.harness import Plugin, config, plugin, serving
 from tests.hostile.peers import agent_process
-from tests.kit.disks import small_disk
+from tests.kit.disks import needed_disk
 from tests.kit.gate import Gate
 from tests.monitoring.http import ask, get
 from tests.support import eventually
@@ -183,9 +183,7 @@ def test_an_agent_holds_a_reserve_of_its_disk(settings: AgentConfig) -> None:
 
 
 def test_an_agent_opens_no_log_in_the_reserve(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 16) as disk:
-        if disk is None:
-            pytest.skip("mount needs root")
+    with needed_disk(tmp_path / "disk", 16) as disk:
         settings = replace(config(tmp_path, url=f"file://{disk}/log"), reserve_bytes=2 << 20)
         with serving(settings), plugin(settings) as member:
             assert member.put(a="1")[0] == "ack"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from tests.cluster.harness import (
     until,
 )
 from tests.cluster.network import QUICK_LOSS, Network
+from tests.kit.disks import mounted
 from tests.nemesis.clients import Callers, History, Key, told_apart
 
 MACHINES = (1, 2, 3)
@@ -69,7 +69,7 @@ class World:
         self.folder, self._say, self.bare = folder, say, bare
         self.logs = folder / "logs"
         self.network, self.history = Network(), History()
-        self.disk = _mounted(self.logs)
+        self.disk = mounted(self.logs, DISK_MB)
         agents = [
             (NoAgent if bare else Agent)(
                 folder,
@@ -349,13 +349,3 @@ class World:
 
 
 RESTARTS = ("as before", "in other order", "fewer", "one by one")
-
-
-def _mounted(folder: Path) -> bool:
-    """Whether there is now a disk that can be filled."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
-    return (
-        bool(shutil.which("mount"))
-        and not subprocess.run(command, check=False, capture_output=True).returncode
-    )

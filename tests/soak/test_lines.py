@@ -52,7 +52,7 @@ def test_a_picture_has_each_line_and_its_name() -> None:
     drawn = ET.fromstring(picture(lines))
     svg = "{http://www.w3.org/2000/svg}"
     found = drawn.findall(f"{svg}polyline")
-    assert [each.find(f"{svg}title").text for each in found] == ["agent 1", "log", "<changes>"]  # type: ignore[union-attr]
+    assert [each.findtext(f"{svg}title") for each in found] == ["agent 1", "log", "<changes>"]
     assert len(found[0].attrib["points"].split()) <= 300
 
 

@@ -14,7 +14,7 @@ from storage_backends.interface import Appender
 from storage_backends.local import LocalStore
 from storage_backends.reserve import RESERVE_NAME, DiskState, disks_of, reserves
 from storage_backends.split import SplitStore
-from tests.kit.disks import small_disk
+from tests.kit.disks import needed_disk
 
 MIB = 1 << 20
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="nothing is reserved")
@@ -23,9 +23,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="noth
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB."""
-    with small_disk(tmp_path / "disk", 16) as made:
-        if made is None:
-            pytest.skip("mount needs root")
+    with needed_disk(tmp_path / "disk", 16) as made:
         yield made
 
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.clock import Clock
+from imap_wal.progress import size
 
 DISK_LOW = 0.1
 """A smaller part of the disk that is free is worth a warning; the same as in the alert rules."""
@@ -181,14 +182,6 @@ def kind(error: str) -> str:
     """The class of an error; its text may have a path or an answer of a storage."""
     name = error.partition(":")[0]
     return name if name.isidentifier() else "an error"
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def duration(seconds: float) -> str:
