@@ -128,19 +128,36 @@ def test_a_member_that_connects_again_keeps_its_sign(memory: MemoryStore) -> Non
         watch.wake.set()  # do not wait for the real time
         return sign._turn(sign.worker) and bool(signs(store, FOLDER))
 
+    sign.greeted("cluster-1")
     sign.heard(1)
     assert turn()
-    sign.left()
+    sign.left("cluster-1")
     clock.advance(LEFT_S / 2)
     assert turn(), "it may connect again"
     sign.greeted("cluster-1")
     clock.advance(LEFT_S)
     assert turn(), "it has"
-    sign.left()
+    sign.left("cluster-1")
     clock.advance(LEFT_S)
     assert not turn(), "it has not"
     sign.heard(1)
     assert turn(), "after a longer time"
+
+
+def test_a_waiting_cluster_does_not_prolong_the_former_sign(tmp_path: Path) -> None:
+    """Its member says hello to the agent of a killed member, again and again, and its connections
+    end too. It is present there as soon as the sign is gone."""
+    settings = config(tmp_path, lifetime_timeout_s=LONG_S)
+    store = open_store(settings.url)
+    with serving(settings):
+        with plugin(settings):
+            eventually(lambda: signs(store, FOLDER), "the sign of the former cluster")
+
+        def asks() -> bool:
+            with plugin(settings, greet=False, cluster_id="cluster-2", uuid="plugin-2") as next_one:
+                return asked(next_one)[0] == "welcome"
+
+        eventually(asks, "the next cluster gets the log")
 
 
 def test_members_of_an_older_incarnation_give_no_sign(tmp_path: Path) -> None:

@@ -68,8 +68,9 @@ class SignOfLife:
         self._heard = 0
         """The incarnation of a member that was heard since the last renewal; 0: none."""
         self._silent = False
-        self._left_at: float | None = None
-        """When the last connection of a member ended without a bye; None: there is one."""
+        self._left: tuple[str, float] | None = None
+        """The cluster of the last member whose connections ended without a bye, and when; None: one
+        is connected."""
         self._greeted, self._greeted_at = "", 0.0
         """The id of the member's cluster, and when the member was last heard."""
         self.worker = Worker("imap-wal-alive", self._turn)
@@ -83,11 +84,12 @@ class SignOfLife:
     def greeted(self, cluster_id: str) -> None:
         """A member of this cluster has sent a message, possibly a hello that was refused."""
         self._greeted, self._greeted_at = cluster_id, self._clock.monotonic()
-        self._left_at = None
+        if (left := self._left) is not None and left[0] == cluster_id:
+            self._left = None
 
     def heard(self, incarnation: int) -> None:
         """A member of this incarnation, the newest known one, has sent a message."""
-        self._heard, self._left_at = incarnation, None
+        self._heard, self._left = incarnation, None
         if not self._alive.path:
             self._watch.wake.set()  # the first sign is created at once
 
@@ -97,10 +99,10 @@ class SignOfLife:
         self._heard, self._silent, self._greeted = 0, True, ""
         self._watch.wake.set()
 
-    def left(self) -> None:
-        """The last connection of a member has ended without a bye: delete the sign after `LEFT_S`,
-        unless a member connects again."""
-        self._heard, self._left_at = 0, self._clock.monotonic()
+    def left(self, cluster_id: str) -> None:
+        """The last connection of a member of this cluster has ended without a bye: delete the sign
+        after `LEFT_S`, unless one of them connects again."""
+        self._heard, self._left = 0, (cluster_id, self._clock.monotonic())
         self._watch.wake.set()
 
     def stop(self, timeout_s: float, clean: bool) -> None:
@@ -121,8 +123,10 @@ class SignOfLife:
         look, now = self._watch.begin(), self._clock.monotonic()
         due, silent = now >= self._due, self._silent and not self._heard
         self._silent = False
-        if (left := self._left_at) is not None and now - left >= LEFT_S:
-            self._left_at, self._greeted, silent = None, "", True
+        if (left := self._left) is not None and now - left[1] >= LEFT_S:
+            self._left, silent = None, True
+            if self._greeted == left[0]:  # not if a member of another cluster waits here meanwhile
+                self._greeted = ""
         heard = self._renew_alive(due)
         self._unheard = 0 if heard else self._unheard + due
         if due or heard:
@@ -149,8 +153,8 @@ class SignOfLife:
         return True
 
     def _next_at(self) -> float:
-        left = self._left_at
-        return self._due if left is None else min(self._due, left + LEFT_S)
+        left = self._left
+        return self._due if left is None else min(self._due, left[1] + LEFT_S)
 
     def _renew_alive(self, due: bool) -> bool:
         """Renew the sign if a member of the newest incarnation was heard. Returns whether it

@@ -267,8 +267,12 @@ class SessionRegistry:
             for session in self._by_number.values():
                 if session.writer == sender:
                     session.writer = b""
-            if self.sign is not None and not any(map(self._is_alive, self._connections.values())):
-                self.sign.left()
+            if (
+                self.sign is not None
+                and self._is_alive(connection)
+                and not any(map(self._is_alive, self._connections.values()))
+            ):
+                self.sign.left(connection.who.cluster_id)
 
     def _is_alive(self, connection: Connection) -> bool:
         """Whether it is a member of the newest incarnation."""
