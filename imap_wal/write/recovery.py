@@ -274,6 +274,10 @@ class _Recovery:
         reader.check_keys()  # before anything is cut off or written
         if not goes_on(self._checksum, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
+        # Now, not at the segment's end: damage may begin before its first frame. Then the next
+        # segment continues from the same frame as this one.
+        known = reader.goes_on_from
+        self._checksum = self._checksum if known is None else known
         frames = reader.frames(first_frame)
         while True:
             try:
@@ -306,8 +310,6 @@ class _Recovery:
         self._whole = found.end
         if found.status != CLEAN:
             return _Damage(index, found)
-        known = reader.goes_on_from
-        self._checksum = self._checksum if known is None else known
         if found.size > found.end and place.followed:
             self._loose.append((file.path, found.end))
         return None

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from storage_backends.faults import Fault, FaultyStore, Plan, PowerLoss
+from storage_backends.memory import MemoryStore
 from tests.faults.disk import BYTES, NAMES
 from tests.kit.faults import Cases, check_images, operations, record, strike_at
+from tests.support import contents, embedded
 
 CRASHES = tuple((names, data) for names in NAMES for data in BYTES)
 
@@ -56,6 +59,27 @@ def test_a_power_loss_dropping_unsynced_parts_loses_nothing(
         every=4,
         preallocate=True,
     )
+
+
+@pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
+def test_lives_that_lose_their_first_commit_leave_a_log_that_opens(mode: str, seed: int) -> None:
+    """Several lives in a row, each with a torn first frame, after all earlier segments were
+    archived. Each segment's header names the last frame before it, which only an archive has.
+    Fault 2."""
+    memory = MemoryStore(f"first-commits-{seed}")
+    for life in range(1, 5):
+        # The header of a segment is synced first, then its first commit.
+        dying = Fault("power-loss", kind="sync", path=f"*-0000000{life + 1}.wal", at=2)
+        disk = FaultyStore(memory, Plan((dying,), seed + life))
+        with pytest.raises(PowerLoss), embedded(disk, recovery_mode=mode) as store:
+            if life == 1:
+                store.map("m")["a"] = 1
+                store.archive()
+            store.map("m")["b"] = life
+    assert contents(memory, recovery_mode=mode)["a"] == 1
+    with embedded(memory, recovery_mode=mode) as store:
+        store.map("m")["b"] = "last"
+    assert contents(memory) == {"a": 1, "b": "last"}
 
 
 @pytest.mark.torture
