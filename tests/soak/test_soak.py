@@ -17,7 +17,9 @@ QUIET_S = 25
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, seed: int) -> None:
-    """In so short a time memory is not judged: processes still warm up."""
+    """In so short a time processes still warm up, so memory is not judged, nor the threads of
+    members: Hazelcast starts one for each request of its pool `client-blocking-tasks`, until it
+    has 20 for each processor."""
     episodes = [
         quiet(QUIET_S),
         MAINTAIN,
@@ -37,6 +39,10 @@ def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, seed: int) -> N
     assert [each.name for each in found.records] == [each.name for each in episodes]
     assert not any(each.findings for each in found.records), found.records
     assert all(each.write_p99_ms > 0 for each in found.records if each.name == UNDER_LOAD)
-    counted = [line for line in found.lines if line.quantity in ("files", "threads")]
+    counted = [
+        line
+        for line in found.lines
+        if line.quantity == "files" or (line.quantity == "threads" and "agent" in line.name)
+    ]
     assert judged(counted, QUIET_S) >= 6, "files and threads of three agents at least"
     assert not drifts(counted, QUIET_S)
