@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -375,6 +375,29 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
+    crashed = yield from _writers(store, view)
+    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
+    if len(conflicts.writers(view.manifest)) > 1:
+        yield from _order(store, view, total + view.snapshot_bytes)
+    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
+        yield Check(
+            name,
+            WARNING,
+            f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
+            "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
+        )
+    if not found and not view.unreadable_nodes and not crashed:
+        yield Check(
+            name,
+            OK,
+            f"{len(view.nodes)} nodes, epochs "
+            f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
+        )
+
+
+def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:
+    """Who writes the nodes' logs. Returns the nodes that were not closed and have no writer."""
+    name = f"cluster {view}"
     crashed = []
     for node in view.nodes:
         if node.manifest.clean or not store.capabilities.locks:
@@ -396,23 +419,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             "crash or kill",
             "the next start recovers them; nothing acknowledged is lost",
         )
-    total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
-    if len(conflicts.writers(view.manifest)) > 1:
-        yield from _order(store, view, total + view.snapshot_bytes)
-    if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
-        yield Check(
-            name,
-            WARNING,
-            f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
-            "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
-        )
-    if not found and not view.unreadable_nodes and not crashed:
-        yield Check(
-            name,
-            OK,
-            f"{len(view.nodes)} nodes, epochs "
-            f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
-        )
+    return crashed
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:

@@ -14,7 +14,7 @@ from imap_wal.parquet.file import checksum
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, POINT_IN_TIME, REWRITTEN, Extent, Item
 from imap_wal.segment.listing import SegmentFile, WalFolder
-from storage_backends import NotFound
+from storage_backends import NotFound, StoredFile
 
 
 class ArchivePlanner:
@@ -139,35 +139,13 @@ class ArchivePlanner:
         for file, name in unknown:
             if first is not None and name.first.segment >= first.number:
                 continue
-            map_name = salvage.map_of(
-                self._plan.store,
-                file.path,
-                file.path.split("/")[-2],
-                [],
-                log=self._plan.manifest.directory,
-            )
-            if not map_name:
+            archive = self._read_unknown(file, name)
+            if archive is None:
                 continue
-            by_key |= not salvage.is_in_log_order(
-                self._plan.store, file.path, self._plan.manifest.directory
-            )
-            rows = salvage.count_readable(
-                self._plan.store, file.path, log=self._plan.manifest.directory
-            )
-            found.append(
-                Archive(
-                    map_name,
-                    file.path,
-                    name.first,
-                    name.last,
-                    rows.records,
-                    rows.tombstones,
-                    file.size,
-                )
-            )
-            for row in salvage.rows_of(
-                self._plan.store, file.path, log=self._plan.manifest.directory
-            ):
+            found.append(archive)
+            log = manifest.directory
+            by_key |= not salvage.is_in_log_order(self._plan.store, file.path, log)
+            for row in salvage.rows_of(self._plan.store, file.path, log=log):
                 _, _, session, request = row[ORDER]
                 requests[session] = max(request, requests.get(session, 0))
         if not found:
@@ -180,6 +158,17 @@ class ArchivePlanner:
             archived=archived,
             requests=requests,
             by_key=by_key,
+        )
+
+    def _read_unknown(self, file: StoredFile, name: layout.ArchiveName) -> Archive | None:
+        """An archive that no manifest names, from its file; None if its map is not readable."""
+        store, log = self._plan.store, self._plan.manifest.directory
+        map_name = salvage.map_of(store, file.path, file.path.split("/")[-2], [], log=log)
+        if not map_name:
+            return None
+        rows = salvage.count_readable(store, file.path, log=log)
+        return Archive(
+            map_name, file.path, name.first, name.last, rows.records, rows.tombstones, file.size
         )
 
     def _first_left(self, wal: WalFolder, unknown: list[layout.ArchiveName]) -> SegmentFile | None:

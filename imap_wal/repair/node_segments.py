@@ -190,24 +190,7 @@ class SegmentPlanner:
         if segment.status == "clean" or (
             segment.header is not None and segment.end_missing is not None
         ):
-            self._copy(segment, before, None)
-            lost = None
-            if segment.end_missing is not None:
-                self._plan.changed = True
-                self._plan.cut[place] = segment.last or Position(*place, 0, 0)
-                lost = Extent(
-                    str(Position(*place, segment.end, 0)),
-                    text(segment.end_missing if segment.end_missing > START else None),
-                )
-            self._plan.items.append(
-                Item(
-                    segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what
-                )
-            )
-            self._plan.end = max(self._plan.end, segment.last or START)
-            if segment.end_missing is not None and before is None:
-                return segment.checksum or _CHANGED  # the next header refers to a lost frame
-            return segment.checksum or before
+            return self._copy_all(segment, before, all_frames)
         if segment.torn and segment.scan is not None:
             self._copy(segment, before, segment.end)
             self._plan.items.append(
@@ -227,6 +210,26 @@ class SegmentPlanner:
             return _CHANGED
         self._rewrite(segment, scan, frames, before)
         return _CHANGED
+
+    def _copy_all(self, segment: Segment, before: int | None, all_frames: Extent) -> int | None:
+        """Copy a segment of which at most the end is missing; the result is as of `_decide`."""
+        place = segment.epoch, segment.number
+        self._copy(segment, before, None)
+        lost = None
+        if segment.end_missing is not None:
+            self._plan.changed = True
+            self._plan.cut[place] = segment.last or Position(*place, 0, 0)
+            lost = Extent(
+                str(Position(*place, segment.end, 0)),
+                text(segment.end_missing if segment.end_missing > START else None),
+            )
+        self._plan.items.append(
+            Item(segment.path, "segment", segment.status, COPIED, all_frames, lost, segment.what)
+        )
+        self._plan.end = max(self._plan.end, segment.last or START)
+        if segment.end_missing is not None and before is None:
+            return segment.checksum or _CHANGED  # the next header refers to a lost frame
+        return segment.checksum or before
 
     def _drop(self, segment: Segment, drops: frozenset[Position], before: int | None) -> None:
         """Rewrite an undamaged segment without some entries. The bytes of each are written to a

@@ -112,6 +112,28 @@ def _timeline(axes: Any, report: Report) -> None:
         linewidth=0,
         alpha=0.92,
     )
+    width = _spans(axes, report, times, began)
+    _phases(axes, report, began, width, top)
+    axes.set_ylim(0, top * 1.12)
+    axes.set_xlim(left=0)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
+    axes.set_xlabel("seconds")
+    axes.set_title("Acknowledged changes", loc="left", fontsize=11.5, fontweight="bold", color=INK)
+    axes.legend(
+        loc="lower right",
+        bbox_to_anchor=(1.0, 0.985),
+        frameon=False,
+        fontsize=9,
+        ncols=3,
+        columnspacing=1.6,
+        handlelength=1.4,
+    )
+    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _spans(axes: Any, report: Report, times: list[float], began: float) -> float:
+    """The kills, and the opens that followed. Returns the width of the picture in seconds."""
     kills = iter(report.kills)
     spans = [(after, start - began, end - began) for after, start, end in report.timeline.spans]
     width = max([times[-1] if times else 0, *(end for _, _, end in spans)])
@@ -151,6 +173,10 @@ def _timeline(axes: Any, report: Report) -> None:
                 zorder=6,
                 linespacing=1.4,
             )
+    return width
+
+
+def _phases(axes: Any, report: Report, began: float, width: float, top: float) -> None:
     for name, start, end in report.timeline.phases:
         axes.axvspan(
             start - began,
@@ -172,22 +198,6 @@ def _timeline(axes: Any, report: Report) -> None:
                 color=INK,
                 zorder=4,
             )
-    axes.set_ylim(0, top * 1.12)
-    axes.set_xlim(left=0)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value / 1000:,.0f} k")
-    axes.set_xlabel("seconds")
-    axes.set_title("Acknowledged changes", loc="left", fontsize=11.5, fontweight="bold", color=INK)
-    axes.legend(
-        loc="lower right",
-        bbox_to_anchor=(1.0, 0.985),
-        frameon=False,
-        fontsize=9,
-        ncols=3,
-        columnspacing=1.6,
-        handlelength=1.4,
-    )
-    axes.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axes.set_axisbelow(True)
 
 
 def _lost(report: Report, after: str) -> str:

@@ -181,15 +181,8 @@ def _now(
     )
 
 
-def _as_of(
-    log: ClusterLog,
-    view: ClusterView,
-    selection: Selection,
-    stack: ExitStack,
-    tell: Tell,
-    settings: Settings,
-    as_of_ms: int,
-) -> LiveCluster:
+def _demand_known(view: ClusterView, selection: Selection, as_of_ms: int) -> None:
+    """`Failed` if a rewrite has dropped what the maps were at that time."""
     forgotten = {
         name: snapshot.until_ms
         for name, snapshot in view.manifest.snapshots.items()
@@ -201,6 +194,18 @@ def _as_of(
             f"{view}: the state of map {name!r} at {iso(as_of_ms)} is no longer known: a "
             f"rewrite kept only the newest of every key at {iso(until)}; ask for a later time"
         )
+
+
+def _as_of(
+    log: ClusterLog,
+    view: ClusterView,
+    selection: Selection,
+    stack: ExitStack,
+    tell: Tell,
+    settings: Settings,
+    as_of_ms: int,
+) -> LiveCluster:
+    _demand_known(view, selection, as_of_ms)
     clock = SystemClock()
     start = clock.monotonic()
     index = stack.enter_context(

@@ -280,17 +280,18 @@ def _answer(future: Future[Any]) -> Any:
 
 
 def outages(attempts: Iterable[Attempt]) -> dict[Key, float]:
-    """For each key the longest time, in seconds, from the first attempt that did not succeed to the
-    next success; at least the longest time that an operation took. Time without attempts does not
-    count."""
+    """For each key the longest time without a success, in seconds, from the beginning of an attempt
+    or from the last success, whichever is later, to the end of an attempt or the next success; at
+    least the longest time that an operation took. Time without attempts does not count."""
     found: dict[Key, float] = {}
     for key, those in by_key(attempts).items():
         since: float | None = None
-        longest = 0.0
+        longest = success = 0.0
         for each in sorted(those, key=lambda each: each.ended):
-            since = each.operation.start if since is None else min(since, each.operation.start)
-            longest = max(longest, each.ended - since)
+            start = max(each.operation.start, success)
+            since = start if since is None else min(since, start)
+            longest = max(longest, each.ended - since, each.ended - each.operation.start)
             if each.outcome == "acknowledged":
-                since = None
+                since, success = None, each.ended
         found[key] = longest
     return found

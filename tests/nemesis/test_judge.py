@@ -138,6 +138,17 @@ def test_an_outage_ends_with_the_next_answer() -> None:
     assert outages(attempts) == {KEY: 7.0, OTHER: 0.25}
 
 
+def test_an_outage_begins_after_the_last_success() -> None:
+    """An attempt without an answer does not extend it, if others succeeded meanwhile."""
+    attempts = [
+        attempt("set", 100, "a", outcome="unknown", seconds=4),
+        attempt("set", 103, "b", seconds=0.5),
+        attempt("set", 105, "c", outcome="refused"),
+        attempt("set", 107, "d", seconds=2.5),
+    ]
+    assert outages(attempts) == {KEY: 6.0}
+
+
 def test_a_damaged_value_is_shown_as_it_is() -> None:
     """It is marked as damaged."""
     assert told_apart(stored("1 of 2")) == "1 of 2"

@@ -87,8 +87,8 @@ class Router:
         """Bind to the endpoint of `lock`; `close` releases the lock. `rules` decide who may
         connect; None: every peer that reaches the endpoint. Raises `InvalidSetting` if the bind
         fails."""
-        clock = clock or SystemClock()
-        lines = lines or Lines(clock)
+        self._clock = clock or SystemClock()
+        lines = lines or Lines(self._clock)
         self.endpoint, self._lock = lock.endpoint, lock
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -98,35 +98,17 @@ class Router:
         self.gate = Gate(self._context, rules, self.endpoint, lines) if rules is not None else None
         self._rules = rules if rules is not None and rules.own is not None else None
         """None if all connections have the same rights."""
-        events = _Events(self._context, self._socket)
-        try:
-            if self.gate is not None:
-                self.gate.guard(self._socket)
-            with lock.private():
-                self._socket.bind(self.endpoint)
-            self._name_peers()
-        except (zmq.ZMQError, OSError) as error:
-            events.close()
-            if self.gate is not None:
-                self.gate.close()
-            self._context.destroy(linger=0)
-            raise InvalidSetting(
-                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
-            ) from error
+        has_keys = self._rules is not None
+        events = self._bind()
         self.door = Door(
-            events,
-            self._place(),
-            bounds.connections,
-            clock,
-            lines,
-            has_keys=self._rules is not None,
+            events, self._place(), bounds.connections, self._clock, lines, has_keys=has_keys
         )
         self.door.worker.start()
         self._unanswered: dict[bytes, int] = {}
         """Sender of at least one message → its unanswered requests."""
         self._users: dict[bytes, str] = {}
         """Sender of at least one message, with a key → its public key."""
-        self._clock, self._silent_until = clock, 0.0
+        self._silent_until = 0.0
         self._clients = self._rules.clients() if self._rules is not None else {}
         """The clients when the connections were last compared with them."""
         self.revoked = 0
@@ -143,6 +125,25 @@ class Router:
     def workers(self) -> list[Worker]:
         """The background threads that admit and close connections."""
         return [self.door.worker, *([self.gate.worker] if self.gate is not None else [])]
+
+    def _bind(self) -> _Events:
+        """Bind the socket; returns the events of its connections. Raises `InvalidSetting`."""
+        events = _Events(self._context, self._socket)
+        try:
+            if self.gate is not None:
+                self.gate.guard(self._socket)
+            with self._lock.private():
+                self._socket.bind(self.endpoint)
+            self._name_peers()
+        except (zmq.ZMQError, OSError) as error:
+            events.close()
+            if self.gate is not None:
+                self.gate.close()
+            self._context.destroy(linger=0)
+            raise InvalidSetting(
+                f"endpoint {self.endpoint}: {error.strerror}; another agent may use it"
+            ) from error
+        return events
 
     def _bound(self, bounds: Bounds) -> None:
         """Set the limits that libzmq itself enforces."""

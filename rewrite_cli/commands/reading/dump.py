@@ -108,28 +108,27 @@ def command(
       imap-wal dump /var/lib/maps --tail 20
     """
     left_out: list[tuple[str, LogError]] = []
+    matches = matcher(keys)
+
+    def wanted(line: Line) -> bool:
+        row = line.row
+        return bool(
+            (since is None or row[TIMESTAMP_MS] >= since)
+            and (until is None or row[TIMESTAMP_MS] < until)
+            and (start is None or (line.position is not None and line.position >= start))
+            and (stop is None or (line.position is not None and line.position <= stop))
+            and (row[DELETED] or not deleted)
+            and (not keys or is_clear(row) or matches(row, line.decoder))
+        )
+
     with selection.open(left_out) as (store, clusters):
-        positions = start is not None or stop is not None
+        snapshots = start is None and stop is None
         streams = [
             stream
             for view in clusters
-            for stream in _streams(store, view, selection, stop, left_out, snapshots=not positions)
+            for stream in _streams(store, view, selection, stop, left_out, snapshots=snapshots)
         ]
-        matches = matcher(keys)
-        lines: Iterable[Line] = heapq.merge(*streams, key=lambda line: line.timestamp_ms)
-
-        def wanted(line: Line) -> bool:
-            row = line.row
-            return bool(
-                (since is None or row[TIMESTAMP_MS] >= since)
-                and (until is None or row[TIMESTAMP_MS] < until)
-                and (start is None or (line.position is not None and line.position >= start))
-                and (stop is None or (line.position is not None and line.position <= stop))
-                and (row[DELETED] or not deleted)
-                and (not keys or is_clear(row) or matches(row, line.decoder))
-            )
-
-        lines = filter(wanted, lines)
+        lines: Iterable[Line] = filter(wanted, heapq.merge(*streams, key=_time_of))
         if tail is not None:
             lines = deque(lines, tail)
         for line in lines:

@@ -156,17 +156,7 @@ def start(
     given = ctx.find_root().obj or {}
     known: Path | None = given.get("credentials")
     keys = {"encryption_keys": given["encryption_keys"]} if given.get("encryption_keys") else {}
-    if (
-        isinstance(url, Location)
-        and url.options
-        and (
-            known is None or Credentials.read(known).given_to(Location(url)).options != url.options
-        )
-    ):
-        raise click.UsageError(
-            f"{url}: node start writes URLs to the configuration files of its agents; put "
-            "options into a file for --credentials"
-        )
+    _refuse_options(url, known)
     kept = url or Path(tempfile.mkdtemp(prefix="imap-wal-maps-")).as_uri()
     plan = Plan(
         url=kept,
@@ -183,9 +173,28 @@ def start(
         takeover=takeover,
         hazelcast_jar=hazelcast_jar,
     )
+    _run(Cluster(plan, SystemClock()), timeout, output)
+
+
+def _refuse_options(url: str | None, known: Path | None) -> None:
+    """`UsageError` if the URL has options that the file `known` does not have."""
+    if (
+        isinstance(url, Location)
+        and url.options
+        and (
+            known is None or Credentials.read(known).given_to(Location(url)).options != url.options
+        )
+    ):
+        raise click.UsageError(
+            f"{url}: node start writes URLs to the configuration files of its agents; put "
+            "options into a file for --credentials"
+        )
+
+
+def _run(running: Cluster, timeout: float, output: str) -> None:
+    """Start, and wait for a signal or the end of a process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGTERM, _leave)
-    running = Cluster(plan, SystemClock())
     try:
         running.start(timeout)
         _tell(running, output)

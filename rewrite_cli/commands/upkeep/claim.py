@@ -69,26 +69,36 @@ def command(
         _set_tokens(selection, add or only, keep=add is not None, yes=yes)
     reports = _take(selection, dry_run=True)
     if force:
-        which = ", ".join(
-            sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
-        )
-        cost = (
-            "Their members refuse all changes until they are restarted, and changes in flight, "
-            "which are not acknowledged, may be lost."
-        )
-        out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
-        reports = _take(selection, dry_run=False)
-        for each in reports:
-            audit(
-                "log claimed",
-                log=f"{each.namespace}/{each.cluster}",
-                former=each.former,
-                incarnation=each.claimed,
-                url=selection.url,
-            )
+        reports = _force(selection, reports, yes=yes)
     if output == out.JSON:
         out.print_json({"dry_run": not force, "clusters": [asdict(report) for report in reports]})
         return
+    _show(reports)
+
+
+def _force(selection: Selection, reports: list[ClaimReport], *, yes: bool) -> list[ClaimReport]:
+    """Take the log from the clusters of `reports`, if the operator agrees."""
+    which = ", ".join(
+        sorted(f"{each.former or 'none'} (cluster {each.cluster!r})" for each in reports)
+    )
+    cost = (
+        "Their members refuse all changes until they are restarted, and changes in flight, "
+        "which are not acknowledged, may be lost."
+    )
+    out.agree(f"Take the log from the Hazelcast clusters {which}? {cost}", yes, LOOK)
+    taken = _take(selection, dry_run=False)
+    for each in taken:
+        audit(
+            "log claimed",
+            log=f"{each.namespace}/{each.cluster}",
+            former=each.former,
+            incarnation=each.claimed,
+            url=selection.url,
+        )
+    return taken
+
+
+def _show(reports: list[ClaimReport]) -> None:
     rows = [
         (
             each.namespace,

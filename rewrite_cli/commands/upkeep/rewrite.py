@@ -117,49 +117,55 @@ def command(
     if dry_run:
         out.note("dry run: nothing was published")
     for report in reports:
-        out.print_table(
-            ("map", "records read", "live", "tombstones", "dropped", "before bytes", "after bytes"),
-            [
-                (
-                    m.map + (" (unchanged)" if m.unchanged else ""),
-                    m.records_read,
-                    m.live,
-                    m.tombstones,
-                    m.dropped,
-                    m.bytes_before,
-                    m.bytes_after,
-                )
-                for m in report.maps
-            ],
-            title=f"{report.namespace}/{report.cluster}",
-        )
-        out.prose(
-            f"{report.records_read:,} records in {out.duration(report.seconds)} "
-            f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
-            "memory), "
-            f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
-            f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
-        )
-        kept = sum(each.records_kept for each in report.maps)
-        if kept:
-            written = sum(each.bytes_written for each in report.maps)
-            out.prose(
-                f"{kept:,} records are in files that nothing changed; they were kept. New files: "
-                f"{out.size(written)}"
+        _show(report, dry_run=dry_run)
+
+
+def _show(report: RewriteReport, *, dry_run: bool) -> None:
+    out.print_table(
+        ("map", "records read", "live", "tombstones", "dropped", "before bytes", "after bytes"),
+        [
+            (
+                m.map + (" (unchanged)" if m.unchanged else ""),
+                m.records_read,
+                m.live,
+                m.tombstones,
+                m.dropped,
+                m.bytes_before,
+                m.bytes_after,
             )
-        for each in report.maps:
-            if each.conflicts:
-                where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
-                out.prose(
-                    f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}"
-                )
-            if each.undecided:
-                out.note(
-                    f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot "
-                    f"keeps all claims. {ADVICE}"
-                )
-        for node, why in report.missing.items():
-            out.note(f"left out: node {node!r}: {why}")
+            for m in report.maps
+        ],
+        title=f"{report.namespace}/{report.cluster}",
+    )
+    out.prose(
+        f"{report.records_read:,} records in {out.duration(report.seconds)} "
+        f"({report.records_per_second:,.0f}/s, {out.size(report.memory_max_bytes)} of "
+        "memory), "
+        f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
+        f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
+    )
+    _show_remarks(report)
+
+
+def _show_remarks(report: RewriteReport) -> None:
+    kept = sum(each.records_kept for each in report.maps)
+    if kept:
+        written = sum(each.bytes_written for each in report.maps)
+        out.prose(
+            f"{kept:,} records are in files that nothing changed; they were kept. New files: "
+            f"{out.size(written)}"
+        )
+    for each in report.maps:
+        if each.conflicts:
+            where = f"; the losing changes are in {each.set_aside}" if each.set_aside else ""
+            out.prose(f"map {each.map!r}: {each.conflicts:,} keys in conflict were decided{where}")
+        if each.undecided:
+            out.note(
+                f"map {each.map!r}: {each.undecided:,} keys in conflict; the snapshot "
+                f"keeps all claims. {ADVICE}"
+            )
+    for node, why in report.missing.items():
+        out.note(f"left out: node {node!r}: {why}")
 
 
 def rewrite_all(
