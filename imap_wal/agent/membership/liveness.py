@@ -83,7 +83,13 @@ class SignOfLife:
 
     def greeted(self, cluster_id: str) -> None:
         """A member of this cluster has sent a message, possibly a hello that was refused."""
-        self._greeted, self._greeted_at = cluster_id, self._clock.monotonic()
+        former, self._greeted, self._greeted_at = (
+            self._greeted,
+            cluster_id,
+            self._clock.monotonic(),
+        )
+        if former != cluster_id:
+            self._watch.wake.set()  # other nodes of this cluster may wait for this one
         if (left := self._left) is not None and left[0] == cluster_id:
             self._left = None
 
@@ -294,11 +300,12 @@ class Watch:
 
     # ---- any thread ----
 
-    def ask(self) -> int:
-        """Request a look, and return its number. Until `forget`, every look reads what a start
-        needs."""
+    def ask(self, *, start: bool = True) -> int:
+        """Request a look, and return its number. `start`: until `forget`, every look reads what a
+        start needs."""
         with self._mutex:
-            self._asked = self._wanted = True
+            self._asked = True
+            self._wanted |= start
             number = self._begun + 1
         self.wake.set()
         return number

@@ -212,12 +212,10 @@ class SessionRegistry:
         last known state if the storage cannot be reached."""
         with suppress(StorageError):
             self.claims.newest()
-        known = self.claims.known
-        return {
-            "cluster_id": known.cluster_id,
-            "incarnation": known.newest,
-            "alive": self.start.alive(),
-        }
+        known, alive = self.claims.known, self.start.alive()
+        if alive:  # a member that was left out asks again until it is not
+            self.start.look_again()
+        return {"cluster_id": known.cluster_id, "incarnation": known.newest, "alive": alive}
 
     def shut(self, sender: bytes) -> None:
         """Refuse all appends of this connection until its next hello. A plug-in may have sent a

@@ -135,6 +135,10 @@ class Start:
         old = not sight.number or self._clock.monotonic() - sight.at >= 2 * timeout_s
         return bool(sight.alive) or old
 
+    def look_again(self) -> None:
+        """Make the next `alive` newer. Returns at once."""
+        self._watch.ask(start=False)
+
     def waiting_s(self) -> float:
         """How long a new cluster has waited here; 0: none waits. Safe to call from any thread."""
         wait, now = self._wait, self._clock.monotonic()

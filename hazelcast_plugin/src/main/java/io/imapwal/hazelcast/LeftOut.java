@@ -50,7 +50,8 @@ import java.util.concurrent.TimeoutException;
  * joined a cluster that is left out, which is the second case.
  */
 final class LeftOut {
-    private static final long PAUSE_MS = 1000;
+    private static final long PAUSE_MS = 300;
+    private static final long CONNECT_MS = 500;
     private static final long WAIT_S = 5;
     private static final int LOST_MAX = 100;
     /** The number of consecutive checks with the same result before this class acts. */
@@ -286,7 +287,7 @@ final class LeftOut {
             ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer()
                     .getConnectionManager(EndpointQualifier.MEMBER);
             if (connections.getOrConnect(each) == null) {
-                connections.blockOnConnect(each, PAUSE_MS, 0);
+                connections.blockOnConnect(each, CONNECT_MS, 0);
             }
             if (connections.get(each) != null) {
                 silent = 0;
