@@ -17,6 +17,7 @@ import java.util.NoSuchElementException;
 import java.util.Random;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.LockSupport;
 
 /**
  * One member under load, in one JVM. It prints one line of JSON. Run it as a source file:
@@ -28,6 +29,7 @@ import java.util.concurrent.atomic.AtomicLong;
  * mode   set     callers set random keys
  *        fill    putAll of {@code entries} entries
  *        load    measures the time until the map is loaded
+ * rate   sets in a second by all callers together; 0: as many as they can
  * store  none    no map store
  *        noop    a map store that does nothing
  *        madeup  a loader that generates the entries
@@ -104,6 +106,8 @@ public final class MemberLoad {
         // Some other map stores accept no byte arrays. A string of letters has as many bytes.
         Object value = "string".equals(options.get("values")) ? "v".repeat(bytes) : value(1, bytes);
         int keys = Integer.parseInt(options.getOrDefault("keys", "100000"));
+        long rate = Long.parseLong(options.getOrDefault("rate", "0"));
+        long pauseNanos = rate == 0 ? 0 : callers * 1_000_000_000L / rate;
         AtomicBoolean counting = new AtomicBoolean();
         AtomicBoolean stop = new AtomicBoolean();
         AtomicLong errors = new AtomicLong();
@@ -115,7 +119,12 @@ public final class MemberLoad {
                 Random random = new Random(number);
                 long[] seen = new long[4_000_000 / callers + 100_000];
                 int count = 0;
+                long due = System.nanoTime() + number * pauseNanos / callers;
                 while (!stop.get()) {
+                    if (pauseNanos > 0) {
+                        LockSupport.parkNanos(due - System.nanoTime());
+                        due += pauseNanos;
+                    }
                     long start = System.nanoTime();
                     try {
                         map.set((long) random.nextInt(keys), value);
@@ -132,10 +141,12 @@ public final class MemberLoad {
         }
         Thread.sleep(warmupNanos / 1_000_000);
         long start = System.nanoTime();
+        long cpuStart = cpuNanos();
         counting.set(true);
         Thread.sleep(nanos / 1_000_000);
         stop.set(true);
         double seconds = (System.nanoTime() - start) / 1e9;
+        double cpuSeconds = (cpuNanos() - cpuStart) / 1e9;
         int hung = 0;
         for (Thread thread : threads) {
             thread.join(10_000);
@@ -144,8 +155,16 @@ public final class MemberLoad {
         long[] all = Arrays.stream(latencies).filter(each -> each != null)
                 .flatMapToLong(Arrays::stream).sorted().toArray();
         return String.format("{\"sets_per_second\": %.0f, \"p50_ms\": %.3f, \"p99_ms\": %.3f,"
-                + " \"max_ms\": %.1f, \"errors\": %d, \"hung\": %d}", all.length / seconds,
-                at(all, 0.5), at(all, 0.99), at(all, 1), errors.get(), hung);
+                + " \"max_ms\": %.1f, \"errors\": %d, \"hung\": %d, \"sets\": %d,"
+                + " \"cpu_seconds\": %.3f}", all.length / seconds, at(all, 0.5), at(all, 0.99),
+                at(all, 1), errors.get(), hung, all.length, cpuSeconds);
+    }
+
+    /** Processor time of this process so far. */
+    private static long cpuNanos() {
+        return ((com.sun.management.OperatingSystemMXBean)
+                java.lang.management.ManagementFactory.getOperatingSystemMXBean())
+                .getProcessCpuTime();
     }
 
     /** A quantile of latencies, in milliseconds. */

@@ -1,7 +1,7 @@
 """python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [compaction]
-[metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]:
-prints a table, or JSON with -o json. With --save FOLDER, also writes result.json and a chart of
-each part there."""
+[metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]
+[sizing]: prints a table, or JSON with -o json. With --save FOLDER, also writes result.json and a
+chart of each part there."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from benchmarks import (
     restore_members,
     rewrite,
     settlement,
+    sizing,
 )
 from benchmarks.plots import charts
 
@@ -52,6 +53,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "hello-flood": lambda: hello_flood.run(3 if quick else 10),
         "member": lambda: member.sets(1 if quick else 3, 5 if quick else 10),
         "endpoints": lambda: endpoints.run(1 if quick else 3, 3 if quick else 10),
+        "sizing": lambda: sizing.run(1 if quick else 3, 3 if quick else 10),
     }
 
 
@@ -80,7 +82,8 @@ def main() -> None:
         "parts",
         nargs="*",
         help="embedded, encryption, rewrite, rewrite-again, compaction, metadata, restore, "
-        "restore-members, settlement, many-maps, hello-flood, member, endpoints; default all",
+        "restore-members, settlement, many-maps, hello-flood, member, endpoints, sizing; default "
+        "all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")
