@@ -1,6 +1,6 @@
 """Space of a full disk that is kept for maintenance.
 
-    taken      the file `.#reserve` of the root holds its blocks: no program can use them
+    taken      the file `.#reserve` of the root owns its blocks: no program can use them
     given up   a rewrite, a prune or an archive met a full disk: the file keeps its size, without
                blocks. Appends then leave that many bytes free, so only maintenance uses them
     absent     there was never room for it, or the setting is 0: nothing is kept free
@@ -86,7 +86,8 @@ class Reserve:
             try:
                 os.posix_fallocate(fd, 0, wanted)
             except OSError:
-                # Filled since. What was given up is that again; what never was is no mark.
+                # The disk filled meanwhile. A reserve that was given up stays given up; a new one
+                # is removed, so that its size does not limit appends.
                 if now.wanted:
                     _release(fd, now.wanted)
                 else:

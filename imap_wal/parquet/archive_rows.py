@@ -28,20 +28,20 @@ with needs("archive"):
 WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
 _CHUNK_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name != "node"])
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Rows of all maps are divided by map when they have so many bytes;"""
+"""Collected rows are divided by map at this size."""
 CHUNK_BYTES_MAX, MAP_BYTES = 32 * 1024 * 1024, 16 * 1024
-"""with many maps, later: when there are about `MAP_BYTES` of each, or `CHUNK_BYTES_MAX` of all."""
+"""With many maps: at about `MAP_BYTES` for each map, and at the latest at `CHUNK_BYTES_MAX`."""
 KEPT_BYTES = 256 * 1024
 """Fewer bytes of a map wait on disk: small batches take more memory than their rows."""
 WAITING_BYTES = 96 * 1024 * 1024
-"""So many bytes of rows that wait to be written are in memory, the rest is in a scratch file."""
+"""At most this many bytes of waiting rows are in memory; the rest is in a scratch file."""
 GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
 """A row group of a file that is sorted by key ends at either."""
 
 
 class ArchiveRows:
     """The rows that wait to be written to archives of one node, by map. Memory: about
-    `WAITING_BYTES`. An OSError says that `folder` has no room."""
+    `WAITING_BYTES`. Raises OSError if `folder` has no space."""
 
     def __init__(self, folder: Path, full_bytes: int) -> None:
         """`full_bytes`: see `full`."""

@@ -19,7 +19,7 @@ with needs("archive"):
 
 PAGE_BYTES = 1024 * 1024
 SORTED_BYTES = 4 * 1024 * 1024
-"""Of rows that were sorted by position, so many bytes wait in memory, the rest in a file."""
+"""At most this many bytes of the sorted rows stay in memory; the rest is in a file."""
 
 
 def sorted_by_position(batches: Iterator[Any]) -> Iterator[Any]:

@@ -416,7 +416,7 @@ class ClusterLog:
 
 @contextmanager
 def _past(damaged: list[LogError] | None) -> Iterator[None]:
-    """Damage within this goes into the list, if there is one."""
+    """Adds damage found within this to the list, if there is one."""
     try:
         yield
     except LogError as error:

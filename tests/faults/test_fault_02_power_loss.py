@@ -62,7 +62,7 @@ def test_a_power_loss_dropping_unsynced_parts_loses_nothing(
 
 
 @pytest.mark.parametrize("mode", ["torn-tail", "point-in-time"])
-def test_lives_that_lose_their_first_commit_leave_a_log_that_opens(mode: str, seed: int) -> None:
+def test_lives_that_lose_their_first_commit_leave_an_openable_log(mode: str, seed: int) -> None:
     """Several lives in a row, each with a torn first frame, after all earlier segments were
     archived. Each segment's header names the last frame before it, which only an archive has.
     Fault 2."""

@@ -26,7 +26,7 @@ from tests.soak.night import JUDGED_S, night, plan
 from tests.soak.pictures import picture
 
 SAMPLES = 1500
-"""Of a whole run, about."""
+"""About this many samples in a whole run."""
 
 
 def main() -> int:
@@ -38,7 +38,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
     parser.add_argument(
-        "--quiet-minutes", type=float, default=5.0, help="of load alone, before each fault, twice"
+        "--quiet-minutes", type=float, default=5.0, help="minutes of load alone, before and after each rewrite"
     )
     chosen = parser.parse_args()
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)

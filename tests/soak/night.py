@@ -15,7 +15,7 @@ from tests.soak.gauges import Gauges
 from tests.soak.lines import Drift, Line, drifts
 
 JUDGED_S = 1200.0
-"""The lines of a process that lived shorter are not judged."""
+"""A process that lived less than this is not judged."""
 RESTART_SHARE = 0.1
 """How often everything is killed and restarted after a fault."""
 UNDER_LOAD = "under-load"

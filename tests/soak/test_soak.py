@@ -17,9 +17,9 @@ QUIET_S = 25
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
 def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, seed: int) -> None:
-    """In so short a time processes still warm up, so memory is not judged, nor the threads of
-    members: Hazelcast starts one for each request of its pool `client-blocking-tasks`, until it
-    has 20 for each processor."""
+    """Judged are open files, and the threads of agents. Memory, disk and latency are not: processes
+    still warm up. Nor are the threads of members: Hazelcast starts one for each request of its pool
+    `client-blocking-tasks`, until it has 20 for each processor."""
     episodes = [
         quiet(QUIET_S),
         MAINTAIN,

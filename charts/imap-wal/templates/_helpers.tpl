@@ -205,8 +205,8 @@ map:
 {{- toYaml (dict "hazelcast" $all) -}}
 {{- end -}}
 
-{{- /* The agent: dict "root" "mounts". In both modes a sidecar of Kubernetes: it starts before the
-member and stops after it. */ -}}
+{{- /* The agent: dict "root" "config" "mounts". In both modes a sidecar of Kubernetes: it starts
+before the member and stops after it. */ -}}
 {{- define "imap-wal.agentContainer" -}}
 {{- $root := .root -}}
 name: agent

@@ -1,8 +1,8 @@
 """Whether an agent lives, and whether it is ready, as orchestrators ask.
 
     live    all its threads run. If not, only a restart helps.
-    ready   it also can append, and its loop answers. A member may use it now, or a new cluster
-            waits for the log here.
+    ready   changes can be appended too, and the loop answers; so a member may use the agent, also
+            while a new cluster waits for the log
 
 A storage that is unavailable makes an agent unready, never dead: it recovers without a restart. The
 texts have no detail that an error could contain; `imap-wal doctor --agent` shows those.

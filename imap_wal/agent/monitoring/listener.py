@@ -5,7 +5,7 @@
 
 It shares nothing with the agent's loop but the interpreter. So its use of the processor is bounded:
 few connections in a second, and a text is made at most once in KEPT_S. If its address cannot be
-used, it tries again, and the agent runs without it. See docs/decisions/0046.
+used, it tries again, and the agent runs without it. See docs/decisions/0048.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEADLINE_S = 5.0
 TICK_S = 0.1
 """How often deadlines, and whether to stop, are checked."""
 KEPT_S = 1.0
-"""A page is made again at most this often, if it has `kept`."""
+"""A page with `kept` is made at most once in this time."""
 
 REASONS = {
     200: "OK",

@@ -55,7 +55,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_agent_info",
         "info",
-        "The log of this agent.",
+        "Namespace, cluster, node and durability of this agent, as labels.",
         lambda now: {
             "namespace": now.namespace,
             "cluster": now.cluster,
@@ -253,7 +253,7 @@ METRICS: tuple[AgentMetric, ...] = (
     AgentMetric(
         "imap_wal_reserve_given_up",
         "gauge",
-        "1 while the reserve is given up for maintenance: appends leave as much free.",
+        "1 while the reserve is given up for maintenance: appends leave that many bytes free.",
         lambda now: {name: float(disk.held < disk.wanted) for name, disk in now.disks.items()},
         "folder",
     ),

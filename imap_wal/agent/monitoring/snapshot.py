@@ -24,8 +24,8 @@ class AgentSnapshot:
     in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
-    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
-    what is there. `positions`: up to where each node's log is merged."""
+    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders,
+    by `root` and `wal`. `positions`: up to where each node's log is merged."""
 
     namespace: str
     cluster: str

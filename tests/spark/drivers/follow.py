@@ -1,4 +1,4 @@
-"""A driver of Spark that copies a log into Parquet files, and dies where it is told to.
+"""A driver of Spark that copies a log into Parquet files, and ends itself where WHEN says.
 
 follow.py URL OUT CHECKPOINT BATCH WHEN    WHEN: before or after the batch is written, or never
 """

@@ -84,7 +84,7 @@ def _agent(now: AgentSnapshot) -> Iterator[Fact]:
     yield Fact("Running for", duration(now.uptime_seconds))
     yield Fact("Cluster", _cluster(now))
     if now.waiting_seconds:
-        yield Fact("A new cluster waits for", duration(now.waiting_seconds), Level.WARNING)
+        yield Fact("A new cluster has waited", duration(now.waiting_seconds), Level.WARNING)
     yield Fact("Connections", f"{now.connections.open:,} of {now.connections.most:,}")
 
 
@@ -98,7 +98,7 @@ def _log(now: AgentSnapshot) -> Iterator[Fact]:
     yield Fact("Epoch", f"{now.epoch}")
     yield Fact("Durability", now.durability)
     written = f"{now.commit.records:,} entries, {size(now.commit.bytes)}"
-    yield Fact("Written since its open", written)
+    yield Fact("Written since the log was opened", written)
     syncs = now.commit.sync_times
     if syncs.count:
         yield Fact("Mean time of a sync", f"{1000 * syncs.sum / syncs.count:.2f} ms")
@@ -107,7 +107,7 @@ def _log(now: AgentSnapshot) -> Iterator[Fact]:
     )
     level = Level.WARNING if used >= 0.9 else Level.PLAIN
     yield Fact("Ring", f"{used:.0%} used", level, used)
-    yield Fact("Lag of the merge", f"{size(now.unmerged_bytes)} are written, not merged")
+    yield Fact("Lag of the merge", f"{size(now.unmerged_bytes)} written, not merged yet")
 
 
 def _nodes(now: AgentSnapshot) -> Iterator[Fact]:
@@ -145,7 +145,7 @@ def _maintenance(now: AgentSnapshot) -> Iterator[Fact]:
     for folder, disk in now.disks.items():
         part = disk.free / disk.size if disk.size else 0.0
         level = Level.WARNING if part < DISK_LOW else Level.PLAIN
-        yield Fact(f"Free of the disk of {folder}", f"{size(disk.free)}, {part:.0%}", level, part)
+        yield Fact(f"Free space, disk of {folder}", f"{size(disk.free)}, {part:.0%}", level, part)
         if disk.wanted:
             held = disk.held >= disk.wanted
             text = f"{size(disk.wanted)}, {'held' if held else 'given up for maintenance'}"
@@ -175,7 +175,7 @@ def _errors(now: AgentSnapshot) -> Iterator[Fact]:
     if not (now.failure or now.errors or now.peers_refused) and not any(
         state.error for state in now.threads.values()
     ):
-        yield Fact("None", "since the start", Level.GOOD)
+        yield Fact("No errors", "since the start", Level.GOOD)
 
 
 def kind(error: str) -> str:

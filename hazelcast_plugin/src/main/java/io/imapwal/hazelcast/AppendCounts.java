@@ -2,7 +2,10 @@ package io.imapwal.hazelcast;
 
 import java.util.concurrent.atomic.LongAdder;
 
-/** How the changes of a member ended, by what their callers got. A repeated attempt counts once. */
+/**
+ * Counts the changes of a member by the outcome that their callers got. A change that is sent again
+ * counts once.
+ */
 final class AppendCounts {
     private final LongAdder appended = new LongAdder();
     private final LongAdder refused = new LongAdder();

@@ -14,7 +14,7 @@ import javax.management.ObjectName;
 
 /**
  * The state and the counters of a member's plug-in for JMX. The beans are registered if
- * {@code hazelcast.jmx} is true, as Hazelcast's own:
+ * {@code hazelcast.jmx} is true, like those of Hazelcast:
  *
  * <pre>
  * io.imapwal:type=Member,instance=NAME
@@ -22,7 +22,7 @@ import javax.management.ObjectName;
  * io.imapwal:type=Map,instance=NAME,map=MAP
  * </pre>
  *
- * Reading them waits for no agent, and changes nothing.
+ * Reading them never waits for an agent, and changes nothing.
  */
 public final class JmxBeans {
     private static final String DOMAIN = "io.imapwal";
@@ -65,6 +65,7 @@ public final class JmxBeans {
         /** Whether a newer view of the log has left this member out. */
         boolean isLeftOut();
 
+        /** Changes that are in the log. */
         long getAppended();
 
         /** Callers got {@link NotAppended} or {@link LogUnavailable}. */
@@ -83,6 +84,7 @@ public final class JmxBeans {
         /** Whether the agent was reached, so that the map may be used. */
         boolean isOpen();
 
+        /** Whether all entries are in memory. */
         boolean isLoaded();
 
         /** Partitions of this member that are not compared with the log yet: operations wait. */
