@@ -1,5 +1,6 @@
-# Each target sets up what it needs. Needs make and Python 3.11 or newer; Java 17 and Maven for all but
-# `python`, `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is installed.
+# Each target sets up what it needs. Needs make and Python 3.11 or newer; Java 17 and Maven for all
+# but `python`, `demo` and `docs`. PYTHON=python3.12 takes that one, instead of the newest that is
+# installed.
 
 PYTHON ?= $(or $(shell for each in 3.14 3.13 3.12 3.11; do \
 	if python$$each -c '' 2>/dev/null; then echo python$$each; break; fi; done),python3)
@@ -37,7 +38,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The stamps are empty files that say when pip last ran; pip itself is slow even with nothing to do.
-# pip checks hashes only if every requirement has one. Our own folder has none: it is installed after the others.
+# pip checks hashes only if every requirement has one. Our own folder has none: it is installed
+# after the others.
 $(VENV)/.everything: $(PACKAGING) | $(BIN)/python
 	$(PIP) --require-hashes --requirement requirements/constraints.txt
 	$(PIP) --no-deps --no-build-isolation --editable .
