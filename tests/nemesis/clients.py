@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from hazelcast.future import Future
 
 from imap_wal.errors import NotAppended
 from imap_wal.hazelcast import LogUnavailable, error_of
-from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
+from tests.nemesis.linearizability import READS, UNKNOWN, UNSEEN, Kind, Operation
 
 Outcome = Literal["acknowledged", "refused", "unknown"]
 ANSWER_S = 10.0
@@ -31,7 +32,18 @@ ANSWER_S = 10.0
 LATE_S = 30.0
 """Longer than members try to execute an operation."""
 LONG_TTL_S = 24 * 3600
-READS = ("get",)
+EVICTIONS = 0.1
+WEIGHTS: dict[Kind, int] = {
+    "get": 25,
+    "contains": 5,
+    "put": 20,
+    "set": 10,
+    "remove": 7,
+    "delete": 5,
+    "put_if_absent": 14,
+    "replace": 14,
+}
+"""How often each operation is drawn."""
 PAD_MAX = 2048
 """Values get up to this much padding, so that segments fill, rotate and are archived."""
 
@@ -122,8 +134,11 @@ class Callers:
         count: int = 6,
         prefix: str = "",
         pause_s: float = 0.02,
+        evicted: str = "",
     ) -> None:
-        """`prefix` distinguishes these callers and their values from others of the same history."""
+        """`prefix` distinguishes these callers and their values from others of the same history.
+        `evicted`: a map whose keys are also evicted from memory, which must change no answer."""
+        self._evicted = evicted
         self._prefix = prefix
         self._history, self._connect, self._keys, self._pause_s = history, connect, keys, pause_s
         self._numbers = itertools.count(1)
@@ -196,6 +211,9 @@ class Callers:
         self, client: hazelcast.HazelcastClient, name: str, rng: random.Random, last: dict[Key, Any]
     ) -> None:
         key = rng.choice(self._keys)
+        if key.map == self._evicted and rng.random() < EVICTIONS:
+            with suppress(Exception):  # whatever its outcome, no value may differ
+                _answer(client.get_map(key.map).evict(key.name))
         operation = self._draw(rng, key, last.get(key), name)
         try:
             result = _call(client, key, operation, LONG_TTL_S if rng.random() < 0.2 else None)
@@ -209,13 +227,13 @@ class Callers:
         self._history.add(Attempt(key, done, "acknowledged", now))
         # What a later replace expects: often the right value, as otherwise no replace would
         # succeed.
-        last[key] = (
-            result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
-        )
+        if operation.kind != "contains":
+            last[key] = (
+                result if operation.kind in ("get", "remove", "put_if_absent") else operation.value
+            )
 
     def _draw(self, rng: random.Random, key: Key, seen: Any, name: str) -> Operation:
-        kinds: list[Kind] = ["get", "put", "set", "remove", "delete", "put_if_absent", "replace"]
-        (kind,) = rng.choices(kinds, [30, 20, 10, 7, 5, 14, 14])
+        (kind,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
         if kind == "replace" and seen is None:
             kind = "put_if_absent"
         writes = kind in ("put", "set", "put_if_absent", "replace")
@@ -253,6 +271,8 @@ def _call(
     match operation.kind:
         case "get":
             return told_apart(_answer(entries.get(name)))
+        case "contains":
+            return _answer(entries.contains_key(name))
         case "put":
             return told_apart(_answer(entries.put(name, value, ttl=ttl)))
         case "set":

@@ -22,7 +22,15 @@ from hazelcast.proxy.map import BlockingMap
 
 from tests.cluster.harness import until
 from tests.nemesis.clients import Attempt, Key, by_key, told_apart
-from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Checker, Operation, TooLarge, Violation
+from tests.nemesis.linearizability import (
+    READS,
+    UNKNOWN,
+    UNSEEN,
+    Checker,
+    Operation,
+    TooLarge,
+    Violation,
+)
 
 READER = "judge"
 ROWS_MAX = 40
@@ -171,7 +179,7 @@ def _weakened(operation: Operation, begin: float, end: float) -> Operation | Non
     alone."""
     if not operation.observed or operation.client == READER or not begin <= operation.start <= end:
         return operation
-    return None if operation.kind == "get" else replace(operation, end=UNKNOWN, result=UNSEEN)
+    return None if operation.kind in READS else replace(operation, end=UNKNOWN, result=UNSEEN)
 
 
 def _last_seen(operations: Sequence[Operation]) -> Any:

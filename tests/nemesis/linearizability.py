@@ -24,7 +24,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Kind = Literal["get", "put", "set", "remove", "delete", "put_if_absent", "replace"]
+Kind = Literal["get", "contains", "put", "set", "remove", "delete", "put_if_absent", "replace"]
+READS: tuple[Kind, ...] = ("get", "contains")
 UNKNOWN = math.inf
 """The end of an operation whose outcome its caller does not know."""
 
@@ -41,7 +42,8 @@ UNSEEN: Any = _Unseen()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """`result` of put and remove: the value before; of put_if_absent: the value that was there;
-    of replace (if it is `expected`): whether it did. None is: absent."""
+    of replace (if it is `expected`): whether it did; of contains: whether there was a value. None
+    is: absent."""
 
     kind: Kind
     start: float
@@ -56,7 +58,7 @@ class Operation:
         """Its answer says that it changed nothing, so the answer is from memory alone and the log
         has nothing of it."""
         match self.kind:
-            case "get":
+            case "get" | "contains":
                 return True
             case "remove":
                 return self.result is None
@@ -71,6 +73,8 @@ def step(operation: Operation, state: Any) -> tuple[bool, Any]:
     """Whether it can have had its result in this state, and the state after it."""
     after, answer = state, state
     match operation.kind:
+        case "contains":
+            answer = state is not None
         case "put":
             after = operation.value
         case "remove":

@@ -11,9 +11,10 @@ from random import Random
 from typing import Any
 
 from tests.cluster.harness import until
-from tests.nemesis.clients import READS, Attempt, Callers, counts, outages
+from tests.nemesis.clients import Attempt, Callers, counts, outages
 from tests.nemesis.episodes import EPISODES, Episode
 from tests.nemesis.judge import Finding, Judge, reads, seen
+from tests.nemesis.linearizability import READS
 from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
 
 WORKING_S = 60.0
@@ -73,7 +74,13 @@ class Run:
     ) -> list[Record]:
         """Names, or episodes of the caller."""
         self.world.start()
-        self._callers = Callers(self._history, self.world.connect, KEYS, seed=self.seed)
+        self._callers = Callers(
+            self._history,
+            self.world.connect,
+            KEYS,
+            seed=self.seed,
+            evicted=self.world.evicted,
+        )
         try:
             self._callers.resume()
             self._wait_working()

@@ -43,6 +43,11 @@ LINEARIZABLE = {
         op("remove", 4, 5, result="a"),
         op("get", 6, 7),
     ],
+    "contains sees whether there is a value": [
+        op("contains", 0, 1, result=False),
+        op("put", 2, 3, "a"),
+        op("contains", 4, 5, result=True),
+    ],
     "a read beside a put sees either": [
         op("put", 0, 9, "a"),
         op("get", 1, 2, result=None),
@@ -83,6 +88,7 @@ LINEARIZABLE = {
 }
 WRONG = {
     "never written": [op("get", 0, 1, result="a")],
+    "contains sees nothing after a set": [op("set", 0, 1, "a"), op("contains", 2, 3, result=False)],
     "lost": [op("set", 0, 1, "a"), op("get", 2, 3, result=None)],
     "older than what was acknowledged": [
         op("set", 0, 1, "a"),

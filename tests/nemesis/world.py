@@ -34,6 +34,9 @@ from tests.nemesis.clients import Callers, History, Key, told_apart
 
 MACHINES = (1, 2, 3)
 MAPS = tuple(f"nemesis-{number}" for number in range(4))
+EVICTED = MAPS[-1]
+"""Its keys are also evicted from memory, so it is read key by key: queries see only what is in
+memory."""
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
@@ -67,6 +70,7 @@ class World:
         self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False
     ) -> None:
         self.folder, self._say, self.bare = folder, say, bare
+        self.evicted = "" if bare else EVICTED
         self.logs = folder / "logs"
         self.network, self.history = Network(), History()
         self.disk = mounted(self.logs, DISK_MB)
@@ -154,6 +158,7 @@ class World:
             seed=seed,
             count=2,
             prefix=f"at{member.node}-{self.cluster.members.index(member)}-",
+            evicted=self.evicted,
         )
         callers.resume()
         try:
@@ -299,16 +304,17 @@ class World:
         until(f"{count} members have all partitions and backups", safe, WHOLE_S, 0.1)
 
     def contents(self) -> dict[Key, Any]:
-        """All maps as a query sees them."""
+        """All maps as a query sees them, and the entries of `evicted`."""
 
         def of(name: str) -> dict[Key, Any]:
             def read() -> list[dict[Key, Any]]:
-                return [
-                    {
-                        Key(name, key): told_apart(value)
-                        for key, value in client.get_map(name).blocking().entry_set()
-                    }
-                ]
+                entries = client.get_map(name).blocking()
+                if name == self.evicted:
+                    found = entries.get_all([key.name for key in KEYS if key.map == name])
+                    pairs = list(found.items())
+                else:
+                    pairs = entries.entry_set()
+                return [{Key(name, key): told_apart(value) for key, value in pairs}]
 
             return until(f"{name} can be read", read, 60, 0.5)[0]
 
