@@ -14,7 +14,7 @@ import pytest
 
 import imap_wal
 from storage_backends.local import LocalStore
-from tests.faults import children
+from tests.faults import killed_processes
 from tests.faults.workload import Reference, look_and_go_on
 from tests.kit.faults import Cases, _context, check_images, operations, record, strike_at
 from tests.kit.operations import ACK, apply
@@ -75,7 +75,9 @@ def test_work_continues_after_a_kill_at_every_system_call(
 def work_killed_at(root: Path, at: int) -> bool:
     """False: the work was done before."""
     ours, theirs = _context.Pipe(duplex=False)
-    child = _context.Process(target=children.work_until_killed, args=(str(root), at, theirs))
+    child = _context.Process(
+        target=killed_processes.work_until_killed, args=(str(root), at, theirs)
+    )
     child.start()
     theirs.close()
     note: Any = ({}, None, FakeClock().now_ms())
@@ -133,7 +135,8 @@ def kill_at_random(
     acknowledged. Reads to the last byte that the child had sent."""
     ours, theirs = _context.Pipe(duplex=False)
     child = _context.Process(
-        target=children.write_and_shrink_until_killed, args=(url, durability, seed, starts, theirs)
+        target=killed_processes.write_and_shrink_until_killed,
+        args=(url, durability, seed, starts, theirs),
     )
     child.start()
     theirs.close()

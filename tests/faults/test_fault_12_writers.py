@@ -29,7 +29,7 @@ from storage_backends import NotFound
 from storage_backends.faults import Fault, FaultyStore, Operation
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore, forget
-from tests.faults import children
+from tests.faults import killed_processes
 from tests.faults.workload import Life, Reference, live
 from tests.kit.faults import Cases, _context
 from tests.support import Threads, contents, embedded, eventually
@@ -44,7 +44,7 @@ def replace_a_stopped_writer(url: str, seed: int) -> None:
     """SIGSTOP at a random moment, takeover by this process, SIGCONT."""
     chance = Random(seed)
     ours, theirs = _context.Pipe(duplex=False)
-    child = _context.Process(target=children.write_until_refused, args=(url, theirs))
+    child = _context.Process(target=killed_processes.write_until_refused, args=(url, theirs))
     child.start()
     theirs.close()
     acknowledged, begun = set(), 0

@@ -34,7 +34,7 @@ _context.set_forkserver_preload(
         "imap_wal",
         "imap_wal.retention.archive",
         "tests.kit.operations",
-        "tests.faults.children",
+        "tests.faults.killed_processes",
         "pandas",
         "pyarrow.compute",
         "pyarrow.pandas_compat",

@@ -24,7 +24,7 @@ from storage_backends.faults import FaultyStore
 from storage_backends.local import LocalStore
 from storage_backends.memory import MemoryStore
 from tests.kit.standalone import create, everywhere, fill, reading, texts_of
-from tests.log.children import append_one, child
+from tests.log.log_processes import append_one, child
 from tests.support import overwrite, segments
 
 

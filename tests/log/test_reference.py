@@ -24,7 +24,7 @@ from imap_wal.errors import Fenced, PositionGone
 from imap_wal.log import START, LogReader, Position, Record
 from storage_backends.faults import Fault, FaultyStore, Killed, Plan
 from storage_backends.memory import MemoryStore, forget
-from tests.log.children import child, tail_until
+from tests.log.log_processes import child, tail_until
 from tests.support import Threads
 
 NAMES = st.sampled_from(["m", "../other", "third"])

@@ -22,7 +22,7 @@ from imap_wal.read.log_reader import Bound
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.memory import MemoryStore
 from tests.kit.standalone import SMALL, create, fill, reading, texts_of
-from tests.log.children import child, tail_until, write_until_killed
+from tests.log.log_processes import child, tail_until, write_until_killed
 from tests.support import Threads, eventually
 
 

@@ -38,7 +38,10 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=0, help="default: one is drawn, and printed")
     parser.add_argument(
-        "--quiet-minutes", type=float, default=5.0, help="minutes of load alone, before and after each rewrite"
+        "--quiet-minutes",
+        type=float,
+        default=5.0,
+        help="minutes of load alone, before and after each rewrite",
     )
     chosen = parser.parse_args()
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)

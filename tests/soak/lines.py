@@ -14,8 +14,8 @@ POINTS_MIN = 12
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """Flat: the later value is at most `factor` times the earlier one plus `more`. `scale`: of a number
-    on a picture."""
+    """Flat: the later value is at most `factor` times the earlier one plus `more`. `scale`: of a
+    number on a picture."""
 
     name: str
     title: str

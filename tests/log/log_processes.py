@@ -14,7 +14,9 @@ from imap_wal import log
 from imap_wal.log import LogReader
 
 context = get_context("forkserver")
-context.set_forkserver_preload(["imap_wal", "imap_wal.retention.archive", "tests.log.children"])
+context.set_forkserver_preload(
+    ["imap_wal", "imap_wal.retention.archive", "tests.log.log_processes"]
+)
 
 
 def tail_until(url: str, start: str, last: Any, pipe: Connection) -> None:
