@@ -7,6 +7,7 @@ that msgpack returns, with the indices below. `DataEntry` is the same tuple with
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from types import NoneType
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
@@ -20,6 +21,10 @@ clock takes part."""
 TURNS: Final = 2**32
 """In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
 (docs/protocol.md)."""
+SHARED_SESSIONS: Final = 2**62
+"""The first number of a shared session: one that a plug-in has in the logs of several nodes, because
+it appends each change to several agents (`shared_session`). Lower numbers are of one node."""
+_PLUGIN_BITS = 32
 
 MAP: Final = 0
 KEY: Final = 1
@@ -64,6 +69,23 @@ class DataEntry(NamedTuple):
     expires_at_ms: int
     partition: int
     order: Order
+
+
+def shared_session(plugin: str, incarnation: int) -> int:
+    """The number of a plug-in's shared session in an incarnation, which every agent computes alike.
+    Raises ValueError for an incarnation that does not fit."""
+    if not 0 <= incarnation < 2 ** (62 - _PLUGIN_BITS):
+        raise ValueError(
+            f"incarnation {incarnation} is too high for changes in several logs: set copies to 1"
+        )
+    digest = sha256(plugin.encode()).digest()
+    start = int.from_bytes(digest[: _PLUGIN_BITS // 8], "big")
+    return SHARED_SESSIONS + (incarnation << _PLUGIN_BITS) + start
+
+
+def is_shared(order: Order) -> bool:
+    """Whether a change may be in the logs of several nodes, with this order."""
+    return order[2] >= SHARED_SESSIONS
 
 
 Row: TypeAlias = tuple[str, bytes, str, bytes | None, str, bool, int, int, int, Order]

@@ -42,7 +42,8 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 class About(Struct, frozen=True):
     """The member that says hello. `view`: the incarnation of its cluster, as far as it knows; 0:
-    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given."""
+    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given. `shared`:
+    it appends each change to several agents, so its session has one number on all of them."""
 
     cluster_id: Id
     plugin_uuid: Id
@@ -53,6 +54,7 @@ class About(Struct, frozen=True):
     partition_count: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] | None = None
     view: Number = 0
     token: Label = ""
+    shared: bool = False
 
 
 class Wish(Struct, frozen=True):

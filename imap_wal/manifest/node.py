@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeAlias, overload
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.entry import TURNS
+from imap_wal.entry import SHARED_SESSIONS, TURNS
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import (
     NOT_OF_VERSION_1,
@@ -186,7 +186,7 @@ class NodeManifest:
         return {
             session: request
             for session, request in requests.items()
-            if session in known or session > self.session - SESSIONS_KEPT
+            if session in known or self.session - SESSIONS_KEPT < session < SHARED_SESSIONS
         }
 
     def to_json(self) -> dict[str, Any]:

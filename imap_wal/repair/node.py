@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgpack
 
 from imap_wal import entry, format
-from imap_wal.entry import ORDER, Row
+from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
@@ -34,14 +34,16 @@ from storage_backends import SegmentStore
 
 
 class Highest(NamedTuple):
-    """The highest incarnation and session in the orders of entries."""
+    """The highest incarnation, and the highest session that its node has numbered, in the orders of
+    entries."""
 
     incarnation: int = 0
     session: int = 0
 
     def with_row(self, row: Row) -> Highest:
         incarnation, _, session, _ = row[ORDER]
-        return Highest(max(self.incarnation, incarnation), max(self.session, session))
+        own = 0 if is_shared(row[ORDER]) else session
+        return Highest(max(self.incarnation, incarnation), max(self.session, own))
 
 
 class NodeRepair:

@@ -16,6 +16,9 @@ not cover. So it is dropped if no such change can exist:
     from the same node and session and is refused because it was sent before. The snapshot has the
     highest pair of each partition up to `settled`; above the snapshot's marks, readers treat
     entries with a lower pair as void (`PartitionVersions`).
+  - A change with a shared session may be appended to a further log later, with the same pair, by an
+    agent that was stopped meanwhile. So its tombstones are kept until a later incarnation has
+    begun: then what such an agent appends is void.
   - Embedded stores have no such pairs: there, only the tombstone's own node may be open.
 Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.newest.clears`)
 counts as a tombstone here; the entries that it hides are dropped in any case. Expired entries
@@ -35,7 +38,16 @@ from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from imap_wal import layout
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, PARTITION, TIMESTAMP_MS, Row, subject
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    ORDER,
+    PARTITION,
+    TIMESTAMP_MS,
+    Row,
+    is_shared,
+    subject,
+)
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -62,12 +74,14 @@ Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 class TombstonePolicy:
     """Which newest rows a snapshot keeps. `now_ms`: Unix time for expiry. `complete`: all logs were
     read. `open_nodes`: nodes of embedded stores that may append more; empty in a cluster of
-    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds."""
+    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds. `current`: changes
+    with shared sessions of this incarnation, and of later ones, may still be appended."""
 
     now_ms: int
     complete: bool
     open_nodes: frozenset[str] = frozenset()
     skew_ms_max: int = SKEW_MS_MAX
+    current: int = 0
 
     def expired(self, expires_at_ms: int) -> bool:
         """Whether an entry has expired by every clock within `skew_ms_max`."""
@@ -78,6 +92,8 @@ class TombstonePolicy:
         `settled` was read."""
         if not row[DELETED] and not self.expired(row[EXPIRES_AT_MS]):
             return LIVE
+        if is_shared(row[ORDER]) and row[ORDER][0] >= self.current:
+            return KEEP
         return DROP if self.complete and not late and self.open_nodes <= {node} else KEEP
 
 
@@ -304,6 +320,7 @@ def prepare(
             if members
             else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
             skew_ms_max,
+            max((each.incarnation for each in before.lifetimes), default=0),
         ),
         generation=generation,
         dry_run=dry_run,

@@ -30,6 +30,7 @@ from imap_wal.errors import (
     ImapWalError,
     LogError,
     LostRace,
+    NotAppended,
     StorageUnavailable,
 )
 from imap_wal.format import Position, SegmentHeader
@@ -370,10 +371,14 @@ class NodeLog:
 
     # ---- sessions ----
 
-    def new_session(self, plugin: str = "", former: Mapping[int, int] | None = None) -> int:
+    def new_session(
+        self, plugin: str = "", former: Mapping[int, int] | None = None, shared: int = 0
+    ) -> int:
         """A plug-in's session in its incarnation (an existing one, if known, or a new one). From
         then on this node refuses a manifest of its cluster that is older than the present one.
-        `former` is kept with it, see `NodeManifest.former`."""
+        `former` is kept with it, see `NodeManifest.former`. `shared`: its number, if it has the
+        same one in other logs; 0: this node numbers it. Raises `NotAppended` if another plug-in has
+        that number."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
@@ -382,12 +387,22 @@ class NodeLog:
                 self._own(manifest)
                 if plugin in manifest.plugins:
                     return None
-                session = manifest.session + 1
-                manifest = replace(manifest, session=session, cluster=manifest.cluster.up_to(seen))
+                if shared and shared in manifest.plugins.values():
+                    raise NotAppended(
+                        f"session {shared} is that of another member; restart this one, so that "
+                        "its plug-in gets another number"
+                    )
+                session = shared or manifest.session + 1
+                manifest = replace(
+                    manifest,
+                    session=manifest.session if shared else session,
+                    cluster=manifest.cluster.up_to(seen),
+                )
                 if not plugin:
                     return manifest
                 by_use = sorted(
-                    manifest.plugins.items(), key=lambda item: (item[1] in self.requests, item[1])
+                    manifest.plugins.items(),
+                    key=lambda item: (item[1] in self.requests, _incarnation(item[0]), item[1]),
                 )
                 kept = dict(
                     sorted([*by_use[-(PLUGINS_KEPT - 1) :], (plugin, session)], key=itemgetter(1))
@@ -461,3 +476,9 @@ class NodeLog:
                 self._segment.close()
             self._lock.release()
             self._closed = True
+
+
+def _incarnation(plugin: str) -> int:
+    """Of a name in `NodeManifest.plugins`; 0: it has none."""
+    number = plugin.rpartition("/")[2]
+    return int(number) if number.isdecimal() else 0

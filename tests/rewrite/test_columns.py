@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from imap_wal.errors import CorruptLog
-from imap_wal.read.newest.rivals import joined
+from imap_wal.entry import SHARED_SESSIONS
+from imap_wal.read.newest.rivals import About, joined
 from imap_wal.rewrite import local_engine, part_writer
 from imap_wal.rewrite.columns import merge, newest_keys, sources
 from imap_wal.rewrite.columns.newest_keys import KEY_SCHEMA, NewestKeys, contenders
@@ -92,11 +93,14 @@ def test_a_conflict_that_fills_a_part_is_counted(memory: MemoryStore) -> None:
     assert report.maps[0].undecided == 1
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own sessions", "a shared session"])
 @pytest.mark.parametrize("top", [2, 2**40, 2**63 - 1])
-def test_contenders_are_those_of_rows(top: int, seed: int) -> None:
+def test_contenders_are_those_of_rows(top: int, shared: bool, seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(100):
         rows = rows_of_keys(chance, chance.randrange(1, 30), top)
+        for row in rows:  # a log has no own session that is so high
+            row["session"] = SHARED_SESSIONS + 7 if shared else row["session"] % SHARED_SESSIONS
         expected = contenders_of(rows)
         table = pa.Table.from_pylist(rows, schema=KEY_SCHEMA)
         assert told(contenders(table)) == expected
@@ -132,11 +136,12 @@ def rows_of_keys(chance: random.Random, count: int, top: int) -> list[dict[str, 
     ]
 
 
-def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, int, bool]]:
-    found: dict[bytes, list[dict[str, Any]]] = {}
+def order(row: dict[str, Any]) -> Any:
+    return tuple(row[name] for name in (*newest_keys.PAIR, *newest_keys.COUNTERS))
 
-    def order(row: dict[str, Any]) -> Any:
-        return tuple(row[name] for name in (*newest_keys.PAIR, *newest_keys.COUNTERS))
+
+def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, Any, bool]]:
+    found: dict[bytes, list[dict[str, Any]]] = {}
 
     for row in rows:
         known = found.get(row["key"])
@@ -144,14 +149,19 @@ def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, int, bool]]:
             found[row["key"]] = [row]
         elif order(known[0])[:2] == order(row)[:2]:
             found[row["key"]] = joined(
-                known, row, lambda each: (order(each), str(each["node"]), each["deleted"])
+                known, row, lambda each: About(order(each), str(each["node"]), each["deleted"], ())
             )
     late = {row["key"] for row in rows if row["late"]}
-    return sorted((key, row["row"], key in late) for key, some in found.items() for row in some)
+    return sorted((key, which(row), key in late) for key, some in found.items() for row in some)
 
 
-def told(table: Any) -> list[tuple[bytes, int, bool]]:
-    return sorted((row["key"], row["row"], row["late"]) for row in table.to_pylist())
+def told(table: Any) -> list[tuple[bytes, Any, bool]]:
+    return sorted((row["key"], which(row), row["late"]) for row in table.to_pylist())
+
+
+def which(row: dict[str, Any]) -> Any:
+    """Of copies, any may be taken."""
+    return order(row) if row["session"] >= SHARED_SESSIONS else row["row"]
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 3000, 10**6])

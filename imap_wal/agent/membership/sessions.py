@@ -18,6 +18,7 @@ from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Wish
+from imap_wal.entry import shared_session
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.committer import CommitRequest
@@ -107,7 +108,10 @@ class SessionRegistry:
         session = self._by_plugin.get((plugin, incarnation))
         new = session is None
         if session is None:
-            number = self._log.new_session(f"{plugin}/{incarnation}", self._ended(incarnation))
+            shared = shared_session(plugin, incarnation) if about.shared else 0
+            number = self._log.new_session(
+                f"{plugin}/{incarnation}", self._ended(incarnation), shared
+            )
             session = Session(number, incarnation, who.cluster_id, plugin)
             self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
         self._readers.pop(sender, None)

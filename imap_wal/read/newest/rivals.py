@@ -1,15 +1,16 @@
 """Which change counts if two nodes hold changes of one key with the same (incarnation, partition
 version), and no change is newer.
 
+    writer      a node; of a change with a shared session, that session, in the logs of any nodes
     contenders  the changes with the greatest (incarnation, partition version): the newest change of
-                each node
+                each writer. Copies of a change, which have one order, are one contender
     winner      a value before a tombstone, then the node whose name sorts first
-    conflict    contenders that differ
+    conflict    contenders that differ, also two that should be copies and are not equal
 
 Versions without views left such keys after a split network; a copied folder of a node does the
 same. Neither clocks nor the order of reading files decide: a merge keeps all contenders of a key
 together, so every merge of the same rows has the same winner. See
-docs/decisions/0024-two-claims-one-winner.md.
+docs/decisions/0024-two-claims-one-winner.md, and 0056-copies.md for shared sessions.
 """
 
 from __future__ import annotations
@@ -17,9 +18,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, VALUE, VALUE_CLASS, Order, Row
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    ORDER,
+    VALUE,
+    VALUE_CLASS,
+    Order,
+    Row,
+    is_shared,
+)
 
 _log = logging.getLogger("imap_wal")
 
@@ -36,20 +46,41 @@ ADVICE = (
 T = TypeVar("T")
 
 
-def joined(
-    contenders: Sequence[T], new: T, about: Callable[[T], tuple[Order, str, bool]]
-) -> list[T]:
+class About(NamedTuple):
+    """What decides between contenders. `content`: equal for copies of one change."""
+
+    order: Order
+    node: str
+    deleted: bool
+    content: Any
+
+
+def content_of(row: Sequence[Any]) -> tuple[Any, ...]:
+    """What a change says about its key."""
+    return row[VALUE], row[VALUE_CLASS], row[DELETED], row[EXPIRES_AT_MS]
+
+
+def one_writer(order: Order, node: str, other: Order, of: str) -> bool:
+    """Whether one writer wrote both changes, so that the greater order is newer."""
+    if is_shared(order) or is_shared(other):
+        return order[2] == other[2]
+    return node == of
+
+
+def joined(contenders: Sequence[T], new: T, about: Callable[[T], About]) -> list[T]:
     """The contenders of a key after one more change with the same (incarnation, partition version);
-    the winner first. `about` gives order, node and deleted flag."""
-    order, node, _ = about(new)
+    the winner first."""
+    order, node, _, content = about(new)
     kept = []
     for each in contenders:
-        known, owner, _ = about(each)
-        if owner != node:
+        known, owner, _, said = about(each)
+        if not one_writer(known, owner, order, node) or (
+            known == order and owner != node and said != content
+        ):
             kept.append(each)
-        elif known >= order:
+        elif (known, node) >= (order, owner):
             return list(contenders)
-    return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))
+    return sorted([*kept, new], key=lambda each: about(each)[2:0:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +113,7 @@ class Conflict:
 
 def conflict(name: str, key: bytes, claims: Sequence[Claim]) -> Conflict | None:
     """The conflict between contenders, the winner first; None if they are equal."""
-    said = {(row[VALUE], row[VALUE_CLASS], row[DELETED], row[EXPIRES_AT_MS]) for row, _ in claims}
+    said = {content_of(row) for row, _ in claims}
     return Conflict(name, key, tuple(claims)) if len(said) > 1 else None
 
 

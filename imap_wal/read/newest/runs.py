@@ -26,8 +26,7 @@ from typing import Any, TypeAlias
 
 import msgpack
 
-from imap_wal.entry import Order
-from imap_wal.read.newest.rivals import joined
+from imap_wal.read.newest.rivals import About, joined, one_writer
 
 Entry: TypeAlias = tuple[Any, ...]
 """(key, order, label, deleted, timestamp_ms, expires_at_ms, partition, run, offset, length). The
@@ -283,8 +282,11 @@ def newest(
     if len(set(map(key_of, entries))) == len(entries):
         return entries, {}
 
-    def about(entry: Entry) -> tuple[Order, str, bool]:
-        return entry[ORDER], labels[entry[LABEL]][2], entry[DELETED]
+    def about(entry: Entry) -> About:
+        _, value_class, node = labels[entry[LABEL]]
+        # The bytes of values are not compared: they would have to be read.
+        content = (value_class, entry[DELETED], entry[EXPIRES_AT_MS], entry[LENGTH])
+        return About(entry[ORDER], node, entry[DELETED], content)
 
     found: dict[bytes, Entry] = {}
     rivals: dict[bytes, list[Entry]] = {}
@@ -299,11 +301,16 @@ def newest(
             found[key] = entry
             rivals.pop(key, None)
         elif order[:2] == other[:2]:
-            if key not in rivals and labels[entry[LABEL]][2] == labels[known[LABEL]][2]:
+            node, owner = labels[entry[LABEL]][2], labels[known[LABEL]][2]
+            if key not in rivals and one_writer(order, node, other, owner):
                 if other < order:
                     found[key] = entry
-                continue
-            found[key], *rivals[key] = joined([known, *rivals.get(key, ())], entry, about)
+                    continue
+                if other > order or node == owner:
+                    continue
+            found[key], *rest = joined([known, *rivals.pop(key, ())], entry, about)
+            if rest:
+                rivals[key] = rest
     return list(found.values()), rivals
 
 

@@ -7,9 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Any, TypeAlias, TypeVar, cast
 
-from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Order, Row
+from imap_wal.entry import DELETED, KEY, KEY_CLASS, MAP, ORDER, VALUE, VALUE_CLASS, Row
 from imap_wal.read.newest.partitions import PartitionedKeys, Partitions
-from imap_wal.read.newest.rivals import Claim, Conflict, conflict, joined
+from imap_wal.read.newest.rivals import (
+    About,
+    Claim,
+    Conflict,
+    conflict,
+    content_of,
+    joined,
+    one_writer,
+)
 
 Owned: TypeAlias = tuple[Any, ...]
 """A row of a table, with its node at the end if that is not the table's."""
@@ -73,12 +81,18 @@ class Table:
             if self.rivals:
                 self.rivals.pop(key, None)
         elif pair == known_pair:
-            if key not in self.rivals and self.owner(row) == self.owner(known):
+            owner, of = self.owner(row), self.owner(known)
+            if key not in self.rivals and one_writer(row[ORDER], owner, known[ORDER], of):
                 if known[ORDER] < row[ORDER]:
                     self.rows[key] = row
-                return
+                    return
+                if known[ORDER] > row[ORDER] or owner == of:
+                    return
             self.rows[key], *rest = joined(self.of(key), row, self._about)
-            self.rivals[key] = rest
+            if rest:
+                self.rivals[key] = rest
+            else:
+                self.rivals.pop(key, None)
 
     def conflict(self, name: str, key: bytes) -> Conflict | None:
         """The conflict of a key, if there is one."""
@@ -86,8 +100,8 @@ class Table:
             conflict(name, key, list(map(self.claim, self.of(key)))) if key in self.rivals else None
         )
 
-    def _about(self, row: Owned) -> tuple[Order, str, bool]:
-        return row[ORDER], self.owner(row), row[DELETED]
+    def _about(self, row: Owned) -> About:
+        return About(row[ORDER], self.owner(row), row[DELETED], content_of(row))
 
     def split(self, page: list[Owned]) -> tuple[list[Row], list[str]]:
         """The rows, and the node of each."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from imap_wal.entry import KEY
+from imap_wal.entry import KEY, SHARED_SESSIONS
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, nodes_of, to_rows
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim, Conflict, conflict
@@ -84,6 +84,11 @@ def _dropped(table: Any, rule: TombstonePolicy, nodes: Sequence[str]) -> Any:
     )
     dead = pc.or_(table["deleted"].combine_chunks(), expired)
     found = pc.and_(dead, pc.invert(table["late"].combine_chunks()))
+    unfinished = pc.and_(
+        pc.greater_equal(table["session"].combine_chunks(), SHARED_SESSIONS),
+        pc.greater_equal(table["incarnation"].combine_chunks(), rule.current),
+    )
+    found = pc.and_(found, pc.invert(unfinished))
     for node in rule.open_nodes:
         number = nodes.index(node) if node in nodes else -1
         found = pc.and_(found, pc.equal(table["node"].combine_chunks(), number))

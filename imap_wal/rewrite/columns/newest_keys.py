@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.parquet.scratch import Scratch
 from storage_backends.extras import needs
 
@@ -170,9 +171,9 @@ class NewestKeys:
 
 
 def contenders(table: Any) -> Any:
-    """Of each key, the changes with the greatest (incarnation, partition version): of each node the
-    newest one, and of equal ones the first. `late` is true for all that are left of a key if it was
-    for one."""
+    """Of each key, the changes with the greatest (incarnation, partition version): of each writer
+    the newest one, and of equal ones the first. `late` is true for all that are left of a key if it
+    was for one. Values are not here, so copies of a change count as equal."""
     keys = _encoded(table["key"])
     ids, count = keys.indices, len(keys.dictionary)
     if count == table.num_rows:
@@ -190,7 +191,7 @@ def contenders(table: Any) -> Any:
     else:
         alone = pc.and_(newest, pc.invert(rivals))
         alone = _first_of_each(ids, alone)
-        claimed = _newest_of_each_node(table.filter(rivals), ids.filter(rivals))
+        claimed = _newest_of_each_writer(table.filter(rivals), ids.filter(rivals))
         found = pa.concat_tables([table.filter(alone), claimed[0]])
         found_ids = pa.concat_arrays([ids.filter(alone), claimed[1]])
     if late_of is not None:
@@ -200,9 +201,9 @@ def contenders(table: Any) -> Any:
 
 
 def _rivals(table: Any, ids: Any, order: Any, counter_bits: int, newest: Any) -> Any:
-    """Which rows are of keys that several nodes claim with the greatest pair; None: there are
+    """Which rows are of keys that several writers claim with the greatest pair; None: there are
     none."""
-    nodes = table["node"].combine_chunks()
+    nodes = _writers(table)
     low_high = pc.min_max(nodes)
     if low_high["min"] == low_high["max"]:
         return None
@@ -215,11 +216,23 @@ def _rivals(table: Any, ids: Any, order: Any, counter_bits: int, newest: Any) ->
     return pc.is_in(ids, value_set=pc.unique(ids.filter(found)))
 
 
-def _newest_of_each_node(table: Any, ids: Any) -> tuple[Any, Any]:
+def _writers(table: Any) -> Any:
+    """A number of each row's writer, below 2^31: of its node, or above those of its shared
+    session."""
+    nodes = table["node"].combine_chunks().cast(pa.int64())
+    sessions = table["session"].combine_chunks()
+    shared = pc.greater_equal(sessions, SHARED_SESSIONS)
+    if not shared.true_count:
+        return nodes
+    numbers = pc.add(_ranks(sessions)[0], pc.add(pc.max(nodes), 1))
+    return pc.if_else(shared, numbers, nodes)
+
+
+def _newest_of_each_writer(table: Any, ids: Any) -> tuple[Any, Any]:
     pairs, _ = packed(table, PAIR, ())
     kept = pc.equal(pairs, _by_group(ids, pairs, "max", dense=False).take(_dense(ids)))
     table, ids = table.filter(kept), ids.filter(kept)
-    both = pc.add(pc.shift_left(ids.cast(pa.int64()), 31), table["node"].combine_chunks())
+    both = pc.add(pc.shift_left(ids.cast(pa.int64()), 31), _writers(table))
     owners = both.dictionary_encode().indices
     order, _ = packed(table, (), COUNTERS)
     newest = pc.equal(order, _by_group(owners, order, "max").take(owners))

@@ -34,9 +34,11 @@ final class AgentConnection implements Closeable {
     /**
      * The identity in a hello. It is always the same for one endpoint, except for the UUIDs of
      * member and cluster, which a merge changes.
+     *
+     * @param shared the plug-in appends each change to several agents
      */
     record Identity(CurrentCluster cluster, UUID pluginUuid, String pluginVersion,
-            int partitionCount, KnownView view, Pulse pulse) {
+            int partitionCount, KnownView view, Pulse pulse, boolean shared) {
     }
 
     /** An answer: its header from the read position on, its payload, and the payload's size. */
@@ -113,7 +115,7 @@ final class AgentConnection implements Closeable {
     /** Writes the fields of a hello, after its kind and number. */
     static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member,
             String purpose, String token) {
-        hello.map(token.isEmpty() ? 8 : 9);
+        hello.map(8 + (token.isEmpty() ? 0 : 1) + (identity.shared ? 1 : 0));
         hello.string("protocol").integer(PROTOCOL);
         hello.string("cluster_id").string(clusterId.toString());
         hello.string("member_uuid").string(member.toString());
@@ -124,6 +126,9 @@ final class AgentConnection implements Closeable {
         hello.string("view").integer(identity.view.of(clusterId, member));
         if (!token.isEmpty()) {
             hello.string("token").string(token);
+        }
+        if (identity.shared) {
+            hello.string("shared").bool(true);
         }
     }
 

@@ -28,32 +28,57 @@ final class AgentLink {
     private static final long MAX_WAIT_MS = 1000;
     private static final long LOOK_NANOS = 200_000;
 
+    /** Where the changes go: one agent, or several. */
+    interface Connection extends AgentWriter.Channel {
+        /** The session of the newest welcome, also of a closed connection; null: none yet. */
+        SessionInfo newest();
+
+        /** Why there is no connection; null: there is one, or none was needed yet. */
+        IOException failure();
+
+        /** There is a newer view: answers of the agent in an older one do not count. */
+        void learned();
+
+        /** The next use says hello again, because a view may have left this member out. */
+        void recheck();
+
+        /** From now on no new connection is made. */
+        void stop();
+
+        /** How many acknowledged changes are in fewer logs than they should be. */
+        long underCopied();
+    }
+
+    private final Candidates agents;
     private final AgentSettings settings;
     private final AgentConnection.Identity identity;
     private final CurrentCluster cluster;
     private final String member;
     private final Runnable refused;
     private final Outcomes outcomes;
-    private final WriteConnection connection;
+    private final Connection connection;
     private final InFlightWindow window;
     /** For each partition, how many changes have a caller that does not have the outcome yet. */
     private final AtomicIntegerArray pending;
     private final AppendCounts counts = new AppendCounts();
 
     /** @param refused is called when the agent refuses this member because of a newer view */
-    AgentLink(AgentSettings settings, AgentConnection.Identity identity, OrderGuard guard,
-              SchemaLog schemas, Reconciler reconciler, Repeats repeats, ILogger logger,
-              String member, Runnable refused) {
-        this.settings = settings;
-        this.identity = identity;
+    AgentLink(Candidates agents, OrderGuard guard, SchemaLog schemas, Reconciler reconciler,
+              Repeats repeats, ILogger logger, String member, Runnable refused) {
+        this.agents = agents;
+        this.settings = agents.own().settings();
+        this.identity = agents.own().identity();
         this.cluster = identity.cluster();
         this.member = member;
         this.refused = refused;
         this.pending = new AtomicIntegerArray(identity.partitionCount());
         ReentrantLock wire = new ReentrantLock();
         outcomes = new Outcomes(doubts(reconciler), repeats, guard::isValid, this::agent);
-        connection = new WriteConnection(settings, identity, schemas.new Logged(), this::agent,
-                refused, logger);
+        List<WriteConnection> each = agents.all().stream().map(one -> new WriteConnection(
+                one.settings(), one.identity(), schemas.new Logged(),
+                () -> agent(one.settings()), refused, logger)).toList();
+        connection = settings.copies().shared()
+                ? new Ensemble(settings.copies(), agents, each, logger) : each.get(0);
         AgentWriter writer = new AgentWriter(connection, outcomes, wire, System::nanoTime,
                 settings.timeoutMs());
         window = new InFlightWindow(writer, wire, System::nanoTime, logger);
@@ -124,6 +149,16 @@ final class AgentLink {
         SessionInfo known = session();
         return "agent " + settings.agent()
                 + (known == null ? "" : " (node " + known.node() + ")") + " of member " + member;
+    }
+
+    private String agent(AgentSettings one) {
+        return one == settings ? agent() : "agent " + one.agent() + ", for copies, of member "
+                + member;
+    }
+
+    /** As {@link Candidates#claim}. */
+    AgentConnection.Claim claim() throws IOException {
+        return agents.claim();
     }
 
     /**
@@ -255,6 +290,11 @@ final class AgentLink {
         }
 
         @Override
+        public long getUnderCopied() {
+            return connection.underCopied();
+        }
+
+        @Override
         public int getWaiting() {
             int waiting = 0;
             for (int partition = 0; partition < pending.length(); partition++) {
@@ -292,7 +332,7 @@ final class AgentLink {
         long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(settings.restoreTimeoutMs());
         // A separate connection: a claim may take long, and appends of the present view may still
         // count.
-        try (AgentConnection asking = AgentConnection.open(settings, identity, "read", true)) {
+        try (AgentConnection asking = agents.open("read", true).connection()) {
             number = asking.view(cluster.members(), lost, until);
             SessionInfo asked = asking.session();
             identity.view().learn(asked.clusterId(), asked.member(), number);

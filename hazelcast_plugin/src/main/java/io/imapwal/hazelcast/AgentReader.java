@@ -34,8 +34,10 @@ final class AgentReader implements Closeable {
     /** The agent accepts ten times as many in a request. */
     private static final int MAPS_AT_ONCE = 1000;
 
+    private final Candidates agents;
     private final AgentSettings settings;
-    private final AgentConnection.Identity identity;
+    /** The agent of the connection. */
+    private volatile Candidates.Candidate agent;
     private final ReentrantLock turn = new ReentrantLock();
     private final MsgpackWriter payload = new MsgpackWriter(4096);
     private volatile AgentConnection connection;
@@ -45,9 +47,10 @@ final class AgentReader implements Closeable {
      */
     private volatile int loadSize = FIRST_PART_KEYS;
 
-    AgentReader(AgentSettings settings, AgentConnection.Identity identity) {
-        this.settings = settings;
-        this.identity = identity;
+    AgentReader(Candidates agents) {
+        this.agents = agents;
+        this.agent = agents.own();
+        this.settings = agent.settings();
     }
 
     /** How long a read waits for its answer. */
@@ -415,7 +418,7 @@ final class AgentReader implements Closeable {
         boolean interrupted = false;
         boolean mine = false;
         ZmtpConnection.Patience patience = wait == Wait.SHORT ? ZmtpConnection.Patience.NONE
-                : identity.pulse().whileReading(wait.ms(settings));
+                : () -> agent.identity().pulse().whileReading(wait.ms(settings)).moreMs();
         try {
             for (long deadline = deadline(wait); !mine;) {
                 try {
@@ -436,13 +439,14 @@ final class AgentReader implements Closeable {
                     if (closed) {
                         throw new IOException("the member is shutting down");
                     }
-                    if (connection != null && !connection.current(identity)) {
+                    if (connection != null && !connection.current(agent.identity())) {
                         disconnect();
                     }
                     if (connection == null) {
                         fresh = true;
-                        connection = AgentConnection.open(settings, identity, "read",
-                                wait == Wait.LONG);
+                        Candidates.Opened opened = agents.open("read", wait == Wait.LONG);
+                        agent = opened.candidate();
+                        connection = opened.connection();
                     }
                     connection.patience(patience);
                     return request.on(connection);

@@ -2,6 +2,8 @@ package io.imapwal.hazelcast;
 
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Properties;
 import java.util.Set;
 import java.util.TreeSet;
@@ -22,10 +24,11 @@ import java.util.TreeSet;
  * @param restoreChunk     entries fetched with one request while restoring
  * @param settleTimeoutMs  how long operations wait for a partition to be settled, before they fail
  * @param secrets          the identity of this member
+ * @param copies           in how many logs a change is, and the other agents
  */
 record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int connectTimeoutMs,
         int restoreTimeoutMs, boolean readThrough, int restoreChunk, int settleTimeoutMs,
-        AgentSecrets secrets) {
+        AgentSecrets secrets, Copies copies) {
 
     static final String AGENT = "agent";
     static final String TIMEOUT_MS = "timeout-ms";
@@ -38,13 +41,19 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
     static final String AGENT_KEY_FILE = "agent-key-file";
     static final String AGENT_PUBLIC_KEY = "agent-public-key";
     static final String CLUSTER_TOKEN_FILE = "cluster-token-file";
+    static final String COPIES = "copies";
+    static final String ACKS = "acks";
+    static final String COPY_AGENTS = "copy-agents";
+    static final String COPY_TIMEOUT_MS = "copy-timeout-ms";
 
     private static final Set<String> KNOWN = new TreeSet<>(
             Set.of(AGENT, TIMEOUT_MS, AGENT_TIMEOUT_MS, CONNECT_TIMEOUT_MS, RESTORE_TIMEOUT_MS,
                     READ_THROUGH, RESTORE_CHUNK, SETTLE_TIMEOUT_MS, AGENT_KEY_FILE,
-                    AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE));
+                    AGENT_PUBLIC_KEY, CLUSTER_TOKEN_FILE, COPIES, ACKS, COPY_AGENTS,
+                    COPY_TIMEOUT_MS));
 
     private static final int NAME_BYTES_MAX = 1024;
+    private static final int COPIES_MAX = 3;
 
     /** @throws IllegalArgumentException naming the property and the map */
     static AgentSettings of(String map, Properties properties) {
@@ -71,12 +80,7 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                     + " is missing: it is the address of the agent beside this member,"
                     + " ipc:///path/to/socket or tcp://host:port");
         }
-        AgentEndpoint endpoint;
-        try {
-            endpoint = AgentEndpoint.parse(agent.strip());
-        } catch (IllegalArgumentException e) {
-            throw new IllegalArgumentException(where(AGENT, map) + ": " + e.getMessage());
-        }
+        AgentEndpoint endpoint = endpoint(map, AGENT, agent.strip());
         return new AgentSettings(endpoint,
                 number(map, properties, TIMEOUT_MS, 10_000, 1, 3_600_000),
                 number(map, properties, AGENT_TIMEOUT_MS, 2_000, 1, 3_600_000),
@@ -85,18 +89,91 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
                 flag(map, properties, READ_THROUGH),
                 number(map, properties, RESTORE_CHUNK, 10_000, 1, 1_000_000),
                 number(map, properties, SETTLE_TIMEOUT_MS, 10_000, 1, 3_600_000),
-                secrets(map, properties, endpoint));
+                secrets(map, properties, endpoint), copies(map, properties, endpoint));
+    }
+
+    /** The same for another agent. */
+    AgentSettings at(Copies.Target other) {
+        return new AgentSettings(other.endpoint(), timeoutMs, agentTimeoutMs, connectTimeoutMs,
+                restoreTimeoutMs, readThrough, restoreChunk, settleTimeoutMs, other.secrets(),
+                copies);
+    }
+
+    private static AgentEndpoint endpoint(String map, String name, String text) {
+        try {
+            return AgentEndpoint.parse(text);
+        } catch (IllegalArgumentException e) {
+            throw new IllegalArgumentException(where(name, map) + ": " + e.getMessage());
+        }
+    }
+
+    private static Copies copies(String map, Properties properties, AgentEndpoint own) {
+        int count = number(map, properties, COPIES, 1, 1, COPIES_MAX);
+        int acks = number(map, properties, ACKS, count, 1, count);
+        int slowMs = number(map, properties, COPY_TIMEOUT_MS, Copies.ONE.slowMs(), 1, 3_600_000);
+        List<Copies.Target> before = new ArrayList<>();
+        List<Copies.Target> after = new ArrayList<>();
+        boolean passed = false;
+        for (String text : properties.getProperty(COPY_AGENTS, "").split(",")) {
+            if (text.isBlank()) {
+                continue;
+            }
+            String[] parts = text.strip().split("\\s+", 2);
+            AgentEndpoint endpoint = endpoint(map, COPY_AGENTS, parts[0]);
+            if (endpoint.equals(own)) {
+                passed = true;
+                continue;
+            }
+            (passed ? after : before).add(new Copies.Target(endpoint,
+                    secretsOfOther(map, properties, endpoint, parts.length > 1 ? parts[1] : "")));
+        }
+        // If all members have one list, each begins after its own agent, so all agents get as much.
+        after.addAll(before);
+        if (count == 1) {
+            after.clear();
+        } else if (after.size() < count - 1) {
+            throw new IllegalArgumentException(where(COPY_AGENTS, map) + " must name at least "
+                    + (count - 1) + " agents besides " + own + " for copies = " + count
+                    + "; with one more, changes are possible while one agent is down");
+        }
+        return new Copies(count, acks, slowMs, List.copyOf(after));
+    }
+
+    private static AgentSecrets secretsOfOther(String map, Properties properties,
+            AgentEndpoint endpoint, String hex) {
+        String keyFile = properties.getProperty(AGENT_KEY_FILE, "").strip();
+        byte[] key = AgentSecrets.key(hex);
+        if (!hex.isEmpty() && (key == null || endpoint.path() != null)) {
+            throw new IllegalArgumentException(where(COPY_AGENTS, map) + ": after " + endpoint
+                    + " comes nothing, or for a tcp:// endpoint the agent's public key, 64"
+                    + " hexadecimal digits (imap-wal keys show)");
+        }
+        if (key == null && !endpoint.isLocal()
+                || key != null && keyFile.isEmpty()) {
+            throw new IllegalArgumentException(where(COPY_AGENTS, map) + ": " + endpoint
+                    + " needs keys: " + AGENT_KEY_FILE + " of this member, and after the endpoint"
+                    + " the agent's public key");
+        }
+        AgentSecrets secrets = new AgentSecrets(key == null ? "" : keyFile,
+                key == null ? new byte[0] : key,
+                properties.getProperty(CLUSTER_TOKEN_FILE, "").strip());
+        check(map, secrets);
+        return secrets;
     }
 
     private static AgentSecrets secrets(String map, Properties properties, AgentEndpoint endpoint) {
         String keyFile = properties.getProperty(AGENT_KEY_FILE, "").strip();
         String agentKey = properties.getProperty(AGENT_PUBLIC_KEY, "").strip();
+        boolean local = endpoint.path() != null;
+        if (local && agentKey.isEmpty() && properties.containsKey(COPY_AGENTS)) {
+            keyFile = "";  // it is for the other agents
+        }
         if (keyFile.isEmpty() != agentKey.isEmpty()) {
             throw new IllegalArgumentException(where(AGENT_KEY_FILE, map) + " and "
                     + AGENT_PUBLIC_KEY
                     + " belong together: this member's own key, and the public key of the agent");
         }
-        if (!keyFile.isEmpty() && endpoint.path() != null) {
+        if (!keyFile.isEmpty() && local) {
             throw new IllegalArgumentException(where(AGENT_KEY_FILE, map)
                     + " is for tcp:// endpoints; at " + endpoint
                     + " the agent asks the kernel for the user of this process");
@@ -115,13 +192,17 @@ record AgentSettings(AgentEndpoint agent, int timeoutMs, int agentTimeoutMs, int
         }
         AgentSecrets secrets = new AgentSecrets(keyFile, key == null ? new byte[0] : key,
                 properties.getProperty(CLUSTER_TOKEN_FILE, "").strip());
+        check(map, secrets);
+        return secrets;
+    }
+
+    private static void check(String map, AgentSecrets secrets) {
         try {
             secrets.check();
         } catch (IOException e) {
             throw new IllegalArgumentException("the secrets of map \"" + map + "\": "
                     + e.getMessage(), e);
         }
-        return secrets;
     }
 
     private static int number(String map, Properties properties, String name, int otherwise,

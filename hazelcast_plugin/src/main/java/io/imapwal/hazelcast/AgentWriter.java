@@ -205,7 +205,7 @@ final class AgentWriter implements InFlightWindow.Sender {
             return;
         }
         boolean sent = append.state() == InFlightAppend.State.SENT;
-        fail(append, sent && !error.certain(), error);
+        fail(append, append.mayBeInLog() || sent && !error.certain(), error);
         // The agent refuses all appends after a refused one, until the next hello. But if this node
         // was superseded, the next welcome may be another agent's, whose appends must not be
         // confused with ours.

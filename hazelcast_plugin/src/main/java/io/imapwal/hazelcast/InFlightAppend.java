@@ -85,6 +85,8 @@ final class InFlightAppend {
     /** The changes that are sent, with request numbers. The others have an outcome. */
     private List<Change> numbered = List.of();
     private State state = State.UNSENT;
+    /** It was sent before to agents of which one may have it; never false again. */
+    private boolean exposed;
     /** When the callers stop waiting, as {@link System#nanoTime()}. */
     long deadlineNanos;
     /** The session that it is sent in; null: it has no numbers yet. */
@@ -152,7 +154,20 @@ final class InFlightAppend {
     }
 
     boolean mayBeInLog() {
-        return state == State.IN_DOUBT || state == State.UNKNOWN;
+        return exposed || state == State.IN_DOUBT || state == State.UNKNOWN;
+    }
+
+    /**
+     * Keeps the changes, some of which may be in the log of an agent that is not asked now. In the
+     * same session they keep their numbers, so that no number is of two changes.
+     */
+    void expose(List<Change> notKnown, boolean sameSession) {
+        exposed = true;
+        if (sameSession) {
+            state = state.on(Event.NOT_IN_LOG);
+        } else {
+            rest(notKnown);
+        }
     }
 
     /** Whether it did not get all of its numbers, so that it cannot be sent again. */

@@ -74,6 +74,9 @@ public final class JmxBeans {
         /** Callers got {@link OutcomeUnknown}. */
         long getUnknown();
 
+        /** Acknowledged changes that are in fewer logs than {@code copies} says. */
+        long getUnderCopied();
+
         /** Changes whose callers wait for the outcome now. */
         int getWaiting();
     }

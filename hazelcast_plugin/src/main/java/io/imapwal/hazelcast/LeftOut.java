@@ -218,7 +218,7 @@ final class LeftOut {
                 return false;
             }
             try {
-                AgentConnection.Claim claim = AgentConnection.claim(link.settings());
+                AgentConnection.Claim claim = link.claim();
                 boolean out = claim != null && claim.clusterId().equals(clusterId.toString())
                         && claim.incarnation() > link.knownView();
                 if (out) {
@@ -305,7 +305,7 @@ final class LeftOut {
      */
     private boolean isSilent(AgentLink link) {
         try {
-            AgentConnection.Claim claim = AgentConnection.claim(link.settings());
+            AgentConnection.Claim claim = link.claim();
             return claim != null && !claim.alive();
         } catch (IOException e) {
             return false;

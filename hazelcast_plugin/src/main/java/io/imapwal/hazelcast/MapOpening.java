@@ -182,7 +182,7 @@ final class MapOpening {
 
     /** Called while a load waits for an agent that merges logs: that may take any time. */
     void noteWork() {
-        wholeness.progress(plugin.pulse(settings).readNanos());
+        wholeness.progress(plugin.candidates(settings).readNanos());
     }
 
     int generation() {

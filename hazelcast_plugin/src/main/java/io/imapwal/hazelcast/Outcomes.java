@@ -69,13 +69,17 @@ final class Outcomes {
     private void doubt(InFlightAppend append, long welcomes, IOException cause) {
         for (Change change : append.numbered()) {
             if (!change.over) {
-                doubts.add(change, welcomes, append.sessionNumber());
-                change.pending.fail(change, new OutcomeUnknown(map(change)
-                        + "no acknowledgement by " + agent.get() + ": " + reason(cause)
-                        + ". The change may be in the log; " + SETTLING, cause));
+                doubt(change, append, welcomes, cause);
             }
         }
         append.end();
+    }
+
+    private void doubt(Change change, InFlightAppend append, long welcomes, IOException cause) {
+        doubts.add(change, welcomes, append.sessionNumber());
+        change.pending.fail(change, new OutcomeUnknown(map(change) + "no acknowledgement by "
+                + agent.get() + ": " + reason(cause) + ". The change may be in the log; "
+                + SETTLING, cause));
     }
 
     /**
@@ -90,6 +94,10 @@ final class Outcomes {
         boolean newSession = append.sessionNumber() != now.session();
         long counted = sent ? now.counted(append.session()) : -1;
         boolean unknown = append.state() == InFlightAppend.State.UNKNOWN;
+        if (sent && now.shared()) {
+            decideShared(append, now, welcomes, cause);
+            return;
+        }
         if (sent && (counted < 0 || unknown && !newSession)) {
             // Either this agent does not know the session, or the log failed and may still get the
             // request.
@@ -110,6 +118,33 @@ final class Outcomes {
             }
         }
         append.rest(rest);
+    }
+
+    /**
+     * As {@link #decide}, if several agents were sent the append. Those that are asked now may not
+     * be those that have it. So a change that too few of them have is sent again, even if it is in
+     * a log already: in the same session the logs have it once, and in a later session it is the
+     * same change with a later order. One that cannot be sent again is in doubt.
+     */
+    private void decideShared(InFlightAppend append, SessionInfo now, long welcomes,
+                              IOException cause) {
+        boolean sameSession = append.sessionNumber() == now.session();
+        long counted = now.counted(append.session());
+        List<Change> rest = new ArrayList<>(append.numbered().size());
+        for (Change change : append.numbered()) {
+            if (change.request <= counted) {
+                change.pending.succeed(change);
+            } else if (sameSession || belongs(change, now) && valid.test(change.stamp)) {
+                rest.add(change);
+            } else if (!change.over) {
+                doubt(change, append, welcomes, cause);
+            }
+        }
+        if (rest.isEmpty()) {
+            append.end();
+        } else {
+            append.expose(rest, sameSession);
+        }
     }
 
     /** Whether the changes may be sent in the session now: all of them or none. */

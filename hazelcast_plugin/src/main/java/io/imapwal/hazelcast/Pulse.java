@@ -93,6 +93,11 @@ final class Pulse {
         return () -> moreMs(deadline(readNanos, idleMs) - System.nanoTime());
     }
 
+    /** When the agent's loop answered last. */
+    long turnedNanos() {
+        return turnedNanos;
+    }
+
     /** When the agent last did a part of a read. */
     long readNanos() {
         return readNanos;

@@ -180,6 +180,11 @@ final class Reconciler {
         if (doubt.link.welcomes() <= doubt.welcomes) {
             doubt.link.connect();
         }
+        if (doubt.link.welcomes() <= doubt.welcomes) {
+            throw new LogUnavailable("another agent that was sent the change does not answer, and"
+                    + " may still append it; this ends when it answers, or with the next view",
+                    null);
+        }
     }
 
     /** Whether the outcome of this key's last change is still unknown. Does not wait. */
@@ -365,8 +370,9 @@ final class Reconciler {
             doubt.link.viewWithout(plugin.ownership().departures().awaitTurn());
         }
         SessionInfo session = doubt.link.session();
-        if (doubt.transaction == null && doubt.welcomes >= 0 && session.session() == doubt.session
-                && doubt.request > session.lastRequest()) {
+        // Of several agents, only some have said what they have.
+        if (doubt.transaction == null && doubt.welcomes >= 0 && !session.shared()
+                && session.session() == doubt.session && doubt.request > session.lastRequest()) {
             return CompletableFuture.completedFuture(null);
         }
         if (key.key == null) {

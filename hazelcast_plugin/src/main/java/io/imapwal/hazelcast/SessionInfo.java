@@ -23,6 +23,14 @@ import java.util.UUID;
 record SessionInfo(UUID clusterId, UUID member, String node, long session, long incarnation,
         long lastRequest, Map<Long, Long> former, long maxValueBytes, long maxMessageBytes) {
 
+    /** Sessions from this number on are in the logs of several nodes. */
+    static final long SHARED = 1L << 62;
+
+    /** Whether the session is in several logs, with one number. */
+    boolean shared() {
+        return session >= SHARED;
+    }
+
     static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
         if (protocol != AgentConnection.PROTOCOL) {
@@ -40,10 +48,11 @@ record SessionInfo(UUID clusterId, UUID member, String node, long session, long 
     }
 
     /**
-     * The highest request of that session that is in the log and counts; -1: unknown.
+     * The highest request of that session that is in the log and counts; -1: unknown. Of a shared
+     * session: that is in as many logs as an acknowledgement needs.
      */
     long counted(SessionInfo earlier) {
-        if (!node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
+        if (!shared() && !node.equals(earlier.node) || !clusterId.equals(earlier.clusterId)) {
             return -1;
         }
         return session == earlier.session ? lastRequest : former.getOrDefault(earlier.session, -1L);

@@ -48,8 +48,7 @@ final class WalPlugin {
     private final ConcurrentMap<AgentEndpoint, AgentLink> links = new ConcurrentHashMap<>();
     private final ConcurrentMap<AgentEndpoint, Readers> readers = new ConcurrentHashMap<>();
     private final ConcurrentMap<String, MapState> maps = new ConcurrentHashMap<>();
-    private final ConcurrentMap<AgentEndpoint,
-            AgentConnection.Identity> identities = new ConcurrentHashMap<>();
+    private final ConcurrentMap<AgentEndpoint, Candidates> candidates = new ConcurrentHashMap<>();
     private final Placements placements;
     private final LocalMaps localMaps = new LocalMaps(this);
     private final LeftOut leftOut = new LeftOut(this, localMaps);
@@ -294,10 +293,10 @@ final class WalPlugin {
         maps.keySet().forEach(localMaps::drop);
     }
 
-    /** Maps with the same agent share one link, with the timeouts of the first one. */
+    /** Maps with the same agent share one link, with the timeouts and copies of the first one. */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(), agent -> {
-            AgentLink link = new AgentLink(settings, identity(settings), guard, schemas, reconciler,
+            AgentLink link = new AgentLink(candidates(settings), guard, schemas, reconciler,
                     ownership().repeats(), logger, member(), leftOut::suspect);
             beans.add(link.bean(), agent);
             return link;
@@ -326,10 +325,6 @@ final class WalPlugin {
                 new Readers(() -> newReader(settings)));
     }
 
-    Pulse pulse(AgentSettings settings) {
-        return identity(settings).pulse();
-    }
-
     /** The shared reader, for single keys. */
     AgentReader reader(AgentSettings settings) {
         return readers(settings).shared();
@@ -337,18 +332,17 @@ final class WalPlugin {
 
     /** A new reader, which the caller closes. */
     AgentReader newReader(AgentSettings settings) {
-        return new AgentReader(settings, identity(settings));
+        return new AgentReader(candidates(settings));
     }
 
     /**
-     * One for all connections to one endpoint: an agent gives each identity a session, and two
-     * endpoints may be two addresses of one agent.
+     * One identity for all connections to one endpoint: an agent gives each identity a session, and
+     * two endpoints may be two addresses of one agent.
      */
-    private AgentConnection.Identity identity(AgentSettings settings) {
-        return identities.computeIfAbsent(settings.agent(), agent ->
-                new AgentConnection.Identity(cluster, UUID.randomUUID(), VERSION,
-                nodeEngine.getPartitionService().getPartitionCount(), new KnownView(),
-                new Pulse(settings)));
+    Candidates candidates(AgentSettings settings) {
+        return candidates.computeIfAbsent(settings.agent(), agent ->
+                new Candidates(settings, cluster, VERSION,
+                        nodeEngine.getPartitionService().getPartitionCount()));
     }
 
     /** Whether memory is known to have all entries of the map in the partition. */
@@ -374,7 +368,7 @@ final class WalPlugin {
         maps.values().forEach(MapState::close);
         links.values().forEach(AgentLink::close);
         readers.values().forEach(Readers::close);
-        identities.values().forEach(identity -> identity.pulse().close());
+        candidates.values().forEach(Candidates::close);
     }
 
     private static String version() {

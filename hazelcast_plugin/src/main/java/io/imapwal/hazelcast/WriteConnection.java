@@ -12,7 +12,7 @@ import java.util.function.Supplier;
  * The connection of one member to its agent for changes. It is opened when it is needed, and
  * greeted in the newest known view. Schemas are logged before the changes that need them.
  */
-final class WriteConnection implements AgentWriter.Channel {
+final class WriteConnection implements AgentLink.Connection {
     private static final int BUFFER_BYTES = 64 * 1024;
     private static final int KEPT_BUFFER_BYTES = 1 << 20;
     private static final long MIN_PAUSE_MS = 50;
@@ -54,8 +54,8 @@ final class WriteConnection implements AgentWriter.Channel {
         this.logger = logger;
     }
 
-    /** The session of the newest welcome, also of a closed connection; null: none yet. */
-    SessionInfo newest() {
+    @Override
+    public SessionInfo newest() {
         return newest;
     }
 
@@ -64,23 +64,23 @@ final class WriteConnection implements AgentWriter.Channel {
         return welcomes;
     }
 
-    /** Why there is no connection; null: there is one, or none was needed yet. */
-    IOException failure() {
+    @Override
+    public IOException failure() {
         return lastFailure;
     }
 
-    /** There is a newer view: answers of the agent in an older one do not count. */
-    void learned() {
+    @Override
+    public void learned() {
         learned = true;
     }
 
-    /** The next use says hello again, because a view may have left this member out. */
-    void recheck() {
+    @Override
+    public void recheck() {
         recheck = true;
     }
 
-    /** From now on no new connection is made. */
-    void stop() {
+    @Override
+    public void stop() {
         closing = true;
     }
 
@@ -154,8 +154,10 @@ final class WriteConnection implements AgentWriter.Channel {
         pausedUntilNanos = System.nanoTime() + pauseNanos;
         IOException known = lastFailure;
         if (known == null || !String.valueOf(known.getMessage()).equals(cause.getMessage())) {
-            logger.warning("imap-wal: no connection to " + agent.get()
-                    + "; changes are refused until there is one: " + Outcomes.reason(cause));
+            String until = settings.copies().shared() ? ": "
+                    : "; changes are refused until there is one: ";
+            logger.warning("imap-wal: no connection to " + agent.get() + until
+                    + Outcomes.reason(cause));
         }
         lastFailure = cause;
     }
@@ -178,21 +180,48 @@ final class WriteConnection implements AgentWriter.Channel {
     @Override
     public long send(SessionInfo session, List<Change> changes, long deadlineNanos)
             throws IOException {
-        payload.clear();
+        payload = emptied(payload);
+        write(payload, session, changes);
+        return send(session, changes, payload, deadlineNanos);
+    }
+
+    /** A buffer for the next payload: this one, unless it has become large. */
+    static MsgpackWriter emptied(MsgpackWriter payload) {
+        return payload.array().length > KEPT_BUFFER_BYTES ? new MsgpackWriter(BUFFER_BYTES)
+                : payload.clear();
+    }
+
+    /** Writes the payload of an append. */
+    static void write(MsgpackWriter payload, SessionInfo session, List<Change> changes) {
         for (Change change : changes) {
             change.write(payload, session.incarnation(), session.session());
         }
+    }
+
+    /** As the other one, with the payload of these changes. */
+    long send(SessionInfo session, List<Change> changes, MsgpackWriter written, long deadlineNanos)
+            throws IOException {
         connection.start("append", 3).integer(session.session())
                 .integer(changes.get(0).request).integer(changes.size());
         long number = connection.number();
-        try {
-            connection.send(payload, deadlineNanos);
-        } finally {
-            if (payload.array().length > KEPT_BUFFER_BYTES) {
-                payload = new MsgpackWriter(BUFFER_BYTES);
-            }
-        }
+        connection.send(written, deadlineNanos);
         return number;
+    }
+
+    /** There is only one copy. */
+    @Override
+    public long underCopied() {
+        return 0;
+    }
+
+    /** The number of the next request. */
+    long nextNumber() {
+        return connection.number() + 1;
+    }
+
+    /** Whether there is a connection, in the newest known view. */
+    boolean isCurrent() {
+        return connection != null && connection.current(identity);
     }
 
     @Override

@@ -1,0 +1,103 @@
+package io.imapwal.hazelcast;
+
+import java.io.IOException;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.UUID;
+
+/**
+ * The agents that a member may use for a map: its own, then the others of {@link Copies}. Any of
+ * them can answer a read, because each reads all logs.
+ */
+final class Candidates {
+    /** An agent, and what this member says to it. */
+    record Candidate(AgentSettings settings, AgentConnection.Identity identity) {
+        AgentConnection open(String purpose, boolean patient) throws IOException {
+            return AgentConnection.open(settings, identity, purpose, patient);
+        }
+
+        /** A greeted connection to it. */
+        Opened opened(String purpose, boolean patient) throws IOException {
+            return new Opened(this, open(purpose, patient));
+        }
+    }
+
+    record Opened(Candidate candidate, AgentConnection connection) {
+    }
+
+    private final List<Candidate> all = new ArrayList<>();
+
+    /** The agents see one plug-in, so they give it one session. */
+    Candidates(AgentSettings settings, CurrentCluster cluster, String version, int partitions) {
+        UUID plugin = UUID.randomUUID();
+        KnownView view = new KnownView();
+        boolean shared = settings.copies().shared();
+        List<AgentSettings> each = new ArrayList<>(List.of(settings));
+        settings.copies().others().forEach(other -> each.add(settings.at(other)));
+        for (AgentSettings one : each) {
+            all.add(new Candidate(one, new AgentConnection.Identity(cluster, plugin, version,
+                    partitions, view, new Pulse(one), shared)));
+        }
+    }
+
+    List<Candidate> all() {
+        return all;
+    }
+
+    /** The member's own agent. */
+    Candidate own() {
+        return all.get(0);
+    }
+
+    /**
+     * A connection to the first agent that admits this member. While the cluster has no view, only
+     * the own agent is asked if it answers: it may have to wait for other nodes.
+     */
+    Opened open(String purpose, boolean patient) throws IOException {
+        IOException first = null;
+        for (Candidate each : all) {
+            try {
+                return each.opened(purpose, patient);
+            } catch (IOException e) {
+                if (Outcomes.isVoid(e) || e instanceof AgentError && !isGreeted()) {
+                    throw e;
+                }
+                first = first == null ? e : first;
+            }
+        }
+        throw first;
+    }
+
+    /** Whether this member was admitted by an agent, in its present cluster. */
+    boolean isGreeted() {
+        AgentConnection.Identity own = own().identity();
+        return own.view().of(own.cluster().clusterId(), own.cluster().member()) != 0;
+    }
+
+    /** The newest claim by the first agent that answers; see {@link AgentConnection#claim}. */
+    AgentConnection.Claim claim() throws IOException {
+        IOException first = null;
+        for (Candidate each : all) {
+            try {
+                return AgentConnection.claim(each.settings());
+            } catch (IOException e) {
+                first = first == null ? e : first;
+            }
+        }
+        throw first;
+    }
+
+    /** When an agent last did a part of a read, as System.nanoTime(). */
+    long readNanos() {
+        long newest = own().identity().pulse().readNanos();
+        for (Candidate each : all) {
+            long one = each.identity().pulse().readNanos();
+            newest = one - newest > 0 ? one : newest;
+        }
+        return newest;
+    }
+
+    void close() {
+        all.forEach(each -> each.identity().pulse().close());
+    }
+}

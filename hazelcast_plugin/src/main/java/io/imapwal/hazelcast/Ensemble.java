@@ -1,0 +1,416 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.logging.ILogger;
+
+import java.io.IOException;
+import java.net.SocketTimeoutException;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.LongAdder;
+
+/**
+ * The connections to the agents that get each append, as one connection: it is greeted when all are,
+ * and broken when one is. The next one is made of agents that answer. So {@link AgentWriter} handles
+ * an agent that fails as a connection that breaks: it sends all appends without an outcome again, in
+ * their order and with their numbers. An agent that has one already acknowledges it again.
+ *
+ * <pre>
+ * own agent, then the others in their order, without those that a Breaker leaves out
+ *    the first `copies` that greet   members: each append is sent to all of them
+ *    an append is acknowledged       when `acks` members have acknowledged it
+ *    a member fails, refuses, or is  left out for a while: the ensemble is broken, unless the others
+ *    slow while another can replace  are enough for `acks`; then it is made anew before the next
+ *    it                              append
+ *    fewer than `acks` members       no connection
+ * </pre>
+ */
+final class Ensemble implements AgentLink.Connection {
+    private static final int ROUNDS = 3;
+    /** An agent closes a connection with more unanswered requests than twice as many. */
+    private static final int UNANSWERED_MAX = 32;
+
+    private final Copies copies;
+    private final Candidates agents;
+    private final List<CopyAgent> all = new ArrayList<>();
+    private final ILogger logger;
+    private final LongAdder underCopied = new LongAdder();
+    private MsgpackWriter payload = new MsgpackWriter(1024);
+    private long ticket;
+    private volatile long acked;
+    /** Append without an outcome → how many changes it has. */
+    private final Map<Long, Integer> sizes = new ConcurrentHashMap<>();
+    private long written;
+
+    private volatile List<CopyAgent> members = List.of();
+    /** Of the members; null: there are none. */
+    private volatile SessionInfo session;
+    private volatile SessionInfo newest;
+    private volatile IOException lastFailure;
+    private volatile long welcomes;
+    /** An agent that is not a member may still append what it was sent. */
+    private boolean owed;
+    /** A member has failed, and the others are enough for the present appends. */
+    private volatile boolean worn;
+    private volatile boolean recheck;
+    private volatile boolean closing;
+
+    /** @param connections to the candidates, in their order */
+    Ensemble(Copies copies, Candidates agents, List<WriteConnection> connections, ILogger logger) {
+        this.copies = copies;
+        this.agents = agents;
+        this.logger = logger;
+        for (int i = 0; i < connections.size(); i++) {
+            Candidates.Candidate one = agents.all().get(i);
+            all.add(new CopyAgent(connections.get(i),
+                    new Breaker(System::nanoTime, one.identity().pulse()::turnedNanos),
+                    "agent " + one.settings().agent()));
+        }
+    }
+
+    @Override
+    public SessionInfo newest() {
+        return newest;
+    }
+
+    @Override
+    public SessionInfo session() {
+        return session;
+    }
+
+    @Override
+    public IOException failure() {
+        return lastFailure;
+    }
+
+    @Override
+    public void failed(IOException cause) {
+        lastFailure = cause;
+    }
+
+    /**
+     * How many ensembles were greeted whose former members append nothing more of what they were
+     * sent before.
+     */
+    @Override
+    public long welcomes() {
+        return welcomes;
+    }
+
+    @Override
+    public void learned() {
+        all.forEach(each -> each.connection.learned());
+    }
+
+    @Override
+    public void recheck() {
+        recheck = true;
+    }
+
+    @Override
+    public void stop() {
+        closing = true;
+        all.forEach(each -> each.connection.stop());
+    }
+
+    @Override
+    public long underCopied() {
+        return underCopied.sum();
+    }
+
+    @Override
+    public boolean isReady() {
+        return isWhole() && members.stream().allMatch(each -> each.connection.isReady());
+    }
+
+    /** Whether there is an ensemble, in the newest view, and no better one can be made now. */
+    private boolean isWhole() {
+        List<CopyAgent> now = members;
+        if (now.isEmpty() || worn || recheck
+                || !now.stream().allMatch(each -> each.connection.isCurrent())) {
+            return false;
+        }
+        return now.size() == copies.count() && now.contains(all.get(0))
+                || all.stream().allMatch(each -> now.contains(each) || !each.breaker.allows()
+                    || now.size() == copies.count() && each != all.get(0));
+    }
+
+    @Override
+    public SessionInfo greet() throws IOException {
+        if (closing) {
+            throw new IOException("the member is shutting down");
+        }
+        if (!isWhole()) {
+            if (recheck) {
+                recheck = false;
+                all.forEach(each -> each.connection.recheck());
+            }
+            disconnect();
+            make();
+        } else if (owed) {
+            settle();
+        }
+        return session;
+    }
+
+    private void make() throws IOException {
+        for (int round = 0; round < ROUNDS; round++) {
+            List<CopyAgent> chosen = choose();
+            if (chosen.stream().allMatch(each -> each.connection.isCurrent())) {
+                members = List.copyOf(chosen);
+                session = newest = joined();
+                worn = false;
+                lastFailure = null;
+                owed = true;
+                settle();
+                logger.info("imap-wal: changes are appended by " + members + ", in session "
+                        + session.session() + " of incarnation " + session.incarnation());
+                return;
+            }
+        }
+        all.forEach(each -> each.connection.disconnect());
+        throw lastFailure = new IOException("the agents are in different views; they may not know"
+                + " the newest one yet");
+    }
+
+    /** Greets as many agents as there should be copies. */
+    private List<CopyAgent> choose() throws IOException {
+        List<CopyAgent> chosen = new ArrayList<>();
+        Set<String> nodes = new HashSet<>();
+        IOException why = null;
+        for (CopyAgent each : all) {
+            if (chosen.size() == copies.count() || !each.breaker.allows()) {
+                continue;
+            }
+            try {
+                String node = each.greet().node();
+                if (nodes.add(node)) {
+                    each.breaker.used();
+                    chosen.add(each);
+                    continue;
+                }
+                each.connection.disconnect();
+                throw new IOException(each + " is of node " + node
+                        + ", as another one of the agents: two copies would be in one log");
+            } catch (IOException e) {
+                boolean waits = e instanceof AgentError && !agents.isGreeted();
+                if (Outcomes.isVoid(e) || waits) {
+                    all.forEach(other -> other.connection.disconnect());
+                    throw lastFailure = e;
+                }
+                each.breaker.failed();
+                why = why == null ? e : why;
+            }
+        }
+        if (chosen.size() < copies.acks()) {
+            chosen.forEach(each -> each.connection.disconnect());
+            String found = chosen.size() + " of " + all.size() + " agents can be used, and a change"
+                    + " needs " + copies.acks() + " (acks)";
+            throw lastFailure = new IOException(why == null ? found
+                    : found + ": " + Outcomes.reason(why), why);
+        }
+        return chosen;
+    }
+
+    /** What the members said, as one answer: what as many of them have as `acks` says. */
+    private SessionInfo joined() {
+        List<SessionInfo> said = members.stream().map(each -> each.connection.session()).toList();
+        SessionInfo first = said.get(0);
+        Map<Long, Long> former = new HashMap<>();
+        for (SessionInfo one : said) {
+            for (long earlier : one.former().keySet()) {
+                former.put(earlier, counted(said.stream()
+                        .map(each -> each.former().getOrDefault(earlier, -1L)).toList()));
+            }
+        }
+        return new SessionInfo(first.clusterId(), first.member(), first.node(), first.session(),
+                first.incarnation(), counted(said.stream().map(SessionInfo::lastRequest).toList()),
+                former, least(said.stream().map(SessionInfo::maxValueBytes).toList()),
+                least(said.stream().map(SessionInfo::maxMessageBytes).toList()));
+    }
+
+    private long counted(List<Long> requests) {
+        List<Long> sorted = requests.stream().sorted().toList();
+        return sorted.get(sorted.size() - copies.acks());
+    }
+
+    private static long least(List<Long> limits) {
+        return limits.stream().filter(each -> each > 0).min(Long::compare).orElse(0L);
+    }
+
+    /** Counts a welcome if no agent may still append what it was sent before. */
+    private void settle() {
+        for (CopyAgent each : all) {
+            each.follow(session.incarnation());
+            if (each.mayStillAppend() && !members.contains(each) && each.breaker.allows()) {
+                try {
+                    each.shutOut();
+                } catch (IOException e) {
+                    each.breaker.failed();
+                }
+            }
+        }
+        if (all.stream().noneMatch(CopyAgent::mayStillAppend)) {
+            owed = false;
+            welcomes++;
+        }
+    }
+
+    @Override
+    public void logSchemas(long deadlineNanos) throws IOException {
+        for (CopyAgent each : members) {
+            try {
+                each.connection.logSchemas(deadlineNanos);
+            } catch (IOException e) {
+                each.breaker.failed();
+                throw new IOException(each + ": " + Outcomes.reason(e), e);
+            }
+        }
+    }
+
+    @Override
+    public long written() {
+        long now = written;
+        for (CopyAgent each : members) {
+            now += each.connection.written();
+        }
+        return now;
+    }
+
+    @Override
+    public long send(SessionInfo in, List<Change> changes, long deadlineNanos) throws IOException {
+        payload = WriteConnection.emptied(payload);
+        WriteConnection.write(payload, in, changes);
+        ticket++;
+        sizes.put(ticket, changes.size());
+        for (CopyAgent each : members) {
+            try {
+                each.sent(ticket, each.connection.nextNumber(), changes.size());
+                each.connection.send(in, changes, payload, deadlineNanos);
+            } catch (IOException e) {
+                each.breaker.failed();
+                throw new IOException(each + ": " + Outcomes.reason(e), e);
+            }
+        }
+        return ticket;
+    }
+
+    /** The answers to one append. */
+    private static final class Answers {
+        private final List<CopyAgent> waiting;
+        private final List<AgentError> refusals = new ArrayList<>();
+        private final List<CopyAgent> failed = new ArrayList<>();
+        private IOException failure;
+        private int acks;
+
+        Answers(List<CopyAgent> members) {
+            waiting = new ArrayList<>(members);
+        }
+
+        /** Takes the answers that arrive in time, until there are so many acknowledgements. */
+        void collect(long ticket, int enough, long deadlineNanos) {
+            for (CopyAgent each : List.copyOf(waiting)) {
+                // Of those that are not needed, only answers that have arrived are taken.
+                long until = acks < enough ? deadlineNanos : System.nanoTime();
+                try {
+                    each.await(ticket, until);
+                    acks++;
+                } catch (SocketTimeoutException e) {
+                    if (!(e instanceof HungAgent)) {
+                        continue;
+                    }
+                    fail(each, e);
+                } catch (AgentError e) {
+                    refusals.add(e);
+                    fail(each, e);
+                } catch (IOException e) {
+                    fail(each, e);
+                }
+                waiting.remove(each);
+            }
+        }
+
+        void fail(CopyAgent each, IOException cause) {
+            if (!Outcomes.isVoid(cause)) {  // then the agent works, in a newer view
+                failed.add(each);
+            }
+            failure = failure == null ? new IOException(each + ": " + Outcomes.reason(cause), cause)
+                    : failure;
+        }
+    }
+
+    @Override
+    public void awaitAck(long wanted, long deadlineNanos) throws IOException {
+        List<CopyAgent> now = members;
+        Answers answers = new Answers(now);
+        long soon = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(copies.slowMs());
+        long patient = soon - deadlineNanos > 0 ? deadlineNanos : soon;
+        answers.collect(wanted, copies.acks(), patient);
+        boolean slow = answers.acks < copies.acks() && !answers.waiting.isEmpty();
+        if (slow && !canReplace(now.size() - answers.acks)) {
+            answers.collect(wanted, copies.acks(), deadlineNanos);
+        } else if (slow) {
+            answers.waiting.forEach(each -> answers.fail(each, new SocketTimeoutException(
+                    "no answer within " + copies.slowMs() + " ms (copy-timeout-ms)")));
+        }
+        boolean refused = answers.refusals.size() == now.size();
+        if (!refused) {
+            answers.failed.forEach(each -> each.breaker.failed());
+        }
+        if (answers.acks >= copies.acks()) {
+            succeeded(wanted, now, answers);
+            return;
+        }
+        if (refused && answers.refusals.stream().allMatch(AgentError::certain)) {
+            throw answers.refusals.get(0);
+        }
+        throw answers.failure != null ? answers.failure
+                : new SocketTimeoutException("no answer of " + answers.waiting + " in time");
+    }
+
+    private void succeeded(long wanted, List<CopyAgent> now, Answers answers) {
+        acked = wanted;
+        Integer changes = sizes.remove(wanted);
+        if (changes != null && now.size() < copies.count()) {
+            underCopied.add(changes);
+        }
+        for (CopyAgent each : answers.waiting) {
+            if (each.unanswered() >= UNANSWERED_MAX) {
+                each.breaker.failed();
+                answers.fail(each, new IOException(UNANSWERED_MAX + " appends without an answer"));
+            }
+        }
+        if (answers.failure != null) {
+            worn = true;
+            logger.warning("imap-wal: an agent is left out for a while: "
+                    + Outcomes.reason(answers.failure));
+        }
+    }
+
+    /** Whether there are enough agents without so many members. */
+    private boolean canReplace(int lost) {
+        long spare = all.stream()
+                .filter(each -> !members.contains(each) && each.breaker.allows()).count();
+        return members.size() - lost + spare >= copies.acks();
+    }
+
+    @Override
+    public void sayGoodbye() {
+        members.forEach(each -> each.connection.sayGoodbye());
+    }
+
+    @Override
+    public void disconnect() {
+        written = written();
+        sizes.clear();
+        List<CopyAgent> former = members;
+        members = List.of();
+        session = null;
+        former.forEach(each -> each.disconnect(acked, underCopied::add));
+    }
+}

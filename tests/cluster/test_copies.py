@@ -1,0 +1,172 @@
+"""Each change in the logs of two nodes: agents die, freeze and return, a node is gone for good."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hazelcast.proxy.map import BlockingMap
+
+from imap_wal.entry import KEY, ORDER, is_shared
+from imap_wal.read.cluster import ClusterLog
+from storage_backends import open_store
+from tests.cluster.harness import Cluster, logged_map, until
+
+NAME = "orders"
+GAP_S = 20.0
+"""No write may take longer, on a machine with much other work. The tests print the longest."""
+
+
+def with_copies(folder: Path, classpath: str, **properties: Any) -> Cluster:
+    agents = ",".join(f"ipc://{folder}/node-{number}.sock" for number in (1, 2, 3))
+    some = {"copies": "2", "copy-agents": agents, **properties}
+    return Cluster(folder, classpath, lambda own: {"default": logged_map(own, some)})
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, classpath: str) -> Iterator[Cluster]:
+    with with_copies(tmp_path, classpath) as made:
+        made.start(3)
+        yield made
+
+
+class Writer:
+    """Puts keys in a thread of its own, one after the other, and expects each put to succeed."""
+
+    def __init__(self, orders: BlockingMap[Any, Any], prefix: str) -> None:
+        self._orders, self._prefix = orders, prefix
+        self.put: dict[str, int] = {}
+        self.longest_s = 0.0
+        self._error: BaseException | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            number = 0
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                self._orders.set(f"{self._prefix}{number % 300}", number)
+                self.put[f"{self._prefix}{number % 300}"] = number
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                number += 1
+        except BaseException as error:
+            self._error = error
+
+    def wait(self, more: int) -> None:
+        """Until so many more puts were acknowledged."""
+        before = self.longest_s, sum(1 for _ in self.put), max(self.put.values(), default=-1)
+
+        def done() -> bool:
+            if self._error is not None:
+                raise AssertionError("a put failed") from self._error
+            return max(list(self.put.values()), default=-1) >= before[2] + more
+
+        until(f"{more} puts", done)
+
+    def stop(self) -> dict[str, int]:
+        self._stopping.set()
+        self._thread.join(60)
+        if self._error is not None:
+            raise AssertionError("a put failed") from self._error
+        print(f"longest wait of a put, {self._prefix!r}: {self.longest_s:.3f} s")
+        assert self.longest_s < GAP_S
+        return self.put
+
+
+def logs_of(cluster: Cluster) -> dict[tuple[int, ...], set[str]]:
+    """Order of a change → the nodes whose log has it, for the newest change of each key."""
+    log = ClusterLog(open_store(cluster.url), "default", "dev")
+    newest: dict[bytes, tuple[int, ...]] = {}
+    found: dict[tuple[int, ...], set[str]] = {}
+    for changes in log.changes():
+        for row in changes.rows:
+            if row[0] == NAME:
+                newest[row[KEY]] = max(newest.get(row[KEY], ()), row[ORDER])
+                found.setdefault(row[ORDER], set()).add(changes.node)
+    return {order: found[order] for order in newest.values()}
+
+
+def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
+    """The agent of a node is killed under load, and its log deleted. Then everything is killed and
+    started without it."""
+    orders = cluster.client().get_map(NAME).blocking()
+    writers = [Writer(orders, prefix) for prefix in "abc"]
+    for writer in writers:
+        writer.wait(300)
+    copied = logs_of(cluster)
+    assert all(is_shared(order) for order in copied)  # type: ignore[arg-type]
+    assert sum(len(nodes) > 1 for nodes in copied.values()) > 850
+    gone = cluster.agents[2]
+    gone.kill()
+    for writer in writers:
+        writer.wait(300)
+    expected = {key: value for writer in writers for key, value in writer.stop().items()}
+    assert len(expected) == 900
+    assert dict(orders.entry_set()) == expected
+    cluster.kill_everything()
+
+    root = Path(cluster.url.removeprefix("file://"))
+    shutil.rmtree(root / "default" / "dev" / "nodes" / gone.node)
+    command = ["forget-node", cluster.url, "--node", gone.node, "--lose", "--yes"]
+    told = subprocess.run(
+        [sys.executable, "-m", "rewrite_cli.cli", *command], capture_output=True, text=True
+    )
+    assert told.returncode == 0, told.stderr
+    cluster.agents.remove(gone)
+    cluster.start(2)
+    found = cluster.client().get_map(NAME).blocking()
+    restored = dict(until("the map is there", lambda: found.entry_set()))
+    lost = {key for key, value in expected.items() if restored.get(key) != value}
+    print(f"{len(lost)} of {len(expected)} lost")
+    assert not lost and restored == expected
+    found.set("after", 1)
+
+
+def test_every_key_stays_writable_while_one_agent_is_away(cluster: Cluster) -> None:
+    """One agent after the other is killed, or frozen, and returns."""
+    writer = Writer(cluster.client().get_map(NAME).blocking(), "k")
+    writer.wait(300)
+    for agent in cluster.agents:
+        agent.kill()
+        writer.wait(600)
+        agent.start()
+        appends = agent.stat(5000)["appends"]  # type: ignore[index]
+        until("it is used again", lambda: (agent.stat(5000) or {})["appends"] > appends)
+    frozen = cluster.agents[1]
+    frozen.send(signal.SIGSTOP)
+    writer.wait(600)
+    frozen.send(signal.SIGCONT)
+    writer.wait(300)
+    expected = writer.stop()
+    assert dict(cluster.client().get_map(NAME).blocking().entry_set()) == expected
+    copied = logs_of(cluster)
+    assert all(len(nodes) > 1 for nodes in copied.values())
+    cluster.kill_everything()
+    cluster.start(3)
+    found = cluster.client().get_map(NAME).blocking()
+    assert dict(until("the map is there", lambda: found.entry_set())) == expected
+
+
+def test_one_log_is_enough_if_acks_say_so(tmp_path: Path, classpath: str) -> None:
+    with with_copies(tmp_path, classpath, acks="1") as cluster:
+        cluster.start(3)
+        writer = Writer(cluster.client().get_map(NAME).blocking(), "k")
+        writer.wait(300)
+        for agent in cluster.agents[1:]:
+            agent.kill()
+        writer.wait(600)
+        expected = writer.stop()
+        cluster.kill_everything()
+        cluster.start(3)
+        found = cluster.client().get_map(NAME).blocking()
+        assert dict(until("the map is there", lambda: found.entry_set())) == expected

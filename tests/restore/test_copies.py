@@ -1,0 +1,209 @@
+"""Changes that are in the logs of one, two or three nodes, with one order: every reader counts each
+of them once, also where a log lacks some of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from imap_wal.clock import SystemClock
+from imap_wal.entry import SHARED_SESSIONS, Row, clear_of, is_shared, shared_session
+from imap_wal.inspect.finding import Deadline, Finding
+from imap_wal.inspect.inventory import take_inventory
+from imap_wal.inspect.verify import check, plan
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.rewrite import conflicts
+from imap_wal.rewrite.columns import merge
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.plan import TombstonePolicy
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from imap_wal.settings import Settings
+from storage_backends.memory import MemoryStore, forget
+from tests.histories import put
+from tests.kit.logs import append, cluster, node, values, view
+from tests.kit.rewrites import archive, members, run
+
+NODES = ("n1", "n2", "n3")
+KEYS = tuple("abcdefgh")
+SESSION = shared_session("a plug-in", 1)
+SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
+names = itertools.count(1)
+
+
+@dataclass
+class Writer:
+    """A plug-in that appends each change to some of three logs, and the dict that it should make.
+    A log that lacks a change never gets it later."""
+
+    chance: random.Random
+    store: MemoryStore
+    request: int = 0
+    expected: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.logs = {name: node(self.store, name) for name in NODES}
+        members(self.store)
+
+    def write(self) -> None:
+        self.request += 1
+        order = (1, self.chance.choice((1, 1, 2)) if self.request < 3 else 2, SESSION, self.request)
+        kind, key = self.chance.random(), self.chance.choice(KEYS)
+        if kind < 0.03:
+            row = clear_of("orders", 0, 1, 1000, order)
+            self.expected.clear()
+        elif kind < 0.3:
+            row = put(key, None, order)
+            self.expected.pop(key, None)
+        else:
+            row = put(key, self.request, order)
+            self.expected[key] = str(self.request)
+        for name in self.chance.sample(NODES, self.chance.randint(1, 3)):
+            _append(self.logs[name], row)
+
+    def maintain(self) -> None:
+        kind = self.chance.random()
+        if kind < 0.3:
+            archive(self.store, self.logs[self.chance.choice(NODES)])
+        elif kind < 0.6:
+            run(self.store)
+        elif kind < 0.8:
+            prune(cluster(self.store))
+
+    def check(self) -> None:
+        for limits in ({}, {"restore_memory_bytes": 1}):
+            with closing(view(self.store, **limits)) as made:
+                assert values(made) == self.expected
+                assert made.statistics.conflicts == 0
+        assert list(conflicts.find(cluster(self.store))) == []
+
+    def close(self) -> None:
+        for log in self.logs.values():
+            log.close()
+
+
+def _append(log: Any, row: Row) -> None:
+    from imap_wal import format
+    from imap_wal.entry import is_clear, pack
+
+    log.write(format.CLEARS if is_clear(row) else format.ENTRIES, 1, [pack(row)])
+    log.sync()
+
+
+def _verified(store: MemoryStore) -> list[Finding]:
+    """Findings of files with entries. (The manifest of claims is an agent's.)"""
+    (view,) = take_inventory(store)
+    _, units = plan(store, view, lambda _: True)
+    return check(units, lambda _: None, Deadline(SystemClock(), None))[0]
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("seed", range(25))
+def test_readers_equal_a_dict_wherever_the_copies_are(
+    seed: int, columns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`seed` replays a history. With `columns`, files of any size are rewritten by columns."""
+    if columns:
+        monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
+    name = f"copies-{next(names)}"
+    writer = Writer(random.Random(seed), MemoryStore(name))
+    try:
+        for _ in range(40):
+            writer.write()
+            if writer.chance.random() < 0.2:
+                writer.maintain()
+        writer.check()
+        for log in writer.logs.values():
+            archive(writer.store, log)
+        writer.check()
+        for options in (Settings(preallocate=False), SPILLED):
+            report = rewrite(cluster(writer.store), LocalEngine(options))
+            assert all(each.undecided == 0 for each in report.maps)
+            writer.check()
+        prune(cluster(writer.store))
+        writer.check()
+        writer.close()
+        found = _verified(writer.store)
+        assert not [each for each in found if each.status != "clean"]
+    finally:
+        forget(name)
+
+
+@pytest.mark.parametrize("memory_bytes", [1 << 30, 1])
+def test_copies_that_differ_are_a_conflict(memory_bytes: int, memory: MemoryStore) -> None:
+    order = (1, 1, SESSION, 5)
+    logs = {name: node(memory, name) for name in NODES}
+    for name, value in (("n1", "one"), ("n2", "another"), ("n3", "one")):
+        append(logs[name], put("a", value, order))
+    (found,) = conflicts.find(cluster(memory), settings=Settings(restore_memory_bytes=memory_bytes))
+    assert {node for _, node in found.claims} == {"n1", "n2"}, "n3 has a copy of what n1 has"
+    with closing(view(memory, restore_memory_bytes=memory_bytes)) as made:
+        assert values(made) == {"a": "one"}
+    append(logs["n3"], put("a", "later", (1, 1, SESSION, 6)))
+    assert list(conflicts.find(cluster(memory))) == [], "a later change of the session is newer"
+
+
+def test_the_order_of_reading_copies_does_not_matter() -> None:
+    rows = [
+        (name, put("a", request, (1, 1, SESSION, request)))
+        for name, request in (("n1", 1), ("n2", 1), ("n2", 2), ("n3", 2), ("n1", 3), ("n3", 3))
+    ]
+    for order in itertools.permutations(rows):
+        index = NewestIndex(1 << 30)
+        for name, row in order:
+            index.add(name, [row])
+        ((found, owners),) = index.batches_with_nodes("orders")
+        assert [row[3] for row in found] == [b"3"] and owners == ["n1"]
+        assert not list(index.conflicts())
+
+
+def test_sessions_of_two_plugins_are_not_copies(memory: MemoryStore) -> None:
+    """As before: neither is newer."""
+    append(node(memory, "n1"), put("a", "1", (1, 1, SESSION, 1)))
+    append(node(memory, "n2"), put("a", "2", (1, 1, shared_session("another", 1), 9)))
+    assert [each.key for each in conflicts.find(cluster(memory))] == [b"a"]
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_a_copy_that_comes_late_does_not_undo_a_deletion(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, columns: bool
+) -> None:
+    """n2's agent was stopped with a change of the key in its socket; n1 and n3 have the deletion; a
+    rewrite covers all logs; only then n2 appends the change, with the same partition version."""
+    if columns:
+        monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
+    logs = {name: node(memory, name) for name in NODES}
+    members(memory)
+    append(logs["n1"], put("a", "old", (1, 1, SESSION, 1)))
+    for name in ("n1", "n3"):
+        append(logs[name], put("a", None, (1, 1, SESSION, 2)), put("b", "1", (1, 1, SESSION, 3)))
+        archive(memory, logs[name])
+    run(memory)
+    prune(cluster(memory))
+    append(logs["n2"], put("a", "old", (1, 1, SESSION, 1)))
+    assert values(view(memory)) == {"b": "1"}
+    run(memory)
+    assert values(view(memory)) == {"b": "1"}
+    members(memory, 2)  # from now on, what belongs to incarnation 1 is void
+    run(memory)
+    prune(cluster(memory))
+    append(logs["n2"], put("a", "old", (1, 1, SESSION, 1)))
+    assert values(view(memory)) == {"b": "1"}
+    assert cluster(memory).manifest().snapshots["orders"].tombstones == 0, "it was dropped"
+
+
+def test_numbers_of_shared_sessions() -> None:
+    one = shared_session("a", 7)
+    assert one == shared_session("a", 7) and one != shared_session("b", 7)
+    assert SHARED_SESSIONS <= one < shared_session("a", 8) < 2**63
+    assert is_shared((1, 1, one, 1)) and not is_shared((1, 1, 2**61, 1))
+    with pytest.raises(ValueError, match="too high"):
+        shared_session("a", 2**30)
+    late = put("a", None, (3, 1, one, 1))
+    assert TombstonePolicy(0, True, current=3).decide(late, "n1", False) == "kept"
+    assert TombstonePolicy(0, True, current=4).decide(late, "n1", False) == "gone"
