@@ -1,7 +1,7 @@
 """python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [compaction]
 [metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]
-[sizing]: prints a table, or JSON with -o json. With --save FOLDER, also writes result.json and a
-chart of each part there."""
+[sizing] [copies]: prints a table, or JSON with -o json. With --save FOLDER, also writes result.json
+and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from benchmarks import (
     compaction,
+    copies,
     embedded,
     encryption,
     endpoints,
@@ -54,6 +55,7 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
         "member": lambda: member.sets(1 if quick else 3, 5 if quick else 10),
         "endpoints": lambda: endpoints.run(1 if quick else 3, 3 if quick else 10),
         "sizing": lambda: sizing.run(1 if quick else 3, 3 if quick else 10),
+        "copies": lambda: copies.run(1 if quick else 3, 3 if quick else 10),
     }
 
 

@@ -23,15 +23,20 @@ TIMEOUT_S = 300
 
 @contextmanager
 def agent(
-    folder: Path, durability: str = "always", *, endpoint: str = "", **settings: str
+    folder: Path,
+    durability: str = "always",
+    *,
+    endpoint: str = "",
+    node: str = "n1",
+    **settings: str,
 ) -> Iterator[str]:
     """An agent in its own process; yields its endpoint: a Unix socket in `folder`, unless one is
     given."""
     endpoint = endpoint or f"ipc://{folder}/agent.sock"
     more = "".join(f'{name} = "{value}"\n' for name, value in settings.items())
-    config = folder / "agent.toml"
+    config = folder / f"{node}.toml"
     config.write_text(
-        f'url = "{(folder / "log").as_uri()}"\nnode = "n1"\nendpoint = '
+        f'url = "{(folder / "log").as_uri()}"\nnode = "{node}"\nendpoint = '
         f'"{endpoint}"\n{more}[log]\ndurability = "{durability}"\n'
     )
     command = [sys.executable, "-m", "rewrite_cli.cli", "agent", "--config", str(config)]

@@ -22,8 +22,9 @@ TURNS: Final = 2**32
 """In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
 (docs/protocol.md)."""
 SHARED_SESSIONS: Final = 2**62
-"""The first number of a shared session: one that a plug-in has in the logs of several nodes, because
-it appends each change to several agents (`shared_session`). Lower numbers are of one node."""
+"""The first number of a shared session: one that a plug-in has in the logs of several nodes,
+because it appends each change to several agents (`shared_session`). Lower numbers are of one
+node."""
 _PLUGIN_BITS = 32
 
 MAP: Final = 0

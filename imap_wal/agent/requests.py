@@ -42,8 +42,9 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 class About(Struct, frozen=True):
     """The member that says hello. `view`: the incarnation of its cluster, as far as it knows; 0:
-    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given. `shared`:
-    it appends each change to several agents, so its session has one number on all of them."""
+    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given.
+    `shared`: it appends each change to several agents, so its session has one number on all of
+    them."""
 
     cluster_id: Id
     plugin_uuid: Id

@@ -74,8 +74,8 @@ Subject: TypeAlias = tuple[str, bytes | tuple[int, int]]
 class TombstonePolicy:
     """Which newest rows a snapshot keeps. `now_ms`: Unix time for expiry. `complete`: all logs were
     read. `open_nodes`: nodes of embedded stores that may append more; empty in a cluster of
-    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds. `current`: changes
-    with shared sessions of this incarnation, and of later ones, may still be appended."""
+    members. `skew_ms_max`: the allowed difference between clocks, in milliseconds. `current`:
+    changes with shared sessions of this incarnation, and of later ones, may still be appended."""
 
     now_ms: int
     complete: bool

@@ -18,7 +18,7 @@ from hazelcast.proxy.map import BlockingMap
 from imap_wal.entry import KEY, ORDER, is_shared
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
-from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.harness import Agent, Cluster, logged_map, until
 
 NAME = "orders"
 GAP_S = 20.0
@@ -96,6 +96,12 @@ def logs_of(cluster: Cluster) -> dict[tuple[int, ...], set[str]]:
     return {order: found[order] for order in newest.values()}
 
 
+def appends(agent: Agent) -> int:
+    stat = agent.stat(5000)
+    assert stat is not None
+    return int(stat["appends"])
+
+
 def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     """The agent of a node is killed under load, and its log deleted. Then everything is killed and
     started without it."""
@@ -140,8 +146,8 @@ def test_every_key_stays_writable_while_one_agent_is_away(cluster: Cluster) -> N
         agent.kill()
         writer.wait(600)
         agent.start()
-        appends = agent.stat(5000)["appends"]  # type: ignore[index]
-        until("it is used again", lambda: (agent.stat(5000) or {})["appends"] > appends)
+        before = appends(agent)
+        until("it is used again", lambda agent=agent, before=before: appends(agent) > before)
     frozen = cluster.agents[1]
     frozen.send(signal.SIGSTOP)
     writer.wait(600)

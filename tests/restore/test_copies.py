@@ -76,8 +76,8 @@ class Writer:
             prune(cluster(self.store))
 
     def check(self) -> None:
-        for limits in ({}, {"restore_memory_bytes": 1}):
-            with closing(view(self.store, **limits)) as made:
+        for memory_bytes in (1 << 30, 1):
+            with closing(view(self.store, restore_memory_bytes=memory_bytes)) as made:
                 assert values(made) == self.expected
                 assert made.statistics.conflicts == 0
         assert list(conflicts.find(cluster(self.store))) == []

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from imap_wal.errors import CorruptLog
 from imap_wal.entry import SHARED_SESSIONS
+from imap_wal.errors import CorruptLog
 from imap_wal.read.newest.rivals import About, joined
 from imap_wal.rewrite import local_engine, part_writer
 from imap_wal.rewrite.columns import merge, newest_keys, sources

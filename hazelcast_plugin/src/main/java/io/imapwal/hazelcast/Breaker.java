@@ -9,7 +9,7 @@ import java.util.function.LongSupplier;
  */
 final class Breaker {
     static final long PAUSE_MIN_MS = 100;
-    static final long PAUSE_MAX_MS = 30_000;
+    static final long PAUSE_MAX_MS = 5_000;
     /** An agent that was used for so long counts as well. */
     static final long WELL_MS = 10_000;
 

@@ -74,6 +74,11 @@ final class CopyAgent {
         unanswered.add(new Sent(ticket, number, changes));
     }
 
+    /** No byte of the last append was sent. */
+    synchronized void notSent() {
+        unanswered.removeLast();
+    }
+
     synchronized int unanswered() {
         return unanswered.size();
     }

@@ -6,10 +6,8 @@ import java.io.IOException;
 import java.net.SocketTimeoutException;
 import java.util.ArrayList;
 import java.util.HashMap;
-import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
-import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.LongAdder;
@@ -178,25 +176,25 @@ final class Ensemble implements AgentLink.Connection {
                 + " the newest one yet");
     }
 
-    /** Greets as many agents as there should be copies. */
+    /**
+     * Greets as many agents as there should be copies; if too few of those that the breakers allow
+     * answer, also the others.
+     */
     private List<CopyAgent> choose() throws IOException {
+        List<CopyAgent> order = new ArrayList<>(all.stream().filter(each -> each.breaker.allows())
+                .toList());
+        int allowed = order.size();
+        all.stream().filter(each -> !order.contains(each)).forEach(order::add);
         List<CopyAgent> chosen = new ArrayList<>();
-        Set<String> nodes = new HashSet<>();
         IOException why = null;
-        for (CopyAgent each : all) {
-            if (chosen.size() == copies.count() || !each.breaker.allows()) {
+        for (int i = 0; i < order.size(); i++) {
+            int enough = i < allowed ? copies.count() : copies.acks();
+            CopyAgent each = order.get(i);
+            if (chosen.size() >= enough) {
                 continue;
             }
             try {
-                String node = each.greet().node();
-                if (nodes.add(node)) {
-                    each.breaker.used();
-                    chosen.add(each);
-                    continue;
-                }
-                each.connection.disconnect();
-                throw new IOException(each + " is of node " + node
-                        + ", as another one of the agents: two copies would be in one log");
+                greet(each, chosen);
             } catch (IOException e) {
                 boolean waits = e instanceof AgentError && !agents.isGreeted();
                 if (Outcomes.isVoid(e) || waits) {
@@ -209,12 +207,24 @@ final class Ensemble implements AgentLink.Connection {
         }
         if (chosen.size() < copies.acks()) {
             chosen.forEach(each -> each.connection.disconnect());
-            String found = chosen.size() + " of " + all.size() + " agents can be used, and a change"
-                    + " needs " + copies.acks() + " (acks)";
-            throw lastFailure = new IOException(why == null ? found
-                    : found + ": " + Outcomes.reason(why), why);
+            throw lastFailure = new IOException(chosen.size() + " of " + all.size()
+                    + " agents can be used, and a change needs " + copies.acks() + " (acks): "
+                    + Outcomes.reason(why), why);
         }
         return chosen;
+    }
+
+    private static void greet(CopyAgent agent, List<CopyAgent> chosen) throws IOException {
+        String node = agent.greet().node();
+        for (CopyAgent each : chosen) {
+            if (each.connection.session().node().equals(node)) {
+                agent.connection.disconnect();
+                throw new IOException(agent + " and " + each + " are of one node, " + node
+                        + ": two copies would be in one log");
+            }
+        }
+        agent.breaker.used();
+        chosen.add(agent);
     }
 
     /** What the members said, as one answer: what as many of them have as `acks` says. */
@@ -286,14 +296,19 @@ final class Ensemble implements AgentLink.Connection {
     public long send(SessionInfo in, List<Change> changes, long deadlineNanos) throws IOException {
         payload = WriteConnection.emptied(payload);
         WriteConnection.write(payload, in, changes);
+        long until = canReplace(1) ? soon(deadlineNanos) : deadlineNanos;
         ticket++;
         sizes.put(ticket, changes.size());
         for (CopyAgent each : members) {
+            long before = each.connection.written();
             try {
                 each.sent(ticket, each.connection.nextNumber(), changes.size());
-                each.connection.send(in, changes, payload, deadlineNanos);
+                each.connection.send(in, changes, payload, until);
             } catch (IOException e) {
                 each.breaker.failed();
+                if (each.connection.written() == before) {
+                    each.notSent();
+                }
                 throw new IOException(each + ": " + Outcomes.reason(e), e);
             }
         }
@@ -348,9 +363,7 @@ final class Ensemble implements AgentLink.Connection {
     public void awaitAck(long wanted, long deadlineNanos) throws IOException {
         List<CopyAgent> now = members;
         Answers answers = new Answers(now);
-        long soon = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(copies.slowMs());
-        long patient = soon - deadlineNanos > 0 ? deadlineNanos : soon;
-        answers.collect(wanted, copies.acks(), patient);
+        answers.collect(wanted, copies.acks(), soon(deadlineNanos));
         boolean slow = answers.acks < copies.acks() && !answers.waiting.isEmpty();
         if (slow && !canReplace(now.size() - answers.acks)) {
             answers.collect(wanted, copies.acks(), deadlineNanos);
@@ -371,6 +384,12 @@ final class Ensemble implements AgentLink.Connection {
         }
         throw answers.failure != null ? answers.failure
                 : new SocketTimeoutException("no answer of " + answers.waiting + " in time");
+    }
+
+    /** When an agent that can be replaced counts as slow. */
+    private long soon(long deadlineNanos) {
+        long soon = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(copies.slowMs());
+        return soon - deadlineNanos > 0 ? deadlineNanos : soon;
     }
 
     private void succeeded(long wanted, List<CopyAgent> now, Answers answers) {

@@ -82,4 +82,41 @@ class AgentSettingsTest {
                 AgentSettings.of("orders", properties())).getMessage();
         assertTrue(message.contains("\"agent\"") && message.contains("\"orders\""), message);
     }
+
+    private static AgentSettings copies(String own, String others, String... more) {
+        Properties properties = properties(more);
+        properties.setProperty("agent", own);
+        properties.setProperty("copies", "2");
+        properties.setProperty("copy-agents", others);
+        return AgentSettings.of("orders", properties);
+    }
+
+    private static java.util.List<String> others(AgentSettings settings) {
+        return settings.copies().others().stream().map(each -> each.endpoint().text()).toList();
+    }
+
+    @Test
+    void listOfAgentsBeginsAfterTheOwnOne() {
+        String all = "ipc:///a, ipc:///b ,ipc:///c";
+        assertEquals(java.util.List.of("ipc:///b", "ipc:///c"), others(copies("ipc:///a", all)));
+        assertEquals(java.util.List.of("ipc:///c", "ipc:///a"), others(copies("ipc:///b", all)));
+        assertEquals(java.util.List.of("ipc:///a", "ipc:///b"), others(copies("ipc:///c", all)));
+        assertEquals(2, copies("ipc:///a", all).copies().acks());
+        assertEquals(1, copies("ipc:///a", all, "acks", "1").copies().acks());
+        assertFalse(AgentSettings.of("m", properties("agent", "ipc:///a")).copies().shared());
+    }
+
+    @ParameterizedTest
+    @CsvSource(delimiter = ';', value = {
+        "copy-agents; ''", "copy-agents; ipc:///a", "copy-agents; http://x", "copies; 4",
+        "copies; 0", "acks; 3", "acks; 0", "copy-agents; tcp://10.0.0.1:7", "copy-timeout-ms; 0",
+        "copy-agents; ipc:///b 00", "copy-agents; tcp://localhost:7 xyz"})
+    void wrongCopiesAreNamed(String name, String value) {
+        Properties properties = properties("agent", "ipc:///a", "copies", "2", "copy-agents",
+                "ipc:///b");
+        properties.setProperty(name, value);
+        String message = assertThrows(IllegalArgumentException.class, () ->
+                AgentSettings.of("orders", properties)).getMessage();
+        assertTrue(message.contains("\"" + name + "\"") && message.contains("\"orders\""), message);
+    }
 }

@@ -49,8 +49,24 @@ final class FakeAgent implements Closeable {
     private ServerSocketChannel server;
     private final Set<SocketChannel> open = ConcurrentHashMap.newKeySet();
 
+    /** The name of its node. */
+    final String node;
+    /** Of each session, the number of its last request in this node's log. */
+    final Map<Long, Long> lastRequests;
+
     FakeAgent(FakeLog log) throws IOException {
+        this(log, "n1", log.lastRequests);
+    }
+
+    /** One of several agents over the logs of one cluster, each with a node of its own. */
+    FakeAgent(FakeLog log, String node) throws IOException {
+        this(log, node, new ConcurrentHashMap<>());
+    }
+
+    private FakeAgent(FakeLog log, String node, Map<Long, Long> lastRequests) throws IOException {
         this.log = log;
+        this.node = node;
+        this.lastRequests = lastRequests;
         this.socket = Files.createTempDirectory("fake-agent").resolve("agent.sock");
     }
 

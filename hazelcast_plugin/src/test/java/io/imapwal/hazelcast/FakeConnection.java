@@ -117,18 +117,18 @@ final class FakeConnection {
                 writer = agent.writers.merge(plugin, 1, Integer::sum);
             }
             view = log.newestView;
-            return welcome(number, log.session(plugin));
+            return welcome(number, log.session(plugin, fields.get("shared") != null));
         }
     }
 
     private List<byte[]> welcome(long number, long session) {
         MsgpackWriter answer = header("welcome", number, 1).map(8);
         answer.string("protocol").integer(1);
-        answer.string("node").string("n1");
+        answer.string("node").string(agent.node);
         answer.string("session").integer(session);
         answer.string("incarnation").integer(log.newestView);
-        answer.string("last_request").integer(log.lastRequests.getOrDefault(session, 0L));
-        Map<Long, Long> former = log.former(plugin);
+        answer.string("last_request").integer(agent.lastRequests.getOrDefault(session, 0L));
+        Map<Long, Long> former = log.former(plugin, agent.lastRequests);
         answer.string("former").array(former.size());
         former.forEach((earlier, last) -> answer.array(2).integer(earlier).integer(last));
         answer.string("max_value_bytes").integer(1 << 20);
@@ -264,14 +264,14 @@ final class FakeConnection {
     private void appendEntries(long session, long first, long count, MsgpackReader stream)
             throws IOException {
         synchronized (log) {
-            long last = log.lastRequests.getOrDefault(session, 0L);
+            long last = agent.lastRequests.getOrDefault(session, 0L);
             for (long i = 0; i < count; i++) {
                 appendEntry(session, first + i, last, stream);
             }
             if (stream.hasMore()) {
                 agent.violations.add("bytes after the last entry");
             }
-            log.lastRequests.put(session, Math.max(last, first + count - 1));
+            agent.lastRequests.put(session, Math.max(last, first + count - 1));
         }
     }
 
@@ -301,6 +301,7 @@ final class FakeConnection {
         if (order.get(3) <= last) {
             return;
         }
+        log.noteCopy(agent.node, order);
         FakeLog.Record record = new FakeLog.Record(key, keyClass, value, valueClass, deleted,
                 expires, partition, order);
         if (key == null) {

@@ -2,11 +2,13 @@ package io.imapwal.hazelcast;
 
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 
 /** The log of one or more {@link FakeAgent}s: tables in memory. */
 final class FakeLog {
@@ -27,6 +29,7 @@ final class FakeLog {
     /** Of each session, the number of its last request in the log. */
     final Map<Long, Long> lastRequests = new TreeMap<>();
     private final List<Record> appended = new ArrayList<>();
+    private final Map<List<Long>, Set<String>> copies = new HashMap<>();
     private final Map<String, Long> sessions = new TreeMap<>();
     /** Of each session, its plug-in and its view. */
     private final Map<Long, String> plugins = new TreeMap<>();
@@ -62,9 +65,10 @@ final class FakeLog {
                 && (viewMembers == null || viewMembers.contains(member) || view == newestView);
     }
 
-    synchronized long session(String plugin) {
+    /** @param shared the plug-in has the same session in several logs */
+    synchronized long session(String plugin, boolean shared) {
         long session = sessions.computeIfAbsent(plugin + "/" + newestView, name ->
-                sessions.size() + 1L);
+                sessions.size() + 1L) + (shared ? SessionInfo.SHARED : 0);
         plugins.put(session, plugin);
         views.put(session, newestView);
         return session;
@@ -75,7 +79,7 @@ final class FakeLog {
     }
 
     /** Sessions of the plug-in in earlier views, with the last request of each in the log. */
-    synchronized Map<Long, Long> former(String plugin) {
+    synchronized Map<Long, Long> former(String plugin, Map<Long, Long> lastRequests) {
         Map<Long, Long> former = new TreeMap<>();
         plugins.forEach((session, name) -> {
             if (name.equals(plugin) && isVoid(session)) {
@@ -117,6 +121,17 @@ final class FakeLog {
                 known.partition == clear.partition && known.isOlderThan(clear)
                         ? new Record(key, "", null, "", true, 0, clear.partition, clear.order)
                         : known);
+    }
+
+    /** A node has a change of that order. */
+    synchronized void noteCopy(String node, List<Long> order) {
+        copies.computeIfAbsent(order, each -> new TreeSet<>()).add(node);
+    }
+
+    /** The nodes whose logs have the newest change of a key. */
+    synchronized Set<String> copiesOf(String map, byte[] key) {
+        Record found = entries(map).get(key);
+        return found == null ? Set.of() : Set.copyOf(copies.get(found.order));
     }
 
     /** Everything that was appended, in log order. */

@@ -1,0 +1,230 @@
+package io.imapwal.hazelcast;
+
+import com.hazelcast.config.Config;
+import com.hazelcast.config.MapConfig;
+import com.hazelcast.core.HazelcastInstance;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.serialization.impl.HeapData;
+import com.hazelcast.map.IMap;
+import com.hazelcast.transaction.TransactionContext;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInfo;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.CsvSource;
+import org.junit.jupiter.params.provider.ValueSource;
+
+import java.util.ArrayList;
+import java.util.List;
+
+import static io.imapwal.hazelcast.Members.eventually;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+/** A member whose changes go to two of three agents, of which some fail. */
+class CopiesTest {
+    private static final List<FakeAgent> AGENTS = new ArrayList<>();
+    private static FakeLog log;
+    private static HazelcastInstance member;
+    private String name;
+    private IMap<String, String> map;
+
+    @BeforeAll
+    static void start() throws Exception {
+        log = new FakeLog();
+        for (String node : List.of("n1", "n2", "n3")) {
+            AGENTS.add(new FakeAgent(log, node).start());
+        }
+        Config config = Members.config("copies", Members.port(), AGENTS.get(0).endpoint());
+        config.getMapConfigs().clear();
+        config.addMapConfig(map("*", AGENTS.get(0), "2"));
+        // The same agents; the list begins after the own one.
+        config.addMapConfig(map("quick-*", AGENTS.get(1), "1"));
+        member = Members.start(config);
+    }
+
+    private static MapConfig map(String pattern, FakeAgent own, String acks) {
+        MapConfig map = Members.map(pattern, own.endpoint());
+        map.getMapStoreConfig().setProperty("copies", "2").setProperty("acks", acks)
+                .setProperty("copy-agents", String.join(", ",
+                    AGENTS.stream().map(FakeAgent::endpoint).toList()))
+                .setProperty("copy-timeout-ms", "300").setProperty("timeout-ms", "3000");
+        return map;
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        member.shutdown();
+        for (FakeAgent agent : AGENTS) {
+            agent.close();
+        }
+    }
+
+    @BeforeEach
+    void open(TestInfo info) throws Exception {
+        name = info.getTestMethod().orElseThrow().getName() + info.getDisplayName().hashCode();
+        map = member.getMap(name);
+        settled();
+    }
+
+    @AfterEach
+    void endFaults() throws Exception {
+        for (FakeAgent agent : AGENTS) {
+            agent.start();
+            agent.faults.onAppend = OnAppend.ACK;
+            agent.faults.frozen = false;
+            assertEquals(List.of(), agent.violations);
+        }
+    }
+
+    /** Returns when the own agent and one other get the changes, and no key is in doubt. */
+    private void settled() throws Exception {
+        eventually(() -> {
+            map.set("probe", "v");
+            return copies("probe").contains("n1") && WalPlugin.of(member).reconciler().idle();
+        });
+    }
+
+    private static byte[] bytes(Object object) {
+        return WalPlugin.of(member).nodeEngine().toData(object).toByteArray();
+    }
+
+    private List<String> copies(String key) {
+        return log.copiesOf(map.getName(), bytes(key)).stream().sorted().toList();
+    }
+
+    private Object logged(String key) {
+        FakeLog.Record found = log.newest(map.getName(), bytes(key));
+        return found == null ? null : WalPlugin.of(member).nodeEngine()
+                .toObject((Data) new HeapData(found.value()));
+    }
+
+    @Test
+    void eachChangeIsInTwoLogsWithOneOrder() {
+        for (int i = 0; i < 50; i++) {
+            map.set("k" + i, "v" + i);
+        }
+        map.remove("k7");
+        for (int i = 0; i < 50; i++) {
+            assertEquals(List.of("n1", "n2"), copies("k" + i));
+            assertEquals(i == 7 ? null : "v" + i, logged("k" + i));
+        }
+    }
+
+    @ParameterizedTest
+    @CsvSource({
+        "0, BREAK_AFTER", "0, BREAK_BEFORE", "0, DIE_AFTER", "0, SILENT_AFTER", "0, SILENT_BEFORE",
+        "0, UNKNOWN_AFTER", "0, FULL", "1, BREAK_AFTER", "1, BREAK_BEFORE", "1, DIE_AFTER",
+        "1, SILENT_AFTER", "1, SILENT_BEFORE", "1, UNKNOWN_AFTER", "1, FULL", "1, VIEW_AFTER",
+        "0, VIEW_BEFORE"})
+    void changeSucceedsIfOneAgentFails(int agent, OnAppend fault) throws Exception {
+        AGENTS.get(agent).faults.onAppend = fault;
+        for (int i = 0; i < 20; i++) {
+            map.set("k" + i, "v" + i);
+        }
+        for (int i = 0; i < 20; i++) {
+            assertEquals("v" + i, logged("k" + i));
+            assertTrue(copies("k" + i).size() >= 2, "k" + i + ": " + copies("k" + i));
+        }
+    }
+
+    @Test
+    void frozenAgentIsReplacedAndUsedAgain() throws Exception {
+        AGENTS.get(0).faults.frozen = true;
+        for (int i = 0; i < 20; i++) {
+            map.set("k" + i, "v" + i);
+            assertTrue(copies("k" + i).containsAll(List.of("n2", "n3")));
+        }
+        AGENTS.get(0).faults.frozen = false;
+        settled();
+        assertEquals("v5", map.get("k5"));
+    }
+
+    @Test
+    void transactionIsInTwoLogs() throws Exception {
+        AGENTS.get(1).faults.onAppend = OnAppend.BREAK_BEFORE;
+        TransactionContext context = member.newTransactionContext();
+        context.beginTransaction();
+        context.getMap(name).set("a", "1");
+        context.getMap(name).set("b", "1");
+        context.commitTransaction();
+        assertEquals(copies("a"), copies("b"));
+        assertEquals(2, copies("a").size());
+    }
+
+    @Test
+    void clearIsInTwoLogs() throws Exception {
+        map.set("a", "1");
+        AGENTS.get(0).stop();
+        map.clear();
+        assertEquals(null, logged("a"));
+        assertEquals(List.of("n2", "n3"), copies("a"));
+    }
+
+    /** Nothing is acknowledged that fewer logs have; memory is equal to the log afterwards. */
+    @ParameterizedTest
+    @ValueSource(strings = {"BREAK_AFTER", "BREAK_BEFORE", "SILENT_AFTER", "UNKNOWN_AFTER", "ACK"})
+    void changeWithTooFewLogsFailsAndIsSettled(OnAppend fault) throws Exception {
+        map.set("k", "old");
+        AGENTS.get(1).stop();
+        AGENTS.get(2).stop();
+        AGENTS.get(0).faults.onAppend = fault;
+        assertThrows(RuntimeException.class, () -> map.set("k", "new"));
+        AGENTS.get(0).faults.onAppend = OnAppend.ACK;
+        AGENTS.get(1).start();
+        AGENTS.get(2).start();
+        settled();
+        assertEquals(logged("k"), map.get("k"));
+        map.set("k", "newer");
+        assertEquals("newer", logged("k"));
+        assertTrue(copies("k").size() >= 2);
+    }
+
+    /** n2 has the change in its socket and may still append it, so the key stays in doubt. */
+    @Test
+    void changeThatAnAgentMayStillAppendStaysInDoubt() throws Exception {
+        map.set("k", "old");
+        AGENTS.get(2).stop();
+        AGENTS.get(1).faults.frozen = true;
+        AGENTS.get(0).faults.onAppend = OnAppend.DIE_AFTER;
+        assertThrows(RuntimeException.class, () -> map.set("k", "new"));
+        AGENTS.get(0).start();
+        AGENTS.get(2).start();
+        eventually(() -> {
+            map.set("other", "v");
+            return copies("other").equals(List.of("n1", "n3"));
+        });
+        assertFalse(WalPlugin.of(member).reconciler().idle());
+        AGENTS.get(1).faults.frozen = false;
+        eventually(() -> WalPlugin.of(member).reconciler().idle());
+        assertEquals(logged("k"), map.get("k"));
+    }
+
+    @Test
+    void readsAreAnsweredByAnotherAgent() throws Exception {
+        map.set("k", "v");
+        map.evict("k");
+        AGENTS.get(0).stop();
+        assertEquals("v", map.get("k"));
+    }
+
+    @Test
+    void oneLogIsEnoughIfAcksSaySo() throws Exception {
+        map = member.getMap("quick-" + name);
+        map.set("a", "1");
+        AGENTS.get(1).stop();
+        AGENTS.get(2).stop();
+        for (int i = 0; i < 20; i++) {
+            map.set("k" + i, "v" + i);
+        }
+        assertEquals("v19", logged("k19"));
+        assertEquals(List.of("n1"), copies("k19"));
+        AgentLink link = WalPlugin.of(member).linkOf(map.getName());
+        assertTrue(link.bean().getUnderCopied() >= 20, "" + link.bean().getUnderCopied());
+    }
+}
