@@ -42,6 +42,7 @@ _ARROW = {
     "binary": pa.binary(),
     "boolean": pa.bool_(),
     "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 
 
@@ -69,7 +70,7 @@ class BucketPartition(InputPartition):
     place: str
 
 
-class _Pushes:
+class Pushes:
     """A reader's `pushFilters`. Spark refuses a reader that has its own while filters are not
     pushed down, which is its default (spark.sql.python.filterPushdown.enabled); it compares the
     function of the method. With this object a reader works with both settings."""
@@ -95,7 +96,7 @@ class ImapWalReader(DataSourceReader):
     @property
     def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
         """Called by Spark with the filters of a query."""
-        return _Pushes(self._filters)
+        return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
         """The tasks of a query."""
