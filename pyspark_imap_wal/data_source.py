@@ -16,9 +16,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
-from pyspark_imap_wal.batch import TASK_MEMORY_BYTES, ImapWalReader
+from pyspark_imap_wal.batch import ImapWalReader
 from pyspark_imap_wal.changes.batch import ImagesReader
 from pyspark_imap_wal.changes.history import HistoryReader
+from pyspark_imap_wal.latest import TASK_MEMORY_BYTES
 from pyspark_imap_wal.metadata_tables import MetadataReader
 from pyspark_imap_wal.options import IMAGES, LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
 from pyspark_imap_wal.tables import catalog

@@ -13,8 +13,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import datasource as spark_filters
 
-from imap_wal.entry import clear_of
+from imap_wal import format
+from imap_wal.entry import clear_of, pack
 from imap_wal.errors import InvalidSetting
+from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
@@ -24,7 +26,7 @@ from pyspark_imap_wal.changes.batch import ImagesReader
 from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
-from tests.histories import Cluster, put, steps
+from tests.histories import KEYS, Cluster, put, steps
 from tests.kit.logs import SMALL, append, cluster, node
 from tests.spark.test_stream import Engine, archive
 
@@ -214,7 +216,8 @@ def test_a_clear_deletes_every_key_that_there_was(store: SegmentStore) -> None:
     append(log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)), put("c", 1, (1, 1, 1, 9)))
     engine.images()
     clear = clear_of("orders", 0, 1, 1000, (1, 1, 1, 5))
-    append(log, clear, put("b", 2, (1, 1, 1, 6)))
+    log.write(format.CLEARS, 1, [pack(clear)])
+    append(log, put("b", 2, (1, 1, 1, 6)))
     assert told(engine.images()) == [
         ("delete", "a", "1", 1),
         ("delete", "b", "1", 2),
@@ -293,3 +296,29 @@ def test_wrong_options_of_images_are_named(options: dict[str, str], word: str) -
     with pytest.raises(InvalidSetting, match=word):
         chosen = Options.parse({"path": "memory://none", **options})
         ImagesReader(chosen, chosen.kinds())
+
+
+def test_an_entry_of_a_replaced_owner_without_a_repetition_has_no_images() -> None:
+    """No restore has it. A stream without images has it: it reads what a snapshot covers, for which
+    there is no table of owners any more."""
+    name = f"images-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    url = f"memory://{name}"
+    try:
+        key = 0
+        played.play([("put", 0, 0, key), ("delete", 0, 0, key), ("hold", 0, 0, key)])
+        (late,) = played.held["n1"]
+        played.play([("move", 0, 0, key), ("put", 0, 0, 2), ("rewrite", 0, 0, 0)])
+        engines = Engine(url), ImageEngine(url)
+        assert [len(engine.batch()) for engine in engines] == [1, 1]
+        played.append("n1", late.row)  # and the operation is not repeated
+        fresh = MaterializedView(played.log, played.settings)
+        fresh.catch_up()
+        assert [row[1] for rows in fresh.rows("orders") for row in rows] == [KEYS[2]]
+        fresh.close()
+        assert [len(engine.batch()) for engine in engines] == [1, 0]
+        for engine in engines:
+            engine.reader.stop()
+    finally:
+        played.close()
+        forget(name)
