@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,21 +9,19 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from imap_wal.entry import KEY, TIMESTAMP_MS, Row, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START
 from imap_wal.read.cluster import ClusterLog, from_manifest
 from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
-from imap_wal.read.newest.index import NewestIndex
-from imap_wal.read.newest.rivals import Noted
 from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
-from imap_wal.read.view import live
 from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy
-from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
+from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.latest import read_latest
+from pyspark_imap_wal.latest import tasks as latest_tasks
 from pyspark_imap_wal.options import (
     LATEST,
     AsOf,
@@ -34,14 +31,12 @@ from pyspark_imap_wal.options import (
 )
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
-TASK_MEMORY_BYTES = 512 * 1024 * 1024
-"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
-read spills to the worker's temporary folder."""
 _ARROW = {
     "string": pa.string(),
     "binary": pa.binary(),
     "boolean": pa.bool_(),
     "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", "UTC"),
 }
 
 
@@ -56,20 +51,7 @@ class FilePartition(InputPartition):
     place: str
 
 
-@dataclass
-class BucketPartition(InputPartition):
-    """For latest: the keys of one cluster whose hash is in a bucket."""
-
-    namespace: str
-    cluster: str
-    scans: list[FileScan]
-    bucket: int
-    now_ms: int
-    metadata: tuple[Metadata, ...]
-    place: str
-
-
-class _Pushes:
+class Pushes:
     """A reader's `pushFilters`. Spark refuses a reader that has its own while filters are not
     pushed down, which is its default (spark.sql.python.filterPushdown.enabled); it compares the
     function of the method. With this object a reader works with both settings."""
@@ -95,7 +77,7 @@ class ImapWalReader(DataSourceReader):
     @property
     def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
         """Called by Spark with the filters of a query."""
-        return _Pushes(self._filters)
+        return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
         """The tasks of a query."""
@@ -120,23 +102,19 @@ class ImapWalReader(DataSourceReader):
         maps = filters.only("map", options.maps) or None
         state = log.state()
         state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
-        nodes, until = filters.only("node", options.nodes) or None, None
-        if options.mode == LATEST:
-            nodes = None
+        until = None
         if options.as_of is not None:
             demand_known(log, state, options.as_of, maps)
             until = options.as_of.positions
-        scans = filters.narrowed(cluster_scans(state, maps=maps, nodes=nodes, until=until))
         metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
-        names = log.namespace, log.cluster
         if options.mode == LATEST:
-            now_ms = log.clock.now_ms()
-            for bucket in range(options.buckets):
-                yield BucketPartition(*names, scans, bucket, now_ms, metadata, log.store.url)
-        else:
-            wanted = [scan for scan in scans if filters.wants(scan)]
-            for part in by_bytes(wanted, options.task_bytes):
-                yield FilePartition(*names, part, metadata, log.store.url)
+            yield from latest_tasks(log, state, options, filters, until, metadata)
+            return
+        nodes = filters.only("node", options.nodes) or None
+        scans = filters.narrowed(cluster_scans(state, maps=maps, nodes=nodes, until=until))
+        wanted = [scan for scan in scans if filters.wants(scan)]
+        for part in by_bytes(wanted, options.task_bytes):
+            yield FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The rows of a task, as record batches."""
@@ -150,7 +128,10 @@ class ImapWalReader(DataSourceReader):
                 for scan, source in ahead(store, partition.scans):
                     yield from read_columns(log, scan, wanted, source)
             else:
-                yield from self._latest(log, partition)
+                as_of = self._options.as_of
+                time_ms = as_of.time_ms if as_of is not None else None
+                wanted = self._wanted(partition.metadata)
+                yield from read_latest(log, partition, wanted, self._options.buckets, time_ms)
         finally:
             store.close()
 
@@ -166,43 +147,6 @@ class ImapWalReader(DataSourceReader):
             filters,
             metadata,
         )
-
-    def _latest(self, log: ClusterLog, partition: BucketPartition) -> Iterator[Any]:
-        wanted, as_of = self._wanted(partition.metadata), self._options.as_of
-        time_ms = as_of.time_ms if as_of is not None else None
-        names, noted = sorted(wanted.needed), Noted()
-        index = NewestIndex(TASK_MEMORY_BYTES)
-        try:
-            for scan, source in ahead(log.store, partition.scans):
-                for changes in log.read_on(scan, wanted.maps or None, store=source):
-                    rows = self._of_bucket(changes.rows, partition.bucket)
-                    if time_ms is not None:
-                        rows = [row for row in rows if row[TIMESTAMP_MS] <= time_ms]
-                    index.add(changes.node, rows, clears=changes.clears)
-            for name in index.maps():
-                for rows, nodes in index.batches_with_nodes(name):
-                    noted.note(index.conflicts())
-                    moment = partition.now_ms if time_ms is None else time_ms
-                    alive = {id(row) for row in live(rows, moment)}
-                    kept = [
-                        (row, node)
-                        for row, node in zip(rows, nodes, strict=True)
-                        if id(row) in alive
-                    ]
-                    if kept:
-                        batch = of_rows([row for row, _ in kept], [node for _, node in kept], names)
-                        yield shaped(log, batch, wanted)
-        finally:
-            index.close()
-
-    def _of_bucket(self, rows: list[Row], bucket: int) -> list[Row]:
-        """The rows whose keys are wanted in a bucket, and clears."""
-        keys, count = self._filters.keys(), self._options.buckets
-        if keys is not None:
-            rows = [row for row in rows if row[KEY] in keys or is_clear(row)]
-        if count == 1:
-            return rows
-        return [row for row in rows if is_clear(row) or zlib.crc32(row[KEY]) % count == bucket]
 
 
 def schema_of(kinds: dict[str, str]) -> Any:

@@ -16,10 +16,14 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from imap_wal.errors import InvalidSetting
-from pyspark_imap_wal.batch import TASK_MEMORY_BYTES, ImapWalReader
+from pyspark_imap_wal.batch import ImapWalReader
+from pyspark_imap_wal.changes.batch import ImagesReader
+from pyspark_imap_wal.changes.history import HistoryReader
+from pyspark_imap_wal.latest import TASK_MEMORY_BYTES
 from pyspark_imap_wal.metadata_tables import MetadataReader
-from pyspark_imap_wal.options import LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
-from pyspark_imap_wal.tables.schemas import METADATA_TABLES
+from pyspark_imap_wal.options import IMAGES, LATEST, LOG_FIELDS, RAW, Options, clusters_of, known
+from pyspark_imap_wal.tables import catalog
+from pyspark_imap_wal.tables.schemas import HISTORY, METADATA_TABLES
 
 
 class ImapWalDataSource(DataSource):
@@ -29,18 +33,28 @@ class ImapWalDataSource(DataSource):
     def name(cls) -> str:
         return "imap_wal"
 
-    def _chosen(self) -> Options:
-        return Options.parse(dict(self.options))
+    def _chosen(self, columns: StructType | None = None) -> Options:
+        """`columns`: of a read; those of a table of a catalog have the table's options."""
+        return Options.parse({**catalog.recorded(columns or StructType()), **self.options})
 
-    def schema(self) -> str:
-        return ", ".join(f"`{name}` {kind}" for name, kind in self._chosen().kinds().items())
+    def schema(self) -> StructType:
+        if not catalog.is_new_table(self.options, self.name()):
+            return catalog.columns_of(self._chosen().kinds())
+        options = catalog.options_of_table(self.options)
+        return catalog.with_options(catalog.columns_of(Options.parse(options).kinds()), options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        chosen = self._chosen()
-        of_streams = sorted(set(Options.OF_STREAMS) & set(self.options))
+        chosen = self._chosen(schema)
+        of_streams = set(Options.OF_STREAMS) & set(self.options)
+        if chosen.changes == IMAGES:
+            of_streams.discard("starting")
         if of_streams:
-            raise InvalidSetting(f"the option {of_streams[0]} is for spark.readStream")
+            raise InvalidSetting(f"the option {min(of_streams)} is for spark.readStream")
         kinds = wanted(chosen, schema)
+        if chosen.table == HISTORY:
+            return HistoryReader(chosen, kinds)
+        if chosen.changes == IMAGES:
+            return ImagesReader(chosen, kinds)
         if chosen.table in METADATA_TABLES:
             return MetadataReader(chosen, kinds)
         return ImapWalReader(chosen, kinds)
@@ -48,12 +62,17 @@ class ImapWalDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from pyspark_imap_wal.stream import ImapWalStreamReader
 
-        chosen = self._chosen()
+        chosen = self._chosen(schema)
         return ImapWalStreamReader(chosen, wanted(chosen, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from pyspark_imap_wal.writer import ImapWalWriter, Target
 
+        if "path" not in self.options:
+            raise InvalidSetting(
+                "a table of a catalog takes no rows; add entries to a log with "
+                'df.write.format("imap_wal").mode("append").option("map", …).save(url)'
+            )
         chosen = self._chosen()
         of_reads = sorted({*self.options} - {"path", "map", *_OF_WRITES})
         if of_reads:

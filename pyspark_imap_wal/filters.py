@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan
+from imap_wal.read.file_scan import ARCHIVE, SEGMENT, SNAPSHOT, FileScan, KeySpan
 from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 
 _KINDS = {name: kind for name, kind in ENTRY_COLUMNS.items() if name != "value"} | POSITION_COLUMNS
@@ -115,6 +115,11 @@ class Filters:
         """The only keys that are wanted; None: all."""
         found = self.values.get("key")
         return None if found is None else {each for each in found if type(each) is bytes}
+
+    def has_keys(self, span: KeySpan) -> bool:
+        """Whether a range may have a key that is wanted."""
+        keys, (lower, upper) = self.keys(), span
+        return keys is None or any(lower <= key and (upper is None or key < upper) for key in keys)
 
     def narrowed(self, scans: Iterable[FileScan]) -> list[FileScan]:
         """The same files, each read only where it may have a key that is wanted."""

@@ -19,6 +19,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from imap_wal import format
+from imap_wal.errors import PositionGone
 from imap_wal.format import START, Position
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
@@ -81,6 +82,17 @@ class Offset:
             incarnation=max([self.incarnation, *_incarnations(state)]),
             snapshots={},
             start="",
+        )
+
+
+def demand_unpruned(state: ClusterState, node: str, since: Position, end: Position) -> None:
+    """Raises `PositionGone` if entries of a node between two positions were removed."""
+    log = state.nodes.get(node)
+    if log is not None and log.manifest.removed > since < end:
+        raise PositionGone(
+            f"{since} of node {node!r}",
+            f"{log.manifest.removed.after()}, the option `reader` lets prune keep what a stream "
+            "has not read",
         )
 
 

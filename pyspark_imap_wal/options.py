@@ -14,17 +14,21 @@ from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.security.credentials import Credentials
 from pyspark_imap_wal.tables.schemas import (
+    CHANGE_COLUMNS,
     DECODED_COLUMNS,
     ENTRIES,
     ENTRY_COLUMNS,
+    HISTORY,
     METADATA_TABLES,
     POSITION_COLUMNS,
     TABLES,
+    VERSION_COLUMNS,
 )
 from storage_backends import SegmentStore
 from storage_backends.location import Location
 
 RAW, LATEST = "raw", "latest"
+ENTRIES_ONLY, IMAGES = "entries", "images"
 EARLIEST = "earliest"
 FAIL, IGNORE = "fail", "ignore"
 
@@ -70,12 +74,13 @@ class Options:
     `TABLES`; `namespace`, `cluster`, `map`, `node` limit what is
     read (comma-separated); `mode` is raw or latest; `columns` names the columns to
     read; `as_of` is a former moment (`AsOf`); `partial` continues without missing nodes; `decode`
-    adds key_text and value_text; `buckets` is how many tasks share a `latest` read; `task_bytes` is
-    the size of a task of a `raw` read. Of a stream: `starting` is earliest, latest or positions as
-    JSON; `rows_per_batch` limits a batch; `reader` is the name under which prune keeps what the
-    stream has not read; `voided` is fail or ignore. `encryption_keys` is the source from which
-    each worker reads the keys of an encrypted log (default: IMAP_WAL_ENCRYPTION_KEYS there); it is
-    stored in `path`."""
+    adds key_text and value_text; `buckets` is how many tasks share a read key by key; `task_bytes`
+    is the size of a task of a `raw` read; `changes` is entries, or images: the states of keys that
+    each change ended and began. Of a stream, and of a batch with images: `starting` is earliest,
+    latest or positions as JSON. Of a stream: `rows_per_batch` limits a batch; `reader` is the name
+    under which prune keeps what the stream has not read; `voided` is fail or ignore.
+    `encryption_keys` is the source from which each worker reads the keys of an encrypted log
+    (default: IMAP_WAL_ENCRYPTION_KEYS there); it is stored in `path`."""
 
     path: str
     namespaces: tuple[str, ...] = ()
@@ -94,9 +99,14 @@ class Options:
     rows_max: int = 0
     reader_name: str = ""
     voided: str = FAIL
+    changes: str = ENTRIES_ONLY
 
     OF_METADATA = ("path", "table", "namespace", "cluster", "map", "node", "encryption_keys")
     """What the tables of metadata take."""
+    OF_HISTORY = (
+        *("path", "table", "namespace", "cluster", "map", "encryption_keys"),
+        *("partial", "decode", "columns", "buckets"),
+    )
     OF_STREAMS = ("starting", "rows_per_batch", "reader", "voided")
     KNOWN = (
         "path",
@@ -113,6 +123,7 @@ class Options:
         "buckets",
         "task_bytes",
         "encryption_keys",
+        "changes",
         *OF_STREAMS,
     )
 
@@ -129,7 +140,8 @@ class Options:
         table = given.get("table", ENTRIES)
         if table not in TABLES:
             raise InvalidSetting(f"table is {table!r}; it takes {', '.join(TABLES)}")
-        foreign = sorted(set(given) - set(cls.OF_METADATA)) if table in METADATA_TABLES else []
+        taken = {HISTORY: cls.OF_HISTORY, ENTRIES: cls.KNOWN}.get(table, cls.OF_METADATA)
+        foreign = sorted(set(given) - set(taken))
         if foreign:
             raise InvalidSetting(f"the table {table} takes no option {', '.join(foreign)}")
         mode = given.get("mode", RAW)
@@ -141,6 +153,13 @@ class Options:
             )
         if given.get("voided", FAIL) not in (FAIL, IGNORE):
             raise InvalidSetting(f"voided is {given['voided']!r}; it takes fail or ignore")
+        changes = given.get("changes", ENTRIES_ONLY)
+        if changes not in (ENTRIES_ONLY, IMAGES):
+            raise InvalidSetting(f"changes is {changes!r}; it takes entries or images")
+        if changes == IMAGES and (mode == LATEST or given.get("node")):
+            raise InvalidSetting(
+                "images are of changes of all nodes: leave out the options node and mode"
+            )
         made = cls(
             path=location(given["path"]).with_keys(given.get("encryption_keys", "")),
             namespaces=_names(given.get("namespace")),
@@ -159,6 +178,7 @@ class Options:
             rows_max=_number("rows_per_batch", given.get("rows_per_batch"), 0),
             reader_name=given.get("reader", ""),
             voided=given.get("voided", FAIL),
+            changes=changes,
         )
         made.kinds()
         made.starts()
@@ -181,7 +201,11 @@ class Options:
         if self.table in METADATA_TABLES:
             return METADATA_TABLES[self.table]
         known = dict(ENTRY_COLUMNS)
-        if self.mode == RAW:
+        if self.table == HISTORY:
+            known |= VERSION_COLUMNS
+        elif self.changes == IMAGES:
+            known |= CHANGE_COLUMNS
+        elif self.mode == RAW:
             known |= POSITION_COLUMNS
         if self.decode:
             known |= DECODED_COLUMNS

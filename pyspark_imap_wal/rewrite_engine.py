@@ -59,7 +59,7 @@ from imap_wal.settings import Settings
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import TASK_MEMORY_BYTES
 from pyspark_imap_wal.progress import Tell, watched
-from pyspark_imap_wal.session import session, spark_errors
+from pyspark_imap_wal.session import refuse_connect, session, spark_errors
 from pyspark_imap_wal.worker import worker_log
 from storage_backends import StorageError
 
@@ -130,6 +130,7 @@ class SparkEngine:
             raise InvalidSetting(
                 "Spark's workers cannot see memory:// of this process; use --engine local"
             )
+        refuse_connect()
         if self._spark is None:
             self._spark = session(**self._properties)
 

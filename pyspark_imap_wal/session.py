@@ -15,10 +15,12 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from imap_wal.errors import EngineFailed, InvalidSetting
 
@@ -47,7 +49,8 @@ _TEXT_MAX = 400
 
 
 def session(**properties: str) -> SparkSession:
-    """The running Spark session, which stays as it is, or a new one.
+    """The running Spark session, which stays as it is, or a new one. Never one of Spark Connect: a
+    rewrite needs a driver in this process.
 
     Args:
         properties: Spark's properties for a new session, as `**{"spark.master": "spark://…"}`.
@@ -59,6 +62,7 @@ def session(**properties: str) -> SparkSession:
         EngineFailed: Spark does not start.
         InvalidSetting: Spark Connect is asked for, or the name of a property is not Spark's.
     """
+    refuse_connect()
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
@@ -75,11 +79,7 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
             f"{foreign[0]!r} is not a property of Spark: their names begin with spark., as in "
             "spark.executor.memory"
         )
-    if "SPARK_REMOTE" in os.environ or "spark.remote" in properties:
-        raise InvalidSetting(
-            "SPARK_REMOTE or spark.remote is set, and a rewrite cannot use Spark Connect; name a "
-            "master: --spark-conf spark.master=spark://host:7077"
-        )
+    refuse_connect(properties)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     shown = {name: value for name, value in properties.items() if not HIDDEN.search(name)}
     SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(shown.items())))
@@ -94,6 +94,17 @@ def configuration(properties: Mapping[str, str]) -> SparkConf:
         conf.setIfMissing("spark.ui.enabled", "false")
     _choose_python(conf)
     return conf
+
+
+def refuse_connect(properties: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raises `InvalidSetting` if this process is a client of Spark Connect, or is to be one."""
+    if is_remote() or "SPARK_REMOTE" in os.environ or "spark.remote" in properties:
+        raise InvalidSetting(
+            "this process uses Spark Connect (SPARK_REMOTE, spark.remote or a session of it), and "
+            "a rewrite cannot: run it in a process of its own that names a master, as in "
+            "--spark-conf spark.master=spark://host:7077. For reads, streams and backfills use "
+            "your own session: SparkSession.builder.remote(…).getOrCreate()"
+        )
 
 
 def is_local(conf: SparkConf) -> bool:

@@ -8,14 +8,14 @@ writes a batch once, every entry is there exactly once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
+from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
 from imap_wal.format import START, Position
 from imap_wal.manifest.readers import Reader
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
@@ -26,10 +26,16 @@ from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
+from pyspark_imap_wal.changes.batch import read_task
+from pyspark_imap_wal.changes.batch import tasks as image_tasks
+from pyspark_imap_wal.changes.images import ChangesPartition
+from pyspark_imap_wal.changes.known import planned
 from pyspark_imap_wal.columns import Wanted, read_columns
-from pyspark_imap_wal.offsets import Offset, limited
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
 from pyspark_imap_wal.options import (
     IGNORE,
+    IMAGES,
     LATEST,
     RAW,
     Options,
@@ -144,25 +150,28 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if first.whole:
             self._demand_same_snapshots(state, last)
         else:
-            _demand_unpruned(state, first, last)
+            for node, end in last.nodes.items():
+                demand_unpruned(state, node, first.nodes.get(node, START), end)
             if options.voided != IGNORE:
                 _demand_unvoided(log, state, first, last)
+        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        maps = options.maps or None
+        if options.changes == IMAGES:
+            start = None if first.whole else first.nodes
+            before, changes = planned(log, state, start, last.nodes, maps)
+            both = _as_then(before, last), _as_then(changes, last)
+            return [*image_tasks(log, options, both, metadata)]
         scans = cluster_scans(
             state,
             since=first.nodes,
             until=last.nodes,
-            maps=options.maps or None,
+            maps=maps,
             snapshots=first.whole,
             covered=not first.whole,
         )
-        scans = [
-            replace(scan, cuts=tuple(cut for cut in scan.cuts if cut[0] <= last.incarnation))
-            for scan in scans
-        ]
-        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
         return [
             FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
-            for part in by_bytes(scans, options.task_bytes)
+            for part in by_bytes(_as_then(scans, last), options.task_bytes)
         ]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -181,6 +190,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: Any) -> Iterator[Any]:
         """The rows of a task, as record batches."""
+        if isinstance(partition, ChangesPartition):
+            yield from read_task(partition, self._options, self._kinds, Filters())
+            return
         store = open_store(known(partition.place))
         try:
             log = ClusterLog(store, partition.namespace, partition.cluster)
@@ -275,6 +287,15 @@ def _ends(
     }
 
 
+def _as_then(scans: Iterable[FileScan], end: Offset) -> list[FileScan]:
+    """The files with the rules of when the batch was planned: cuts of later lifetimes do not
+    apply."""
+    return [
+        replace(scan, cuts=tuple(cut for cut in scan.cuts if cut[0] <= end.incarnation))
+        for scan in scans
+    ]
+
+
 def _marks(state: ClusterState) -> dict[str, Position]:
     """Node → the farthest position that a snapshot covers: a first batch ends there or later."""
     found: dict[str, Position] = {}
@@ -283,18 +304,6 @@ def _marks(state: ClusterState) -> dict[str, Position]:
         if places:
             found[node] = max(places)
     return found
-
-
-def _demand_unpruned(state: ClusterState, first: Offset, last: Offset) -> None:
-    for node in last.nodes:
-        log = state.nodes.get(node)
-        since = first.nodes.get(node, START)
-        if log is not None and log.manifest.removed > since < last.nodes[node]:
-            raise PositionGone(
-                f"{since} of node {node!r}",
-                f"{log.manifest.removed.after()}, the option `reader` lets prune keep what a "
-                "stream has not read",
-            )
 
 
 def _demand_unvoided(log: ClusterLog, state: ClusterState, first: Offset, last: Offset) -> None:

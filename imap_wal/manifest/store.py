@@ -14,7 +14,7 @@ next one, and the newest manifest was built on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -114,6 +114,12 @@ class ManifestLog(Generic[C]):
         raise NotFound(
             "the newest manifest is listed here, but cannot be read; try again", self.folder
         )
+
+    def former(self) -> Iterator[C]:
+        """The manifests before the newest one that are still there, newest first."""
+        for number in sorted(self._files(), reverse=True)[1:]:
+            with suppress(NotFound):  # a writer deletes the oldest ones
+                yield self._decode(number)[1]
 
     def update(
         self, change: Callable[[C], C | None], attempts: int = 50, *, alone: bool = False

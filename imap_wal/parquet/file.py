@@ -65,12 +65,14 @@ def batches(
     log: str = "",
     by_position: bool = False,
     keys: Collection[bytes] | None = None,
+    span: tuple[bytes, bytes | None] | None = None,
 ) -> Iterator[Any]:
     """The record batches of an imap-wal Parquet file. Raises `NotFound`, `CorruptLog`, and
     `StorageUnavailable` if this machine has no space for a copy. `checksum` of the whole file and
     `records` are those in the manifest; 0: unknown. `log`: see `open_parquet`. `by_position`: rows
     of an archive in the order of the log, which is not that of every file; `columns` must include
-    the positions. `keys`: row groups that have none of these, and no clear, are left out.
+    the positions. `keys`, `span` (a range: from the first on and below the second, None: no end):
+    row groups that have none of these, and no clear, are left out.
 
     Pages have checksums but the footer has none, and one flipped bit in it can make a file look
     empty. So the file has its number of rows in a second place."""
@@ -80,6 +82,7 @@ def batches(
             group
             for group in range(file.num_row_groups)
             if keys is None or _may_have(file, group, (b"", *keys))
+            if span is None or _may_overlap(file, group, span)
         ]
         found = group_rows(file) - sum(file.metadata.row_group(group).num_rows for group in groups)
         read = _every(file, groups, columns, rows_max)
@@ -106,14 +109,25 @@ def _every(
 
 
 def _may_have(file: Any, group: int, keys: Collection[bytes]) -> bool:
-    """Whether a row group may have one of the keys. Long keys have no statistics, and files of
-    earlier versions have none at all."""
+    """Whether a row group may have one of the keys."""
+    known = _key_range(file, group)
+    return known is None or any(known[0] <= key <= known[1] for key in keys)
+
+
+def _may_overlap(file: Any, group: int, span: tuple[bytes, bytes | None]) -> bool:
+    """Whether a row group may have a key of a range, or a clear, whose key is empty."""
+    known, (lower, upper) = _key_range(file, group), span
+    if known is None or not known[0]:
+        return True
+    return known[1] >= lower and (upper is None or known[0] < upper)
+
+
+def _key_range(file: Any, group: int) -> tuple[bytes, bytes] | None:
+    """The first and the last key of a row group. None: unknown. Long keys have no statistics, and
+    files of earlier versions have none at all."""
     column = file.schema.names.index("key")
     known = file.metadata.row_group(group).column(column).statistics
-    if known is None or not known.has_min_max:
-        return True
-    lowest, highest = known.min, known.max
-    return any(lowest <= key <= highest for key in keys)
+    return None if known is None or not known.has_min_max else (known.min, known.max)
 
 
 def group_rows(file: Any) -> int:

@@ -23,6 +23,8 @@ MEMBERS_MAX = 1000
 """Metadata records that a manifest or a view keeps, besides schemas; the oldest are dropped
 first."""
 KeySet: TypeAlias = frozenset[bytes]
+KeySpan: TypeAlias = tuple[bytes, bytes | None]
+"""The keys from the first on and below the second; None: there is no end."""
 Overtaken: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
@@ -83,3 +85,5 @@ class FileScan:
     """Only entries of these keys, and clears, are needed: a Parquet file is read only where it may
     have some. Others may be returned too. None: all keys."""
     overtaken: Overtaken = field(default_factory=dict)
+    span: KeySpan | None = None
+    """As `keys`: only entries with keys of this range, and clears, are needed. None: all keys."""

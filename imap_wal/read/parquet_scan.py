@@ -51,6 +51,7 @@ def read_archive(
         log=scan.directory,
         by_position=positions,
         keys=scan.keys,
+        span=scan.span,
     ):
         rows = to_rows(batch)
         clears = _has_clears(rows)
@@ -83,7 +84,12 @@ def read_archive(
 def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
     """The rows of a snapshot's file, separated by the node that wrote them."""
     for batch in batches(
-        store, scan.path, checksum=scan.checksum, records=scan.records, keys=scan.keys
+        store,
+        scan.path,
+        checksum=scan.checksum,
+        records=scan.records,
+        keys=scan.keys,
+        span=scan.span,
     ):
         rows, nodes = to_rows(batch), nodes_of(batch)
         clears = _has_clears(rows)

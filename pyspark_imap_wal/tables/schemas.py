@@ -25,6 +25,12 @@ ENTRY_COLUMNS = {
 }
 POSITION_COLUMNS = dict.fromkeys(("epoch", "segment", "frame", "index"), "bigint")
 """NULL in rows of a snapshot."""
+CHANGE_COLUMNS = {
+    "_change_type": "string",
+    "_commit_version": "string",
+    "_commit_timestamp": "timestamp",
+}
+"""Of a read with images: what the change was, its order as text, and its time."""
 DECODED_COLUMNS = {"key_text": "string", "value_text": "string"}
 
 _OF_LOG = {"namespace": "string", "cluster": "string"}
@@ -74,4 +80,8 @@ METADATA_TABLES = {
         "readers": "map<string,string>",
     },
 }
-TABLES = (ENTRIES, *METADATA_TABLES)
+HISTORY = "history"
+VERSION_COLUMNS = {"cleared": "boolean", "position": "string", "known_from": "string"}
+"""Of the table `history`: whether a clear deleted the key; the position, NULL in a snapshot; and
+the position from which on the log of the node was not removed, NULL if nothing was."""
+TABLES = (ENTRIES, HISTORY, *METADATA_TABLES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 import threading
@@ -97,3 +98,41 @@ def test_file_sink_with_available_now_continues_at_its_checkpoint(
     append(log, put("a", "2", (1, 1, 1, 3)))
     assert follow() == [1, 3]
     assert follow() == [1, 3]
+
+
+def test_images_of_a_stream_and_of_a_batch(spark: Any, tmp_path: Path) -> None:
+    url, out = str(tmp_path / "log"), str(tmp_path / "out")
+    log = node(open_store(url))
+
+    def follow() -> list[tuple[str, ...]]:
+        images = spark.readStream.format("imap_wal").options(changes="images", buckets="2")
+        (
+            images.load(url)
+            .writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(out, format="parquet")
+            .awaitTermination()
+        )
+        return rows(spark.read.parquet(out))
+
+    def rows(images: Any) -> list[tuple[str, ...]]:
+        found = images.selectExpr("_commit_version", "_change_type", "string(value)").collect()
+        return sorted((row[0][-2:], row[1], row[2]) for row in found)
+
+    append(log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)))
+    first = [("01", "insert", "1"), ("02", "insert", "1")]
+    assert follow() == first
+    place = json.dumps({"n1": str(log.end)})
+    log.rotate()
+    append(log, put("a", 2, (1, 1, 1, 3)), put("b", None, (1, 1, 1, 4)))
+    changed = [
+        ("03", "update_postimage", "2"),
+        ("03", "update_preimage", "1"),
+        ("04", "delete", "1"),
+    ]
+    assert follow() == first + changed
+    batch = spark.read.format("imap_wal").options(changes="images", starting=place).load(url)
+    assert rows(batch) == changed
+    assert [row[0].isoformat() for row in batch.select("_commit_timestamp").distinct().collect()]
+    only = batch.where("key = X'62' and _change_type = 'delete'")
+    assert rows(only) == changed[2:]

@@ -1,0 +1,122 @@
+"""`spark.read` with images: planned on the driver, read in the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START, Position
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan, Metadata
+from imap_wal.read.state import ClusterState
+from imap_wal.security.encryption import open_store
+from imap_wal.settings import RecoveryPolicy
+from pyspark_imap_wal.batch import Pushes, metadata_of, schema_of
+from pyspark_imap_wal.changes.images import ChangesPartition, read_images
+from pyspark_imap_wal.changes.known import planned
+from pyspark_imap_wal.columns import Wanted
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.offsets import demand_unpruned
+from pyspark_imap_wal.options import LATEST, Options, clusters_of, known
+from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
+
+
+def tasks(
+    log: ClusterLog,
+    options: Options,
+    scans: tuple[list[FileScan], list[FileScan]],
+    metadata: tuple[Metadata, ...],
+) -> list[ChangesPartition]:
+    """A task for each bucket of keys. `scans`: of `pyspark_imap_wal.changes.known.planned`."""
+    before, changes = scans
+    return [
+        ChangesPartition(
+            log.namespace,
+            log.cluster,
+            before,
+            changes,
+            bucket,
+            options.buckets,
+            metadata,
+            log.store.url,
+        )
+        for bucket in range(options.buckets if changes else 0)
+    ]
+
+
+def read_task(
+    task: ChangesPartition, options: Options, kinds: Mapping[str, str], filters: Filters
+) -> Iterator[Any]:
+    """The rows of a task, as record batches."""
+    if not task.changes:
+        return
+    store = open_store(known(task.place))
+    try:
+        log = ClusterLog(store, task.namespace, task.cluster)
+        maps = filters.only("map", options.maps)
+        wanted = Wanted(schema_of(dict(kinds)), maps, (), filters, task.metadata)
+        yield from read_images(log, task, wanted)
+    finally:
+        store.close()
+
+
+class ImagesReader(DataSourceReader):
+    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark."""
+
+    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
+        if options.starting == LATEST:
+            raise InvalidSetting("starting is latest; a batch takes earliest or positions")
+        if options.as_of is not None and options.as_of.positions is None:
+            raise InvalidSetting(
+                "as_of is a time; with images, it takes the last position of every node"
+            )
+        self._options, self._kinds = options, dict(kinds)
+        self._filters = Filters()
+
+    @property
+    def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
+        """Called by Spark with the filters of a query."""
+        return Pushes(self._filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """The tasks of a query."""
+        options, filters = self._options, self._filters
+        store = open_store(known(options.path))
+        try:
+            namespaces = filters.only("namespace", options.namespaces)
+            found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
+            if options.starts() is not None and len(found) > 1:
+                raise InvalidSetting(
+                    "positions are those of one cluster: name it with the options namespace and "
+                    "cluster"
+                )
+            made = [task for names in found for task in self._of_cluster(ClusterLog(store, *names))]
+        finally:
+            store.close()
+        nothing = ChangesPartition("", "", [], [], 0, 1, (), options.path)
+        return [*made] or [nothing]  # Spark requires at least one
+
+    def _of_cluster(self, log: ClusterLog) -> list[ChangesPartition]:
+        options = self._options
+        state = log.state()
+        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        start = options.starts()
+        end = _end(log, state, options)
+        for node, place in (start or {}).items():
+            demand_unpruned(state, node, place, end.get(node, START))
+        maps = self._filters.only("map", options.maps) or None
+        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        return tasks(log, options, planned(log, state, start, end, maps), metadata)
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """The rows of a task, as record batches."""
+        return read_task(partition, self._options, self._kinds, self._filters)
+
+
+def _end(log: ClusterLog, state: ClusterState, options: Options) -> Mapping[str, Position]:
+    if options.as_of is not None and options.as_of.positions is not None:
+        return options.as_of.positions
+    return log.ends()

@@ -1,0 +1,77 @@
+"""What a map had of one key before each change, and after it.
+
+Only order decides which change counts, as in every merge: a change of a lower order than the newest
+one has no image, because the map does not change by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, Order, Row, is_clear
+from imap_wal.read.newest.rivals import Claim, joined
+
+INSERT, DELETE = "insert", "delete"
+BEFORE, AFTER = "update_preimage", "update_postimage"
+"""The values of `_change_type`: those of Spark's own interface of a changelog, and of Delta."""
+_LOWEST: Order = (-1, -1, -1, -1)
+
+
+class Image(NamedTuple):
+    """An entry, the node that wrote it, and the change by which it came or went."""
+
+    kind: str
+    row: Row
+    node: str
+    change: Row
+
+
+class KeyState:
+    """What a map has of one key."""
+
+    __slots__ = ("_claims", "_floor")
+
+    def __init__(self) -> None:
+        self._claims: list[Claim] = []
+        """The contenders (`imap_wal.read.newest.rivals`), the winner first."""
+        self._floor = _LOWEST
+
+    def add(self, row: Row, node: str) -> None:
+        """A change of the key, or a clear of its partition."""
+        if is_clear(row):
+            self._floor = max(self._floor, row[ORDER])
+            return
+        pair = row[ORDER][:2]
+        known = self._claims[0][0][ORDER][:2] if self._claims else pair
+        if pair > known:
+            self._claims = []
+        if pair >= known:
+            self._claims = joined(self._claims, (row, node), _about)
+
+    @property
+    def live(self) -> Claim | None:
+        """The entry that the map has; it may have expired."""
+        found = next((each for each in self._claims if each[0][ORDER] >= self._floor), None)
+        return None if found is None or found[0][DELETED] else found
+
+    def images(self, row: Row, node: str) -> Iterator[Image]:
+        """`add`, with what it changes."""
+        before = self.live
+        self.add(row, node)
+        after = self.live
+        if before is after:
+            return
+        if after is None:
+            assert before is not None
+            yield Image(DELETE, *before, row)
+        elif before is None or 0 < before[0][EXPIRES_AT_MS] <= row[TIMESTAMP_MS]:
+            yield Image(INSERT, *after, row)
+        else:
+            yield Image(BEFORE, *before, row)
+            yield Image(AFTER, *after, row)
+
+
+def _about(claim: Claim) -> tuple[Order, str, bool]:
+    row, node = claim
+    return row[ORDER], node, row[DELETED]

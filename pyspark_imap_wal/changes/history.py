@@ -1,0 +1,208 @@
+"""The table `history`: every version of each key that the log still has.
+
+Snapshots, archives and segments are read, also what a snapshot covers. A version that is in a
+snapshot and in the log is there once, with its position.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
+from imap_wal.format import START, Position
+from imap_wal.parquet.columns import nodes_of, to_positions, to_rows
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
+from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.security.encryption import open_store
+from imap_wal.settings import RecoveryPolicy
+from pyspark_imap_wal.batch import Pushes, metadata_of, schema_of
+from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
+from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
+from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.options import Options, clusters_of, known
+from pyspark_imap_wal.tables.schemas import (
+    DECODED_COLUMNS,
+    ENTRY_COLUMNS,
+    POSITION_COLUMNS,
+    VERSION_COLUMNS,
+)
+
+_WHOLE = Wanted(schema_of(ENTRY_COLUMNS | POSITION_COLUMNS))
+
+
+@dataclass
+class HistoryPartition(InputPartition):
+    """The keys of one cluster whose hash is in a bucket. `known_from`: node → the position from
+    which on nothing was removed. `place`: the root with the options that the driver has."""
+
+    namespace: str
+    cluster: str
+    scans: list[FileScan]
+    bucket: int
+    metadata: tuple[Metadata, ...]
+    known_from: dict[str, str]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A change of a key, or a clear that deleted it. `position` None: it is in a snapshot only."""
+
+    key: bytes
+    row: Row
+    node: str
+    position: Position | None
+
+
+class HistoryReader(DataSourceReader):
+    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark."""
+
+    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
+        self._options, self._kinds = options, dict(kinds)
+        self._filters = Filters()
+
+    @property
+    def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
+        """Called by Spark with the filters of a query."""
+        return Pushes(self._filters)
+
+    def partitions(self) -> list[InputPartition]:
+        """A task for each bucket of keys."""
+        options, filters = self._options, self._filters
+        store = open_store(known(options.path))
+        found: list[InputPartition] = []
+        try:
+            for names in clusters_of(
+                store,
+                filters.only("namespace", options.namespaces),
+                filters.only("cluster", options.clusters),
+            ):
+                found += self._of_cluster(ClusterLog(store, *names))
+        finally:
+            store.close()
+        return found or [HistoryPartition("", "", [], 0, (), {}, options.path)]
+
+    def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
+        options, filters = self._options, self._filters
+        state = log.state()
+        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        maps = filters.only("map", options.maps) or None
+        scans = filters.narrowed(cluster_scans(state, maps=maps, covered=True))
+        metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()
+        known_from = {
+            name: str(node.manifest.removed.after())
+            for name, node in state.nodes.items()
+            if node.manifest.removed > START
+        }
+        for bucket in range(options.buckets):
+            yield HistoryPartition(
+                log.namespace, log.cluster, scans, bucket, metadata, known_from, log.store.url
+            )
+
+    def read(self, partition: Any) -> Iterator[Any]:
+        """The rows of a task, as record batches."""
+        if not partition.scans:
+            return
+        store = open_store(known(partition.place))
+        try:
+            log = ClusterLog(store, partition.namespace, partition.cluster)
+            wanted = Wanted(
+                schema_of(self._kinds), filters=self._filters, metadata=partition.metadata
+            )
+            with closing(EntrySorter(MEMORY_BYTES)) as sorter:
+                clears = self._read(log, partition, sorter)
+                for part in _parts(_versions(sorter, clears)):
+                    yield shaped(log, _batch(part, partition.known_from, wanted), wanted)
+        finally:
+            store.close()
+
+    def _read(self, log: ClusterLog, task: HistoryPartition, sorter: EntrySorter) -> Clears:
+        """Put the versions of a task's keys into `sorter`; returns the clears."""
+        keys, buckets = self._filters.keys(), self._options.buckets
+        maps = self._filters.only("map", self._options.maps)
+        clears = Clears()
+        whole = Wanted(_WHOLE.schema, maps)
+        for scan, source in ahead(log.store, task.scans):
+            for batch in read_columns(log, scan, whole, source):
+                places = _places(scan, batch)
+                for row, node, place in zip(to_rows(batch), nodes_of(batch), places, strict=True):
+                    if is_clear(row):
+                        clears.add(row, node, place)
+                    elif (keys is None or row[KEY] in keys) and (
+                        buckets == 1 or zlib.crc32(row[KEY]) % buckets == task.bucket
+                    ):
+                        sorter.add(row, node, position=place)
+        return clears
+
+
+def _places(scan: FileScan, batch: Any) -> list[Position | None]:
+    if scan.kind == SNAPSHOT:
+        return [None] * len(batch)
+    return list(to_positions(batch))
+
+
+def _versions(sorter: EntrySorter, clears: Clears) -> Iterator[Version]:
+    """Each version once, key by key, the oldest first."""
+    for (name, key), group in groupby(sorter.sorted(), key=subject_of):
+        every = heapq.merge(group, clears.of(name, key), key=place_of)
+        for (_, node, _), same in groupby(every, key=_identity):
+            found = list(same)
+            _, row, position = next((each for each in found if each[2] is not None), found[0])
+            yield Version(key, row, node, position)
+
+
+def _identity(placed: Placed) -> tuple[Order, str, bool]:
+    """What a version in a snapshot and in the log has in common."""
+    (*_, order, node), row, _ = placed
+    return order, node, is_clear(row)
+
+
+def _parts(versions: Iterator[Version]) -> Iterator[list[Version]]:
+    held: list[Version] = []
+    size = 0
+    for version in versions:
+        held.append(version)
+        size += len(version.row[VALUE] or b"")
+        if len(held) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _of_key(version: Version) -> Row:
+    """The row of a version. A clear gets the key that it deleted, and no number of partitions."""
+    row = DataEntry(*version.row)
+    return row._replace(key=version.key, expires_at_ms=0) if is_clear(row) else version.row
+
+
+def _batch(versions: list[Version], known_from: Mapping[str, str], wanted: Wanted) -> Any:
+    nodes = [version.node for version in versions]
+    batch = of_rows(
+        [_of_key(version) for version in versions],
+        nodes,
+        sorted(wanted.needed - VERSION_COLUMNS.keys()),
+    )
+    columns = {
+        "position": [
+            None if version.position is None else str(Position(*version.position))
+            for version in versions
+        ],
+        "known_from": [known_from.get(node) for node in nodes],
+    }
+    for name, column in columns.items():
+        batch = batch.append_column(name, pa.array(column, pa.string()))
+    cleared = [is_clear(version.row) for version in versions]
+    return batch.append_column("cleared", pa.array(cleared, pa.bool_()))

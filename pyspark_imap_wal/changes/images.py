@@ -1,0 +1,190 @@
+"""A task of a read with images: the entries of its keys, key by key."""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from imap_wal.entry import KEY, MAP, ORDER, TIMESTAMP_MS, VALUE, Order, is_clear
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import SEGMENT, FileScan, Metadata
+from imap_wal.read.newest.rivals import Claim
+from imap_wal.read.scan import ahead
+from pyspark_imap_wal.changes.chain import Image, KeyState
+from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, place_of, subject_of
+from pyspark_imap_wal.columns import Wanted, of_rows, shaped
+from pyspark_imap_wal.tables.schemas import CHANGE_COLUMNS
+
+MEMORY_BYTES = 256 * 1024 * 1024
+"""About what the entries of a task that are sorted take."""
+KEYS_BYTES = 64 * 1024 * 1024
+"""About what the keys of its changes take; with more, the state of all keys is read."""
+KEY_BYTES = 100
+"""Memory of a key in a set, besides its bytes."""
+BATCH_ROWS, BATCH_BYTES = 4096, 4 * 1024 * 1024
+YEAR_10000_MS = 253_402_300_800_000
+"""Spark's timestamps end there."""
+
+
+@dataclass
+class ChangesPartition(InputPartition):
+    """The keys of one cluster whose hash is in a bucket. `before`: files with the state of the maps
+    where the read starts; `changes`: files with the entries after it. `place`: the root with the
+    options that the driver has."""
+
+    namespace: str
+    cluster: str
+    before: list[FileScan]
+    changes: list[FileScan]
+    bucket: int
+    buckets: int
+    metadata: tuple[Metadata, ...]
+    place: str
+
+
+def read_images(log: ClusterLog, task: ChangesPartition, wanted: Wanted) -> Iterator[Any]:
+    """The images of a task, as record batches. Raises `NotFound`, `LogError`, `MissingNode`, and
+    `StorageUnavailable` if this machine has no room to sort them."""
+    with closing(EntrySorter(MEMORY_BYTES)) as sorter:
+        found = _Entries(task, wanted, sorter)
+        found.read_changes(log)
+        found.read_before(log)
+        for part in _parts(found.images()):
+            yield shaped(log, _batch(part, wanted), wanted)
+
+
+class _Entries:
+    """The entries of a task."""
+
+    def __init__(self, task: ChangesPartition, wanted: Wanted, sorter: EntrySorter) -> None:
+        self._task, self._sorter = task, sorter
+        self._maps = wanted.maps or None
+        self._only = wanted.filters.keys() if wanted.filters is not None else None
+        self._touched = _Touched()
+        self._clears, self._earlier = Clears(), Clears()
+
+    def read_changes(self, log: ClusterLog) -> None:
+        """The entries after the start, and which keys they may change."""
+        for row, node in self._read(log, self._task.changes):
+            if is_clear(row):
+                self._clears.add(row, node)
+                self._touched.add_all(row[MAP])
+            else:
+                self._touched.add(row[MAP], row[KEY])
+                self._sorter.add(row, node, is_change=True)
+
+    def read_before(self, log: ClusterLog) -> None:
+        """What the maps had of these keys."""
+        for row, node in self._read(log, self._touched.narrowed(self._task.before)):
+            if is_clear(row):
+                self._earlier.add(row, node)
+            elif self._touched.has(row[MAP], row[KEY]):
+                self._sorter.add(row, node, is_change=False)
+
+    def images(self) -> Iterator[Image]:
+        for (name, key), group in groupby(self._sorter.sorted(), key=subject_of):
+            state = KeyState()
+            for (*_, node), row, _ in self._earlier.of(name, key):
+                state.add(row, node)
+            entries = heapq.merge(group, self._clears.of(name, key), key=place_of)
+            for (_, _, is_change, _, node), row, _ in entries:
+                if is_change:
+                    yield from state.images(row, node)
+                else:
+                    state.add(row, node)
+
+    def _read(self, log: ClusterLog, scans: Iterable[FileScan]) -> Iterator[Claim]:
+        only, bucket, buckets = self._only, self._task.bucket, self._task.buckets
+        if only is not None:
+            few = frozenset(only)
+            scans = [replace(scan, keys=(scan.keys or few) & few) for scan in scans]
+        for scan, source in ahead(log.store, scans):
+            for batch in log.read_on(scan, self._maps, store=source):
+                for row in batch.rows:
+                    key = row[KEY]
+                    if is_clear(row) or (
+                        (only is None or key in only)
+                        and (buckets == 1 or zlib.crc32(key) % buckets == bucket)
+                    ):
+                        yield row, batch.node
+
+
+class _Touched:
+    """The keys that may change, as long as they are few."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, set[bytes] | None] = {}
+        """Map → its keys; None: any."""
+        self._size = 0
+
+    def add(self, name: str, key: bytes) -> None:
+        keys = self._keys.setdefault(name, set())
+        if keys is not None and key not in keys:
+            keys.add(key)
+            self._size += KEY_BYTES + len(key)
+            if self._size > KEYS_BYTES:
+                self._keys = dict.fromkeys(self._keys)
+                self._size = 0
+
+    def add_all(self, name: str) -> None:
+        self._keys[name] = None
+
+    def has(self, name: str, key: bytes) -> bool:
+        keys = self._keys.get(name, ())
+        return keys is None or key in keys
+
+    def narrowed(self, scans: Iterable[FileScan]) -> Iterator[FileScan]:
+        """The files that may have such a key, each read only where it may have one."""
+        for scan in scans:
+            if scan.kind == SEGMENT:
+                if self._keys:
+                    yield scan
+            elif scan.map in self._keys:
+                keys = self._keys[scan.map]
+                yield scan if keys is None else replace(scan, keys=frozenset(keys))
+
+
+def _parts(images: Iterator[Image]) -> Iterator[list[Image]]:
+    held: list[Image] = []
+    size = 0
+    for image in images:
+        held.append(image)
+        size += len(image.row[KEY]) + len(image.row[VALUE] or b"")
+        if len(held) >= BATCH_ROWS or size >= BATCH_BYTES:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _batch(images: list[Image], wanted: Wanted) -> Any:
+    names = sorted(wanted.needed - CHANGE_COLUMNS.keys())
+    rows, nodes = [image.row for image in images], [image.node for image in images]
+    batch = of_rows(rows, nodes, names)
+    columns = {
+        "_change_type": pa.array([image.kind for image in images], pa.string()),
+        "_commit_version": pa.array([version(image.change[ORDER]) for image in images]),
+        "_commit_timestamp": pa.array(
+            [1000 * _in_range(image.change[TIMESTAMP_MS]) for image in images], pa.int64()
+        ).cast(pa.timestamp("us", "UTC")),
+    }
+    for name, column in columns.items():
+        batch = batch.append_column(name, column)
+    return batch
+
+
+def version(order: Order) -> str:
+    """An order as text that sorts in the same way."""
+    return ".".join(f"{number:019d}" for number in order)
+
+
+def _in_range(time_ms: int) -> int:
+    return min(max(time_ms, 0), YEAR_10000_MS - 1)

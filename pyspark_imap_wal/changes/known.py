@@ -1,0 +1,111 @@
+"""Which files have the state of the maps at given positions.
+
+    at or above the marks of a map's snapshot   the snapshot, and the log from its marks to there
+    below them                                  a former snapshot, as long as its files, and the log
+                                                above its marks, are still there
+
+A prune deletes both. Without them the state is not known any more: a snapshot has only the newest
+entry of each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan
+from imap_wal.read.scan_list import cluster_scans
+from imap_wal.read.state import ClusterState
+
+Places = Mapping[str, Position]
+
+
+def planned(
+    log: ClusterLog,
+    state: ClusterState,
+    start: Places | None,
+    end: Places,
+    maps: Collection[str] | None,
+) -> tuple[list[FileScan], list[FileScan]]:
+    """The files with the state of the maps at `start`, and those with the entries from there to
+    `end`. `start` None: the maps were empty. Raises `InvalidSetting`."""
+    if start is None:
+        return [], cluster_scans(state, until=end, maps=maps)
+    known = known_at(log, state, start, maps)
+    return (
+        cluster_scans(known, until=start, maps=maps),
+        cluster_scans(known, since=start, until=end, maps=maps, snapshots=False),
+    )
+
+
+def known_at(
+    log: ClusterLog, state: ClusterState, places: Places, maps: Collection[str] | None
+) -> ClusterState:
+    """The logs with such snapshots as cover nothing above `places`. Raises `InvalidSetting` if
+    there is none of a map."""
+    snapshots: dict[str, Snapshot] = dict(state.manifest.snapshots)
+    late = {
+        name
+        for name, snapshot in snapshots.items()
+        if (maps is None or name in maps) and not _is_within(state, snapshot, places)
+    }
+    if not late:
+        return state
+    versions: dict[int, PartitionVersions] = dict(state.manifest.versions)
+    for former in log.manifests.former():
+        for name in sorted(late):
+            snapshot = former.snapshots.get(name)
+            if snapshot is not None and not _is_within(state, snapshot, places):
+                continue
+            if not _is_there(log, state, name, snapshot):
+                raise _unknown(state.manifest, name, places)
+            late.discard(name)
+            del snapshots[name]
+            if snapshot is not None:
+                snapshots[name] = snapshot
+                versions = {**former.versions, **versions}
+        if not late:
+            manifest = replace(state.manifest, snapshots=snapshots, versions=versions)
+            return replace(state, manifest=manifest)
+    raise _unknown(state.manifest, min(late), places)
+
+
+def _is_within(state: ClusterState, snapshot: Snapshot, places: Places) -> bool:
+    """Whether a snapshot covers nothing above these positions."""
+    return all(
+        mark.position <= places.get(node, START)
+        for node, mark in snapshot.marks.items()
+        if node in state.nodes and state.nodes[node].manifest.directory == mark.directory
+    )
+
+
+def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapshot | None) -> bool:
+    """Whether nothing was removed of a map's former snapshot and of the log above it: files, or all
+    entries by a drop."""
+    marks = {} if snapshot is None else snapshot.marks
+    dropped = 0 if snapshot is None else snapshot.dropped
+    return (
+        state.manifest.snapshots[name].dropped == dropped
+        and all(
+            node.manifest.removed <= (marks[each].position if each in marks else START)
+            for each, node in state.nodes.items()
+        )
+        and all(log.store.exists(path) for path in (() if snapshot is None else snapshot.files))
+    )
+
+
+def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSetting:
+    marks = manifest.snapshots[name].marks
+    node = next(each for each in sorted(marks) if marks[each].position > places.get(each, START))
+    what = "a drop" if not manifest.snapshots[name].files else "a rewrite"
+    return InvalidSetting(
+        f"the images before the changes of map {name!r} are no longer known from position "
+        f"{places.get(node, START)} of node {node!r} on: {what} covered the log up to "
+        f"{marks[node].position}, and what came before was removed. Begin anew, a stream without "
+        "its checkpoint; and prune only when the query has read what was rewritten"
+    )

@@ -1,0 +1,158 @@
+"""`mode=latest`: the newest entry of each key, by tasks that share the keys.
+
+a map whose snapshot has several files   a task for each range of keys: its files of the
+                                         snapshot, and of the logs what may have such keys
+the other maps                           a task for each bucket of keys (the option `buckets`)
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from pyspark.sql.datasource import InputPartition
+
+from imap_wal.entry import KEY, MAP, TIMESTAMP_MS, Row, is_clear
+from imap_wal.format import Position
+from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.file_scan import FileScan, KeySpan, Metadata
+from imap_wal.read.newest.index import NewestIndex
+from imap_wal.read.newest.rivals import Noted
+from imap_wal.read.scan import ahead
+from imap_wal.read.scan_list import cluster_scans, snapshot_scans
+from imap_wal.read.state import ClusterState
+from imap_wal.read.view import live
+from imap_wal.rewrite.ranges import borders_of
+from pyspark_imap_wal.columns import Wanted, of_rows, shaped
+from pyspark_imap_wal.filters import Filters
+from pyspark_imap_wal.options import Options
+
+TASK_MEMORY_BYTES = 512 * 1024 * 1024
+"""Memory limit of a task's index, in bytes. At the limit, a rewrite emits its rows, and a `latest`
+read spills to the worker's temporary folder."""
+
+
+@dataclass
+class LatestPartition(InputPartition):
+    """Some keys of one cluster. `place`: the root with the options that the driver has. `maps`:
+    only these; (): all but those of `without`. `span`: only keys of it."""
+
+    namespace: str
+    cluster: str
+    scans: list[FileScan]
+    now_ms: int
+    metadata: tuple[Metadata, ...]
+    place: str
+    bucket: int = 0
+    maps: tuple[str, ...] = ()
+    without: frozenset[str] = field(default_factory=frozenset)
+    span: KeySpan | None = None
+
+    def has(self, row: Row, buckets: int) -> bool:
+        """Whether the task has the key of a row; each has all clears of its maps."""
+        if self.without and row[MAP] in self.without:
+            return False
+        key = row[KEY]
+        if is_clear(row):
+            return True
+        if self.span is not None:
+            lower, upper = self.span
+            return lower <= key and (upper is None or key < upper)
+        return buckets == 1 or zlib.crc32(key) % buckets == self.bucket
+
+
+def tasks(
+    log: ClusterLog,
+    state: ClusterState,
+    options: Options,
+    filters: Filters,
+    until: Mapping[str, Position] | None,
+    metadata: tuple[Metadata, ...],
+) -> Iterator[LatestPartition]:
+    """The tasks of one cluster."""
+    maps = filters.only("map", options.maps)
+    now_ms = log.clock.now_ms()
+
+    def task(scans: Iterable[FileScan], **more: Any) -> LatestPartition:
+        names = log.namespace, log.cluster
+        return LatestPartition(*names, list(scans), now_ms, metadata, log.store.url, **more)
+
+    cut: set[str] = set()
+    for name, snapshot in sorted(state.manifest.snapshots.items()):
+        spans = _spans(snapshot, options.task_bytes)
+        if len(spans) < 2 or (maps and name not in maps):
+            continue
+        cut.add(name)
+        logs = cluster_scans(state, maps=(name,), snapshots=False, until=until)
+        files = snapshot_scans(name, snapshot)
+        for span, numbers in spans:
+            if filters.has_keys(span):
+                own = filters.narrowed([files[number] for number in numbers])
+                if snapshot.tombstones and state.manifest.clears and 0 not in numbers:
+                    own.append(replace(files[0], keys=frozenset()))  # the clears
+                own += [replace(scan, span=span) for scan in filters.narrowed(logs)]
+                yield task(own, maps=(name,), span=span)
+    if maps and cut.issuperset(maps):
+        return
+    rest = filters.narrowed(cluster_scans(state, maps=maps or None, until=until))
+    rest = [scan for scan in rest if scan.map not in cut]
+    for bucket in range(options.buckets):
+        yield task(rest, maps=maps, bucket=bucket, without=frozenset(cut))
+
+
+def _spans(snapshot: Snapshot, size: int) -> list[tuple[KeySpan, list[int]]]:
+    """Ranges of keys, each of about `size` bytes of a snapshot, with the numbers of its files."""
+    lowers = borders_of(snapshot)
+    if lowers is None or len(snapshot.sizes) != len(snapshot.files):
+        return []
+    groups: list[list[int]] = []
+    held = 0
+    for number, more in enumerate(snapshot.sizes):
+        if not groups or held + more > size:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held += more
+    # The first and the last range have no border: a log may have lower and higher keys.
+    borders = [b"", *(lowers[group[0]] for group in groups[1:]), None]
+    return [
+        ((lower or b"", upper), group)
+        for (lower, upper), group in zip(pairwise(borders), groups, strict=True)
+    ]
+
+
+def read_latest(
+    log: ClusterLog,
+    task: LatestPartition,
+    wanted: Wanted,
+    buckets: int,
+    time_ms: int | None,
+) -> Iterator[Any]:
+    """The rows of a task, as record batches. `time_ms`: as of this moment."""
+    names, noted = sorted(wanted.needed), Noted()
+    keys = wanted.filters.keys() if wanted.filters is not None else None
+    moment = task.now_ms if time_ms is None else time_ms
+    with closing(NewestIndex(TASK_MEMORY_BYTES)) as index:
+        for scan, source in ahead(log.store, task.scans):
+            for changes in log.read_on(scan, task.maps or None, store=source):
+                rows = [row for row in changes.rows if task.has(row, buckets)]
+                if keys is not None:
+                    rows = [row for row in rows if row[KEY] in keys or is_clear(row)]
+                if time_ms is not None:
+                    rows = [row for row in rows if row[TIMESTAMP_MS] <= time_ms]
+                index.add(changes.node, rows, clears=changes.clears)
+        for name in index.maps():
+            for rows, nodes in index.batches_with_nodes(name):
+                noted.note(index.conflicts())
+                alive = {id(row) for row in live(rows, moment)}
+                kept = [
+                    (row, node) for row, node in zip(rows, nodes, strict=True) if id(row) in alive
+                ]
+                if kept:
+                    batch = of_rows([row for row, _ in kept], [node for _, node in kept], names)
+                    yield shaped(log, batch, wanted)

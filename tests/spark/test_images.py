@@ -1,0 +1,324 @@
+"""Images of changes: a dict that takes those after each change is the map, and those before each
+change are what the dict has. Without Spark's JVM; `test_streaming.py` has Spark itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql import datasource as spark_filters
+
+from imap_wal import format
+from imap_wal.entry import clear_of, pack
+from imap_wal.errors import InvalidSetting
+from imap_wal.read.view import MaterializedView
+from imap_wal.rewrite.drop import drop_map
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.changes import images, sorter
+from pyspark_imap_wal.changes.batch import ImagesReader
+from pyspark_imap_wal.options import Options
+from storage_backends import SegmentStore, open_store
+from storage_backends.memory import MemoryStore, forget
+from tests.histories import KEYS, Cluster, put, steps
+from tests.kit.logs import SMALL, append, cluster, node
+from tests.spark.test_stream import Engine, archive
+
+pytestmark = pytest.mark.spark
+_numbers = itertools.count()
+Table = dict[tuple[str, bytes], dict[str, Any]]
+ORDER = ("incarnation", "partition_version", "session", "request")
+OF_CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
+
+
+class ImageEngine(Engine):
+    """The engine of streams, with images in the order in which they are read."""
+
+    def __init__(self, url: str, **options: str) -> None:
+        super().__init__(url, changes="images", **options)
+
+    def images(self) -> list[dict[str, Any]]:
+        """The next batch."""
+        found: list[Any] = self.batch()
+        return found
+
+    def lines(self, end: dict[str, Any]) -> list[Any]:
+        return [
+            line
+            for part in self.reader.partitions(self.start, end)
+            for batch in self.reader.read(part)
+            for line in batch.to_pylist()
+        ]
+
+
+def between(url: str, *filters: Any, **options: str) -> list[dict[str, Any]]:
+    """What a batch reads."""
+    chosen = Options.parse({"path": url, "changes": "images", **options})
+    reader = ImagesReader(chosen, chosen.kinds())
+    assert reader.pushFilters(list(filters)) == list(filters)
+    return [
+        line
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for line in batch.to_pylist()
+    ]
+
+
+def apply(table: Table, lines: list[dict[str, Any]]) -> None:
+    """Change a dict, and compare what it had with the images."""
+    for line in lines:
+        place = line["map"], line["key"]
+        image = {name: value for name, value in line.items() if name not in OF_CHANGES}
+        known = table.get(place)
+        match line["_change_type"]:
+            case "insert":
+                changed_ms = line["_commit_timestamp"].timestamp() * 1000
+                assert known is None or 0 < known["expires_at_ms"] <= changed_ms, line
+                table[place] = image
+            case "update_preimage":
+                assert known == image
+            case "update_postimage":
+                assert known is not None
+                table[place] = image
+            case "delete":
+                assert table.pop(place) == image
+            case kind:
+                raise AssertionError(kind)
+
+
+def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
+    return {
+        place: (image["value"], *(image[name] for name in ORDER))
+        for place, image in table.items()
+        if not 0 < image["expires_at_ms"] <= now_ms
+    }
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
+@given(
+    history=steps,
+    every=st.integers(1, 9),
+    buckets=st.sampled_from(("1", "3")),
+    pruned=st.booleans(),
+    memory=st.sampled_from((1, 2000, images.MEMORY_BYTES)),
+    keys=st.sampled_from((1, images.KEYS_BYTES)),
+)
+def test_images_are_what_a_dict_had_and_has_over_random_histories(
+    monkeypatch: pytest.MonkeyPatch,
+    history: list[tuple[str, int, int, int]],
+    every: int,
+    buckets: str,
+    pruned: bool,
+    memory: int,
+    keys: int,
+) -> None:
+    """Beside archive runs, rewrites and restarts of the reader. With prunes, the reader has read
+    the log before each rewrite; without, it may be any number of rewrites behind."""
+    monkeypatch.setattr(images, "MEMORY_BYTES", memory)
+    monkeypatch.setattr(images, "KEYS_BYTES", keys)
+    monkeypatch.setattr(sorter, "RUNS_MAX", 3)
+    name = f"images-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    engine = ImageEngine(f"memory://{name}", buckets=buckets)
+    table: Table = {}
+
+    def follow() -> None:
+        start = engine.start
+        lines = engine.images()
+        apply(table, lines)
+        expected = {place: (row[3], *row[9]) for place, row in played.expected().items()}
+        assert live(table, played.clock.now_ms()) == expected
+        if start["start"] == "" and start != engine.start:
+            places = {"starting": start, "as_of": engine.start}
+            given = {each: json.dumps(place["nodes"]) for each, place in places.items()}
+            assert between(f"memory://{name}", buckets=buckets, **given) == lines
+
+    try:
+        played.play([("put", 0, 0, 0)])
+        follow()
+        for number, (kind, at, of, key) in enumerate(history):
+            if kind == "drop" or (kind == "prune" and not pruned):
+                continue
+            if kind.startswith("rewrite") and pruned:
+                follow()
+            played.play([(kind, at, of, key)])
+            if number % every == 0:
+                follow()
+        follow()
+    finally:
+        engine.reader.stop()
+        played.close()
+        forget(name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    return open_store(str(tmp_path))
+
+
+def told(lines: list[dict[str, Any]]) -> list[tuple[str, str, str, int]]:
+    return [
+        (line["_change_type"], line["key"].decode(), line["value"].decode(), line["request"])
+        for line in lines
+    ]
+
+
+def test_each_change_has_its_images(store: SegmentStore) -> None:
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1)), put("a", 2, (1, 1, 1, 2)), put("b", 1, (1, 1, 1, 3)))
+    assert told(engine.images()) == [
+        ("insert", "a", "1", 1),
+        ("update_preimage", "a", "1", 1),
+        ("update_postimage", "a", "2", 2),
+        ("insert", "b", "1", 3),
+    ]
+    log.rotate()
+    archive(log)
+    append(log, put("a", None, (1, 1, 1, 4)), put("a", None, (1, 1, 1, 5)))
+    (deleted,) = engine.images()
+    assert told([deleted]) == [("delete", "a", "2", 2)]
+    assert deleted["_commit_version"].split(".")[-1] == "4".zfill(19)
+    assert deleted["_commit_timestamp"].timestamp() == 1
+
+
+def test_a_change_that_arrives_late_has_no_images(store: SegmentStore) -> None:
+    """Another node has a newer one."""
+    first, second = node(store), node(store, "n2")
+    append(second, put("a", "new", (1, 2, 2, 9)))
+    engine = ImageEngine(store.url)
+    assert told(engine.images()) == [("insert", "a", "new", 9)]
+    append(first, put("a", "old", (1, 1, 1, 1)))
+    append(second, put("a", None, (1, 2, 2, 10)))
+    append(first, put("a", "older", (1, 1, 1, 2)))
+    assert told(engine.images()) == [("delete", "a", "new", 9)]
+
+
+def test_a_clear_deletes_every_key_that_there_was(store: SegmentStore) -> None:
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)), put("c", 1, (1, 1, 1, 9)))
+    engine.images()
+    clear = clear_of("orders", 0, 1, 1000, (1, 1, 1, 5))
+    log.write(format.CLEARS, 1, [pack(clear)])
+    append(log, put("b", 2, (1, 1, 1, 6)))
+    assert told(engine.images()) == [
+        ("delete", "a", "1", 1),
+        ("delete", "b", "1", 2),
+        ("insert", "b", "2", 6),
+    ]
+    append(log, put("a", "late", (1, 1, 1, 4)))
+    assert engine.images() == []
+
+
+def test_an_expired_entry_is_not_updated(store: SegmentStore) -> None:
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1), expires_at_ms=5000), put("b", 1, (1, 1, 1, 2)))
+    engine.images()
+    append(log, put("a", 2, (1, 1, 1, 3), timestamp_ms=4999, expires_at_ms=6000))
+    assert [kind for kind, *_ in told(engine.images())] == ["update_preimage", "update_postimage"]
+    append(log, put("a", 3, (1, 1, 1, 4), timestamp_ms=6000))
+    assert told(engine.images()) == [("insert", "a", "3", 4)]
+
+
+def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
+    log = node(store)
+    append(
+        log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)), put("a", 1, (1, 1, 1, 3), "x")
+    )
+    start = json.dumps({"n1": str(log.end)})
+    append(
+        log, put("a", 2, (1, 1, 1, 4)), put("b", None, (1, 1, 1, 5)), put("a", 2, (1, 1, 1, 6), "x")
+    )
+    wanted = spark_filters.EqualTo(("key",), b"a")
+    assert told(between(store.url, wanted, starting=start, map="orders")) == [
+        ("update_preimage", "a", "1", 1),
+        ("update_postimage", "a", "2", 4),
+    ]
+    wanted = spark_filters.EqualTo(("map",), "orders")
+    assert len(between(store.url, wanted, starting=start)) == 3
+    assert [*between(store.url, columns="_change_type,key")[0]] == ["_change_type", "key"]
+
+
+def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
+    log = node(store)
+    engine = ImageEngine(store.url, reader="images")
+    append(log, put("a", 1, (1, 1, 1, 1)), put("b", 1, (1, 1, 1, 2)))
+    log.rotate()
+    engine.images()
+    append(log, put("a", 2, (1, 1, 1, 3)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    prune(cluster(store))
+    with pytest.raises(InvalidSetting, match=r"map 'orders'.*a rewrite covered.*Begin anew"):
+        engine.images()
+
+
+def test_images_of_a_dropped_map_are_an_error(store: SegmentStore) -> None:
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1)))
+    engine.images()
+    append(log, put("a", 2, (1, 1, 1, 2)))
+    drop_map(cluster(store), "orders")
+    with pytest.raises(InvalidSetting, match=r"map 'orders'.*a drop"):
+        engine.images()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"changes": "all"}, "entries or images"),
+        ({"changes": "images", "mode": "latest"}, "all nodes"),
+        ({"changes": "images", "node": "n1"}, "all nodes"),
+        ({"changes": "images", "columns": "epoch"}, "no column 'epoch'"),
+        ({"changes": "images", "starting": "latest"}, "earliest or positions"),
+        ({"changes": "images", "as_of": "1000"}, "last position of every node"),
+    ],
+)
+def test_wrong_options_of_images_are_named(options: dict[str, str], word: str) -> None:
+    with pytest.raises(InvalidSetting, match=word):
+        chosen = Options.parse({"path": "memory://none", **options})
+        ImagesReader(chosen, chosen.kinds())
+
+
+def test_an_entry_of_a_replaced_owner_without_a_repetition_has_no_images() -> None:
+    """No restore has it. A stream without images has it: it reads what a snapshot covers, for which
+    there is no table of owners any more."""
+    name = f"images-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    url = f"memory://{name}"
+    try:
+        key = 0
+        played.play([("put", 0, 0, key), ("delete", 0, 0, key), ("hold", 0, 0, key)])
+        (late,) = played.held["n1"]
+        played.play([("move", 0, 0, key), ("put", 0, 0, 2), ("rewrite", 0, 0, 0)])
+        engines = Engine(url), ImageEngine(url)
+        assert [len(engine.batch()) for engine in engines] == [1, 1]
+        played.append("n1", late.row)  # and the operation is not repeated
+        fresh = MaterializedView(played.log, played.settings)
+        fresh.catch_up()
+        assert [row[1] for rows in fresh.rows("orders") for row in rows] == [KEYS[2]]
+        fresh.close()
+        assert [len(engine.batch()) for engine in engines] == [1, 0]
+        for engine in engines:
+            engine.reader.stop()
+    finally:
+        played.close()
+        forget(name)

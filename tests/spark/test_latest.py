@@ -1,0 +1,131 @@
+"""The tasks of a `latest` read have each key once: ranges of keys where a snapshot has several
+files, and buckets elsewhere. Without Spark's JVM."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from pyspark.sql import datasource as spark_filters
+
+from imap_wal import format
+from imap_wal.entry import clear_of, pack
+from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT
+from imap_wal.read.scan import read_scan
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.run import rewrite
+from pyspark_imap_wal.batch import ImapWalReader
+from pyspark_imap_wal.latest import LatestPartition
+from pyspark_imap_wal.options import Options
+from storage_backends.memory import MemoryStore, forget
+from tests.histories import KEYS, Cluster, put, steps
+from tests.kit.logs import SMALL, append, cluster, node
+from tests.spark.test_stream import archive
+
+pytestmark = pytest.mark.spark
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a snapshot has one key, and a row group of an archive two rows."""
+    monkeypatch.setattr("imap_wal.rewrite.part_writer.PART_ROWS", 1)
+    monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 2)
+
+
+def reader(url: str, *filters: Any, **options: str) -> ImapWalReader:
+    chosen = Options.parse({"path": url, "mode": "latest", **options})
+    made = ImapWalReader(chosen)
+    made.pushFilters(list(filters))
+    return made
+
+
+def lines(made: ImapWalReader) -> list[dict[str, Any]]:
+    return [
+        line
+        for part in made.partitions()
+        for batch in made.read(part)
+        for line in batch.to_pylist()
+    ]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    print_blob=True,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.function_scoped_fixture,
+    ],
+)
+@given(history=steps, task_bytes=st.sampled_from(("1", "4000")), buckets=st.sampled_from("12"))
+def test_the_tasks_have_the_map_over_random_histories(
+    monkeypatch: pytest.MonkeyPatch,
+    history: list[tuple[str, int, int, int]],
+    task_bytes: str,
+    buckets: str,
+) -> None:
+    name = f"latest-{next(_numbers)}"
+    played = Cluster(MemoryStore(name))
+    monkeypatch.setattr("imap_wal.clock.SystemClock.now_ms", lambda _: played.clock.now_ms())
+    url = f"memory://{name}"
+    try:
+        played.play([*history, ("rewrite", 0, 0, 0), *history[:20]])
+        expected = {place: (row[3], row[9][3]) for place, row in played.expected().items()}
+        some = {"task_bytes": task_bytes, "buckets": buckets}
+        found = lines(reader(url, **some))
+        assert len(found) == len(expected), "each key once"
+        assert {(e["map"], e["key"]): (e["value"], e["request"]) for e in found} == expected
+        wanted = spark_filters.EqualTo(("key",), KEYS[1])
+        few = lines(reader(url, wanted, map="orders", **some))
+        assert [(e["key"], e["request"]) for e in few] == [
+            (key, request)
+            for (of, key), (_, request) in expected.items()
+            if of == "orders" and key == KEYS[1]
+        ]
+    finally:
+        played.close()
+        forget(name)
+
+
+def test_a_task_reads_its_files_of_the_snapshot_and_its_row_groups_of_the_logs(
+    memory: MemoryStore,
+) -> None:
+    log = node(memory)
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at + 1)) for at in range(8)))
+    append(log, *(put(f"o{at}", at, (1, 1, 1, at + 11), "other") for at in range(2)))
+    rewrite(cluster(memory), LocalEngine(SMALL), maps=["orders"], skew_ms_max=2**60)
+    append(log, *(put(f"k{at}", "new", (1, 1, 1, at + 21)) for at in range(8)))
+    log.rotate()
+    archive(log)
+    parts = reader(memory.url, task_bytes="1").partitions()
+    ranges = [part for part in parts if isinstance(part, LatestPartition) and part.span]
+    assert len(ranges) == 8 and len(parts) == 9, "and one task for the map without a snapshot"
+    for part in ranges:
+        assert [scan.kind for scan in part.scans].count(SNAPSHOT) == 1
+        (scan,) = (each for each in part.scans if each.kind == ARCHIVE)
+        assert sum(len(batch.rows) for batch in read_scan(memory, scan)) == 1, "of 8"
+    found = lines(reader(memory.url, task_bytes="1"))
+    assert sorted(line["key"] for line in found if line["value"] == b"new") == [
+        b"k%d" % at for at in range(8)
+    ]
+    wanted = spark_filters.EqualTo(("key",), b"k5")
+    assert len(reader(memory.url, wanted, task_bytes="1", map="orders").partitions()) == 1
+
+
+def test_each_task_knows_the_clears_of_its_snapshot(memory: MemoryStore) -> None:
+    """They are in its first file only."""
+    log, other = node(memory), node(memory, "n2")
+    append(log, *(put(f"k{at}", at, (1, 1, 1, at + 11)) for at in range(8)))
+    log.write(format.CLEARS, 1, [pack(clear_of("orders", 0, 1, 1000, (1, 1, 1, 5)))])
+    log.sync()
+    rewrite(cluster(memory), LocalEngine(SMALL), skew_ms_max=2**60)
+    assert cluster(memory).manifest().clears, "it is kept while two nodes are open"
+    append(other, put("k55", "late", (1, 1, 1, 4)), put("k66", "new", (1, 1, 1, 30)))
+    keys = [line["key"].decode() for line in lines(reader(memory.url, task_bytes="1"))]
+    assert sorted(keys) == ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k66", "k7"]
