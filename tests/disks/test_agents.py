@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import MissingNode
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
-from tests.agent.harness import Plugin, plugin, serving
+from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.local import LocalStore
+from storage_backends.own_disk import OwnDiskStore
+from storage_backends.split import SegmentsPlace, record
+from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config
 
@@ -71,7 +79,7 @@ def test_a_killed_cluster_has_all_entries_again(tmp_path: Path) -> None:
         kill(processes)
 
 
-def test_a_disk_that_is_away_is_named_and_left_out_on_request(tmp_path: Path) -> None:
+def test_a_disk_that_is_away_is_named(tmp_path: Path) -> None:
     settings = configs(tmp_path, tail_timeout_s=1)
     processes = [Process(each) for each in settings.values()]
     written = write(settings)
@@ -213,3 +221,45 @@ def test_a_process_without_the_disk_does_not_open_the_log(tmp_path: Path) -> Non
         member.put(a="1")
     with pytest.raises(StorageUnavailable, match="own disk of that node"):
         imap_wal.open(settings.url, node="n1", cluster="programs")
+
+
+def serve_until_upload(settings: AgentConfig, ready: Any, fault: Fault) -> None:
+    """What a child process runs: an agent, and SIGKILL at a planned operation of the root."""
+
+    class Deadly(FaultyStore):
+        def _strike(self, fault: Fault, operation: Any) -> BaseException:
+            os.kill(os.getpid(), signal.SIGKILL)
+            raise AssertionError("unreachable")
+
+    def opened(url: str, wal_dir: Any, tails: Any) -> OwnDiskStore:
+        root = Deadly(LocalStore(url.removeprefix("file://")), Plan((fault,)))
+        record(root, SegmentsPlace(own_disks=True))
+        disk = LocalStore(wal_dir.removeprefix("file://"))
+        return OwnDiskStore(root, disk, wal_dir.disk_of, tails(root))
+
+    setattr(server, "open_store", opened)  # noqa: B010  # it is imported there, and not exported
+    serve_in_process(settings, ready)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("kind", ["create_from", "read"])
+def test_an_upload_that_was_killed_is_completed(tmp_path: Path, kind: str, when: str) -> None:
+    """At the second segment: before and after it is there, and before and after it is checked."""
+    settings = own_disk_config(tmp_path, "n1")
+    fault = Fault("kill", kind=kind, path="*-00000002.wal", when=when)  # type: ignore[arg-type]
+    process = Process(settings, fault, serve_until_upload)
+    written: dict[str, str] = {}
+    with plugin(settings, timeout_ms=3000) as member, pytest.raises((AssertionError, TimeoutError)):
+        for number in itertools.count():
+            key, value = f"k{number % 3000}", f"{number}{'x' * 2000}"
+            assert member.put(**{key: value})[0] == "ack"
+            written[key] = value
+    assert process.wait() == -signal.SIGKILL
+    with serving(settings) as agent:
+        found = restored(settings)
+        assert len(found.items() - written.items()) <= 1, "one change may be in the log unanswered"
+        assert written.keys() <= found.keys()
+        assert agent._log.uploads is not None
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "disk-n1").rglob("*.wal")}
+    there = {file.name: file.read_bytes() for file in (tmp_path / "root").rglob("*.wal")}
+    assert kept == there

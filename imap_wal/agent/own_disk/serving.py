@@ -81,12 +81,12 @@ class TailServer:
         except StorageError as error:
             self._error(sender, number, "storage", str(error))
 
-    def _listed(self, node: str) -> list[tuple[str, int, int]]:
-        """Name, size and time of each file. Raises `NotFound` if this agent is not of this node."""
+    def _listed(self, node: str) -> list[tuple[str, int]]:
+        """Name and size of each file. Raises `NotFound` if this agent is not of this node."""
         if node != self._node:
             raise NotFound(f"the agent of {self._node} listens here", node)
         return [
-            (file.path.rpartition("/")[2], file.size, file.modified_ms)
+            (file.path.rpartition("/")[2], file.size)
             for file in self._disk.list(f"{node}/wal")
             if is_on_disk(file.path)
         ]

@@ -55,10 +55,7 @@ class AgentTails:
     def files(self, node: str) -> list[StoredFile]:
         header, _ = self._ask(node, "tail", node)
         try:
-            return [
-                StoredFile(f"{node}/wal/{name}", int(size), int(modified_ms))
-                for name, size, modified_ms in header[2]
-            ]
+            return [StoredFile(f"{node}/wal/{name}", int(size)) for name, size in header[2]]
         except (LookupError, TypeError, ValueError) as error:
             raise Unavailable(f"its agent's answer has another form ({error!r})", node) from error
 
