@@ -379,6 +379,9 @@ class Agent:
             conflicts=self._view.conflicts_seen,
             disks=disks_of(self._store),
             positions=self._view.positions,
+            upload=log.uploads.statistics if log.uploads is not None else None,
+            tail_reads=self._tail_server.served if self._tail_server is not None else 0,
+            left_out=reads.missing,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -403,6 +406,8 @@ class Agent:
             "reads": now.reads,
             "unmerged_bytes": now.unmerged_bytes,
             "position": str(self._node_log.end),
+            "upload": asdict(now.upload) if now.upload is not None else None,
+            "left_out": dict(now.left_out),
             "claim": sessions.claim(),
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,

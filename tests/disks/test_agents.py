@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import MissingNode
 from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.cli import group
 from storage_backends import open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -263,3 +266,34 @@ def test_an_upload_that_was_killed_is_completed(tmp_path: Path, kind: str, when:
     kept = {file.name: file.read_bytes() for file in (tmp_path / "disk-n1").rglob("*.wal")}
     there = {file.name: file.read_bytes() for file in (tmp_path / "root").rglob("*.wal")}
     assert kept == there
+
+
+def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
+    """The command line reads the root only. A disk elsewhere is no damage; and it is not silent."""
+    settings = own_disk_config(tmp_path, "n1")
+    run = CliRunner()
+    with serving(settings), plugin(settings) as member:
+        for number in range(60):
+            assert member.put(**{f"k{number}": "x" * 2000})[0] == "ack"
+        until_uploaded(tmp_path, "n1")
+        done = run.invoke(group, ["stat", settings.url, "-o", "json"])
+        assert done.exit_code == 0, done.output
+        (forecast,) = json.loads(done.stdout)["forecast"]
+        (disk,) = forecast["own_disks"]
+        assert (disk["node"], forecast["missing"]) == ("n1", [])
+        assert disk["first"] <= disk["last"]
+        assert 0 <= disk["seconds"] < 60
+        done = run.invoke(group, ["stat", settings.url])
+        assert "own disk alone" in " ".join(done.output.split())
+        done = run.invoke(group, ["verify", settings.url])
+        assert done.exit_code == 0, done.output
+        assert "not verified" in " ".join(done.output.split())
+        done = run.invoke(group, ["rewrite", settings.url, "--dry-run"])
+        assert done.exit_code != 0
+        assert "only on the own disk of this node" in str(done.exception)
+        done = run.invoke(group, ["doctor", "--agent", settings.endpoint])
+        assert "bytes are on the own disk alone" in " ".join(done.output.split())
+    for command in ("stat", "verify", "dump"):
+        done = run.invoke(group, [command, settings.url])
+        assert done.exit_code == 0, done.output
+        assert "own disk" not in done.output
