@@ -184,6 +184,7 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             "agents gave a sign, also before a kill",
         )
     yield from _metrics(health)
+    yield from _own_disk(health)
     if health.get("archive_error"):
         yield Check(
             "agent's archive",
@@ -197,6 +198,25 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             WARNING,
             str(health["retention_error"]),
             "covered files stay until it works; nothing is lost",
+        )
+
+
+def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:
+    """What only the agent's own disk has; nothing if its segments are where all see them."""
+    upload = health.get("upload")
+    if upload:
+        what = f"{upload['bytes']:,} bytes are on the own disk alone, for {upload['seconds']:.0f} s"
+        if upload["error"]:
+            text = f"{what}; {upload['error']}"
+            yield Check("agent's uploads", WARNING, text, "it tries again; nothing is lost")
+        else:
+            yield Check("agent's uploads", OK, what)
+    for node, why in (health.get("left_out") or {}).items():
+        yield Check(
+            "agent's restore",
+            PROBLEM,
+            f"entries of node {node!r} are left out: {why}",
+            "start the agent on the machine with that disk; its entries count again then",
         )
 
 

@@ -24,7 +24,8 @@ from storage_backends.lease import system_clock_ms
 from storage_backends.local import LocalStore
 from storage_backends.location import Location, located, of_wal_dir, why_not_followed
 from storage_backends.memory import MemoryStore
-from storage_backends.split import RECORD, SplitStore, record, recorded
+from storage_backends.own_disk import OwnDiskStore, Tails, Unasked
+from storage_backends.split import RECORD, SegmentsPlace, SplitStore, record, recorded
 
 
 def open_store(
@@ -33,13 +34,15 @@ def open_store(
     *,
     wal_dir: str | os.PathLike[str] = "",
     clock_ms: Callable[[], int] = system_clock_ms,
+    tails: Callable[[SegmentStore], Tails] = Unasked,
 ) -> SegmentStore:
     """The store at `url`. Its segments are at another URL if `wal_dir` names one, or if the root
     recorded one at an earlier open. Only that record is written before the first write of data.
 
     `storage_options` override the options of the URL, and may have what does not belong in one:
     `open_store("s3://bucket/root", {"key": …, "secret": …})`. `clock_ms` gives Unix milliseconds
-    for leases.
+    for leases. `tails`: from the root, how to read the disks of other nodes, if each node has its
+    segments on its own disk (`storage_backends.own_disk`).
 
     A place for the segments that only the root names must have the root's scheme and server. It
     gets no options except those of a file of credentials (`Location.known`). Raises `StorageError`
@@ -54,11 +57,14 @@ def open_store(
     root = _open(place, clock_ms)
     try:
         if segments:
-            record(root, segments)
+            own_disk = bool(segments.disk_of)
+            record(root, SegmentsPlace("" if own_disk else segments, own_disk))
         else:
-            found = recorded(root)
-            segments = located(found).knowing(place.known)
-            why = why_not_followed(place, found) if found else ""
+            found = recorded(root) or SegmentsPlace()
+            if found.own_disks:
+                return OwnDiskStore(root, None, "", tails(root))
+            segments = located(found.url).knowing(place.known)
+            why = why_not_followed(place, found.url) if found.url else ""
             if why:
                 named = repr(str(segments))
                 raise StorageError(
@@ -68,7 +74,12 @@ def open_store(
                     "agent's configuration wal_dir)",
                     RECORD,
                 )
-        return SplitStore(root, _open(of_wal_dir(place, segments), clock_ms)) if segments else root
+        if not segments:
+            return root
+        wal = _open(of_wal_dir(place, segments), clock_ms)
+        if segments.disk_of:
+            return OwnDiskStore(root, wal, segments.disk_of, tails(root))
+        return SplitStore(root, wal)
     except BaseException:
         root.close()
         raise

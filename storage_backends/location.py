@@ -36,14 +36,16 @@ class Location(str):
     `file_mode`: of new files on a local storage; folders get the same and the right to enter.
     `known`: options by place, as in a file of credentials, for segments whose place only the root
     names. `encryption_keys`: where the keys come from, not the keys themselves; used by
-    `imap_wal.security.encryption`, not by stores."""
+    `imap_wal.security.encryption`, not by stores. `disk_of`: of a place of segments: the folder of
+    the only node whose segments are there ("": all nodes')."""
 
-    __slots__ = ("encryption_keys", "file_mode", "known", "options", "wal_dir")
+    __slots__ = ("disk_of", "encryption_keys", "file_mode", "known", "options", "wal_dir")
     options: Mapping[str, Any]
     wal_dir: str
     file_mode: int
     known: Mapping[str, Mapping[str, Any]]
     encryption_keys: str
+    disk_of: str
 
     def __new__(
         cls,
@@ -53,6 +55,7 @@ class Location(str):
         file_mode: int = PRIVATE,
         known: Mapping[str, Mapping[str, Any]] | None = None,
         encryption_keys: str = "",
+        disk_of: str = "",
     ) -> Self:
         made = super().__new__(cls, text)
         made.options, made.wal_dir, made.file_mode, made.known = (
@@ -61,35 +64,39 @@ class Location(str):
             file_mode,
             known or {},
         )
-        made.encryption_keys = encryption_keys
+        made.encryption_keys, made.disk_of = encryption_keys, disk_of
         return made
+
+    def _with(self, text: str | None = None, **changes: Any) -> Location:
+        kept = {name: getattr(self, name) for name in self.__slots__}
+        return Location(self if text is None else text, **{**kept, **changes})
 
     def moved(self, text: str) -> Location:
         """The same location with another text."""
-        return Location(
-            text, self.options, self.wal_dir, self.file_mode, self.known, self.encryption_keys
-        )
+        return self._with(text)
+
+    def optioned(self, options: Mapping[str, Any]) -> Location:
+        """The same location with more options, which override its own."""
+        return self._with(options={**self.options, **options})
 
     def with_wal_dir(self, wal_dir: str) -> Location:
         """The same root, with its segments at `wal_dir`."""
-        return Location(
-            self, self.options, wal_dir, self.file_mode, self.known, self.encryption_keys
-        )
+        return self._with(wal_dir=wal_dir)
 
     def with_keys(self, encryption_keys: str) -> Location:
         """The same root, with keys from `encryption_keys`."""
-        return Location(
-            self, self.options, self.wal_dir, self.file_mode, self.known, encryption_keys
-        )
+        return self._with(encryption_keys=encryption_keys)
+
+    def as_disk_of(self, node_folder: str) -> Location:
+        """The same place of segments, as the own disk of one node."""
+        return self._with(disk_of=node_folder)
 
     def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
         """The same with the known options for it and for its `wal_dir`; existing options win."""
         fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
         options = known[max(fitting, key=len)] if fitting else {}
         wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""
-        return Location(
-            self, {**options, **self.options}, wal_dir, self.file_mode, known, self.encryption_keys
-        )
+        return self._with(options={**options, **self.options}, wal_dir=wal_dir, known=known)
 
     @property
     def scheme(self) -> str:
@@ -113,13 +120,10 @@ _ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
     """Split a URL; `options` override those in it. Raises `StorageError` for unreadable options,
     without showing them."""
-    wal_dir, file_mode, encryption_keys = "", PRIVATE, ""
-    found: dict[str, Any] = {}
-    known: Mapping[str, Mapping[str, Any]] = {}
     if isinstance(url, Location):
-        found, wal_dir, file_mode, known = dict(url.options), url.wal_dir, url.file_mode, url.known
-        encryption_keys = url.encryption_keys
-    elif "://" in url:
+        return url.optioned(options or {})
+    found: dict[str, Any] = {}
+    if "://" in url:
         protocol, _, rest = url.partition("://")
         rest, _, query = rest.partition("?")
         authority, slash, path = rest.partition("/")
@@ -137,7 +141,7 @@ def located(url: str, options: Mapping[str, Any] | None = None) -> Location:
             f"{scheme}:/… has one slash after its scheme: write {scheme}://…, or ./{scheme}:/… for "
             "a folder of this name"
         )
-    return Location(url, {**found, **(options or {})}, wal_dir, file_mode, known, encryption_keys)
+    return Location(url, {**found, **(options or {})})
 
 
 def _query_options(query: str) -> dict[str, Any]:
@@ -184,4 +188,5 @@ def of_wal_dir(root: Location, wal_dir: Location) -> Location:
         wal_dir,
         root.options if same and not wal_dir.options else wal_dir.options,
         file_mode=root.file_mode,
+        disk_of=wal_dir.disk_of,
     )

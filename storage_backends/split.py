@@ -1,6 +1,6 @@
 """Two stores as one: segments on one, all other files on the other (`wal_dir`).
 
-    {root}/wal_dir.json                                  where the segments are
+    {root}/wal_dir.json                                  where the segments are: `SegmentsPlace`
     {wal_dir}/{namespace}/{cluster}/nodes/{node}/wal/…   segments, permits and log ids
     {root}/…                                             manifests, locks, archives, snapshots
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from storage_backends.errors import AlreadyExists, Linked, NotFound, StorageError
@@ -21,7 +21,7 @@ from storage_backends.location import located
 from storage_backends.paths import is_wal
 
 RECORD = "wal_dir.json"
-_FORMAT = 1
+_FORMAT, _FORMAT_OWN_DISKS = 1, 2
 
 
 class SplitStore:
@@ -46,7 +46,7 @@ class SplitStore:
     def list(self, folder: str) -> builtins.list[StoredFile]:
         if is_wal(folder):
             return self._wal.list(folder)
-        if not _above_wal(folder):
+        if not above_wal(folder):
             return self._root.list(folder)
         found = [file for file in self._root.list(folder) if not is_wal(file.path)]
         found += [file for file in self._wal.list(folder) if is_wal(file.path)]
@@ -55,7 +55,7 @@ class SplitStore:
     def folders(self, folder: str) -> builtins.list[str]:
         if is_wal(folder):
             return self._wal.folders(folder)
-        if not _above_wal(folder):
+        if not above_wal(folder):
             return self._root.folders(folder)
         return sorted({*self._root.folders(folder), *self._wal.folders(folder)})
 
@@ -107,58 +107,69 @@ class SplitStore:
             self._root.close()
 
 
-def recorded(root: SegmentStore) -> str:
-    """The URL in the root's record; "" without a record. Raises `StorageError` for an unreadable
-    one."""
+@dataclass(frozen=True, slots=True)
+class SegmentsPlace:
+    """Where the segments of a root are. `own_disks`: each node's on its own disk
+    (`storage_backends.own_disk`); otherwise all at `url`, which has no options."""
+
+    url: str = ""
+    own_disks: bool = False
+
+    def __str__(self) -> str:
+        return "the own disk of each node" if self.own_disks else str(located(self.url))
+
+    def encoded(self) -> bytes:
+        place = {"format": _FORMAT, "wal_dir": self.url}
+        own = {"format": _FORMAT_OWN_DISKS, "own_disks": True}
+        return json.dumps(own if self.own_disks else place).encode()
+
+
+def recorded(root: SegmentStore) -> SegmentsPlace | None:
+    """The content of the root's record; None: there is no record. Raises `StorageError` for an
+    unreadable one."""
     try:
         data = json.loads(root.read(RECORD))
     except NotFound:
-        return ""
+        return None
     except (ValueError, RecursionError) as error:
         raise StorageError(
             f"not JSON ({error}); it says where the segments are, bring it back from a copy", RECORD
         ) from error
-    if (
-        not isinstance(data, dict)
-        or data.get("format") != _FORMAT
-        or not isinstance(data.get("wal_dir"), str)
-    ):
-        raise StorageError(
-            "not a record that this version reads; upgrade, or bring it back from a copy", RECORD
-        )
-    return str(data["wal_dir"])
+    match data:
+        case {"format": version, "wal_dir": str(url)} if version == _FORMAT:
+            return SegmentsPlace(url)
+        case {"format": version, "own_disks": True} if version == _FORMAT_OWN_DISKS:
+            return SegmentsPlace(own_disks=True)
+    raise StorageError(
+        "not a record that this version reads; upgrade, or bring it back from a copy", RECORD
+    )
 
 
-def record(root: SegmentStore, wal_dir: str) -> None:
-    """Record in a root without segments that they are at `wal_dir`, a URL without options.
-    Raises `StorageError` if the segments are already somewhere else."""
+def record(root: SegmentStore, place: SegmentsPlace) -> None:
+    """Record in a root without segments where they are. Raises `StorageError` if the segments are
+    already somewhere else."""
     known = recorded(root)
-    if not known:
+    if known is None:
         if any(is_wal(file.path) for file in root.list("")):
             raise StorageError(
-                f"wal_dir is {wal_dir}, but this log has segments under its root already",
+                f"wal_dir is {place}, but this log has segments under its root already",
                 root.url,
             )
         try:
-            root.create(RECORD, _encoded(wal_dir))
+            root.create(RECORD, place.encoded())
         except AlreadyExists:
             known = recorded(root)  # another writer was first
         else:
             return
-    place = located(known)
-    if place != wal_dir:
+    if known is None or (known.own_disks, str(known)) != (place.own_disks, str(place)):
         raise StorageError(
-            f"wal_dir is {wal_dir}, but the segments of this log are in {place}", root.url
+            f"wal_dir is {place}, but the segments of this log are in {known}", root.url
         )
     if known != place:
-        root.replace(RECORD, _encoded(place))  # an early version recorded options, maybe secrets
+        root.replace(RECORD, place.encoded())  # an early version recorded options, maybe secrets
 
 
-def _encoded(wal_dir: str) -> bytes:
-    return json.dumps({"format": _FORMAT, "wal_dir": wal_dir}).encode()
-
-
-def _above_wal(folder: str) -> bool:
+def above_wal(folder: str) -> bool:
     """Whether a folder of segments can be below this one."""
     parts = folder.rstrip("/").split("/", 5)
     return len(parts) < 3 or (len(parts) < 5 and parts[2] == "nodes")

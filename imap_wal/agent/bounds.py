@@ -50,6 +50,12 @@ LOAD_BYTES_MAX = 16 * 1024 * 1024
 """Keys of one `load`, and their bytes; a single key may be larger."""
 UNSENT_BYTES = 64 * 1024 * 1024
 """No answer to a read is begun while this many bytes of earlier answers have not left the agent."""
+TAIL_BYTES_MAX = 4 * 1024 * 1024
+"""Bytes of a segment in the answer to one `tail-read`."""
+TAIL_CONNECTIONS_MAX = 64
+"""Connections of other agents, and of tools, that read the segments on this agent's disk."""
+TAIL_REQUEST_BYTES_MAX = 64 * 1024
+"""The largest request there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,11 @@ comments."""
 
 from __future__ import annotations
 
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,8 +15,16 @@ from imap_wal.agent.access.admission import DEFAULT_ENDPOINT, Access
 from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.bounds import CONNECTIONS_LEAST, CONNECTIONS_MAX
 from imap_wal.agent.membership.start import StartPolicy, StartRules
-from imap_wal.checks import check_seconds, location, mode, nearest, refuse_wrong_types
+from imap_wal.checks import (
+    SECONDS_MAX,
+    check_seconds,
+    location,
+    mode,
+    nearest,
+    refuse_wrong_types,
+)
 from imap_wal.errors import InvalidSetting
+from imap_wal.layout import Identity
 from imap_wal.security.credentials import Credentials
 from imap_wal.settings import Settings
 from storage_backends.location import without_secrets
@@ -26,6 +35,8 @@ CONNECTIONS_MOST = 2**16
 MAPS_MAX, MAPS_MOST = 10_000, 10**6
 RESERVE_BYTES, RESERVE_BYTES_MOST = 64 * 1024 * 1024, 2**40
 """One segment: an archive of it fits, and so do the manifests of a prune."""
+UPLOAD_INTERVAL_S_MIN = 0.1
+_TAIL = re.compile(r"tcp://.+:[0-9]{1,5}")
 VALUE_BYTES_MAX = 2**29
 """An answer may contain a few of the largest keys and values, and must be below 2 GiB, the largest
 frame that a member accepts."""
@@ -36,6 +47,12 @@ class AgentConfig:
     """Settings of an agent.
 
     `url`: root of all logs. `wal_dir`: another URL for the segments being written.
+    `wal_dir_is_local`: only this node sees `wal_dir` (`imap_wal.agent.own_disk`). Then
+    `tail_endpoint`: where other agents read this disk, a TCP address, with `key` and `clients`;
+    `tail_address`: how they reach it, if not by this machine's name; `tail_timeout_s`: how long a
+    restore waits for disks of other nodes that cannot be read, before `log.recovery_policy`
+    decides; `upload_interval_s`: sealed segments are uploaded at once, and a segment is sealed when
+    it reaches this age.
     `storage_options`, `wal_dir_options`: options for the storages of `url` and `wal_dir`; they may
     be secrets, so the `repr` of this object does not show them. `credentials`: a file with such
     options (`imap_wal.security.credentials`).
@@ -57,6 +74,11 @@ class AgentConfig:
 
     url: str
     wal_dir: str = ""
+    wal_dir_is_local: bool = False
+    upload_interval_s: float = 30
+    tail_endpoint: str = ""
+    tail_address: str = ""
+    tail_timeout_s: float = 20
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     wal_dir_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     credentials: str = ""
@@ -126,6 +148,7 @@ class AgentConfig:
             )
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")
+        check_seconds(self.tail_timeout_s, "tail_timeout_s")
         if not self.lifetime_timeout_s and self.start_policy is not StartPolicy.PARTIAL:
             raise InvalidSetting(
                 "lifetime_timeout_s is 0, so agents give no signs, and start_policy is "
@@ -138,18 +161,62 @@ class AgentConfig:
                 f"-{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}"
             )
         self.access.check()
+        if self.wal_dir_is_local or self.tail_endpoint or self.tail_address:
+            self._check_local()
         if self.http_address:
             HttpAddress.parse(self.http_address)
 
     @property
     def access(self) -> Access:
-        return Access(self.endpoint, self.endpoint_mode, self.allow_uids, self.key, self.clients)
+        """Who may connect to `endpoint`. At a Unix socket, `key` and `clients` are for
+        `tail_endpoint` alone."""
+        keys = (self.key, self.clients)
+        if self.tail_endpoint and self.endpoint.startswith("ipc://"):
+            keys = ("", "")
+        return Access(self.endpoint, self.endpoint_mode, self.allow_uids, *keys)
+
+    @property
+    def tail_access(self) -> Access:
+        """Who may connect to `tail_endpoint`."""
+        return Access(self.tail_endpoint, key=self.key, clients=self.clients)
+
+    @property
+    def served_at(self) -> str:
+        """The address of this agent's disk for other agents; "": its segments are not on a disk of
+        its own."""
+        if not self.tail_endpoint or self.tail_address:
+            return self.tail_address
+        host, _, port = self.tail_endpoint.removeprefix("tcp://").rpartition(":")
+        every = host in ("*", "0.0.0.0", "[::]")  # noqa: S104  # it is compared, not listened at
+        return f"tcp://{socket.gethostname() if every else host}:{port}"
+
+    def _check_local(self) -> None:
+        """Raises `InvalidSetting` if the settings of an own disk do not fit together."""
+        if not self.wal_dir_is_local or not self.wal_dir or not self.tail_endpoint:
+            raise InvalidSetting(
+                "wal_dir_is_local, wal_dir and tail_endpoint belong together: the segments are on "
+                "this node's own disk, and other agents read them at tail_endpoint, as in "
+                "tcp://0.0.0.0:7702; docs/how-to/local-disks.md"
+            )
+        for name, text in (("tail_endpoint", self.tail_endpoint), ("tail_address", self.served_at)):
+            if not _TAIL.fullmatch(text):
+                raise InvalidSetting(f"{name} is {text!r}; it takes tcp://host:port")
+        if not UPLOAD_INTERVAL_S_MIN <= self.upload_interval_s <= SECONDS_MAX:
+            raise InvalidSetting(
+                f"upload_interval_s is {self.upload_interval_s}; it takes a number from "
+                f"{UPLOAD_INTERVAL_S_MIN} to {SECONDS_MAX}"
+            )
+        self.tail_access.check()
+        every = self.log.rotate_interval_s or self.upload_interval_s
+        rotating = replace(self.log, rotate_interval_s=min(every, self.upload_interval_s))
+        object.__setattr__(self, "log", rotating)
 
     @property
     def doubts(self) -> list[str]:
         """Warnings for the operator about who may connect."""
         http = HttpAddress.parse(self.http_address).doubt if self.http_address else ""
-        return [doubt for doubt in (self.access.doubt, http) if doubt]
+        tail = self.tail_access.doubt if self.tail_endpoint else ""
+        return [doubt for doubt in (self.access.doubt, tail, http) if doubt]
 
     def _locate(self) -> None:
         """Move the options out of the URLs, and add those of the credentials file."""
@@ -157,6 +224,9 @@ class AgentConfig:
         url = location(self.url, "url", self.storage_options, self.log.file_mode)
         wal_dir = location(self.wal_dir, "wal_dir", self.wal_dir_options)
         object.__setattr__(self, "url", known.given_to(url).with_keys(self.log.encryption_keys))
+        if self.wal_dir_is_local and wal_dir:
+            folder = Identity(self.namespace, self.cluster, self.node).node_folder
+            wal_dir = wal_dir.as_disk_of(folder)
         object.__setattr__(self, "wal_dir", known.given_to(wal_dir))
 
     @property

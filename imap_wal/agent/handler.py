@@ -30,6 +30,7 @@ from imap_wal.agent.requests import (
     Hello,
     Malformed,
     Metadata,
+    OfDisk,
     Stat,
     View,
     Wish,
@@ -55,7 +56,7 @@ LOOK_S = 1.0
 """A hello that claims the log waits for a look at the signs of other agents, at most for this time,
 which is shorter than the wait of a plug-in."""
 
-READS = ("keys", "list", "load", "maps", "schemas")
+READS = ("keys", "list", "load", "maps", "schemas", "tail", "tail-read")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a payload can raise if it is not as in `docs/protocol.md`."""
@@ -244,6 +245,10 @@ class RequestHandler:
             self._hello(message, request, peer, look=kept.number if kept is not None else 0)
         elif isinstance(request, Stat):
             self._router.send(sender, ["stat", request.number, self._statistics()])
+        elif isinstance(request, OfDisk):
+            self.error(
+                sender, request.number, "bad-request", f"{message.kind}: ask at tail_endpoint"
+            )
         elif (connection := self._sessions.connection(sender)) is None:
             self.error(sender, request.number, "not-ready", "say hello first")
         elif isinstance(request, View):

@@ -8,6 +8,7 @@ import structlog
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.sessions import SessionRegistry
+from imap_wal.agent.own_disk.uploads import Uploads
 from imap_wal.errors import ImapWalError
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
@@ -17,10 +18,13 @@ from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import StorageError
+from storage_backends.own_disk import own_disk_of
 from storage_backends.reserve import reserves
 
 SIGN_STOP_S = 5.0
 """How long a close waits for a storage that does not answer."""
+UPLOAD_STOP_S = 10.0
+"""How long a clean stop uploads what only the node's own disk has."""
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -35,8 +39,15 @@ class OpenLog:
         self._config = config
         identity = Identity(config.namespace, config.cluster, config.node)
         context = LogContext(
-            all_logs.store, identity, config.log, all_logs.clock, all_logs.randomness
+            all_logs.store,
+            identity,
+            config.log,
+            all_logs.clock,
+            all_logs.randomness,
+            config.served_at,
+            config.tail_access.public_key() if config.served_at else "",
         )
+        disk = own_disk_of(all_logs.store)
         for reserve in reserves(all_logs.store)[-1:]:
             # Where segments are. Each attempt of an open would use up a little.
             reserve.demand(config.node)
@@ -49,6 +60,10 @@ class OpenLog:
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
             self.writer.start(self.archive, self.remove_covered)
+            self.uploads: Uploads | None = None
+            if disk is not None:
+                self.uploads = Uploads(disk, self.node_log, all_logs.clock, all_logs.randomness)
+                self.uploads.worker.start()
             if self.sessions.sign is not None:
                 self.sessions.sign.start()
             undo.pop_all()
@@ -83,13 +98,17 @@ class OpenLog:
         self.writer.stop()
         if self.sessions.sign is not None:
             self.sessions.sign.stop(SIGN_STOP_S, clean)
-        self.writer.committer.close(clean)
+        try:
+            self.writer.committer.close(clean)
+        finally:
+            if self.uploads is not None:
+                self.uploads.finish(UPLOAD_STOP_S if clean else 0)
 
     @property
     def workers(self) -> list[Worker]:
         """The background threads of this log."""
-        sign = self.sessions.sign
-        return [*self.writer.maintenance.workers, *([sign.worker] if sign is not None else [])]
+        others = [each.worker for each in (self.sessions.sign, self.uploads) if each is not None]
+        return [*self.writer.maintenance.workers, *others]
 
     def archive(self) -> None:
         """Seal the current segment, and turn sealed segments into archives."""

@@ -15,7 +15,12 @@ import msgpack
 from msgspec import Meta, MsgspecError, Raw, Struct
 from msgspec.msgpack import Decoder
 
-from imap_wal.agent.bounds import HEADER_BYTES_MAX, LOAD_BYTES_MAX, LOAD_KEYS_MAX
+from imap_wal.agent.bounds import (
+    HEADER_BYTES_MAX,
+    LOAD_BYTES_MAX,
+    LOAD_KEYS_MAX,
+    TAIL_BYTES_MAX,
+)
 from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 from imap_wal.manifest.claims import MEMBERS_MAX
@@ -24,6 +29,8 @@ UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A UUID of a cluster, member or plug-in, as Java and Python write it."""
 LABEL_MAX = 255
 """Characters of a version or a token."""
+PATH_MAX = 2000
+"""Characters of a path inside a root."""
 NAMES_MAX = 10_000
 """Maps in one request."""
 TEXT_MAX = 1000
@@ -37,6 +44,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=1, le=COUNT_MAX)]
 Id: TypeAlias = Annotated[str, Meta(pattern=rf"\A{UUID}\Z")]
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=rf"\A({UUID})?\Z")]
 Label: TypeAlias = Annotated[str, Meta(max_length=LABEL_MAX)]
+Path: TypeAlias = Annotated[str, Meta(min_length=1, max_length=PATH_MAX)]
 Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 
@@ -139,8 +147,25 @@ class Bye(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=
     number: Number
 
 
+class Tail(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="tail"):
+    """The files on the disk of a node, by the node's folder."""
+
+    number: Number
+    node: Path
+
+
+class TailRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="tail-read"):
+    """A part of one of these files."""
+
+    number: Number
+    path: Path
+    offset: Number
+    length: Annotated[int, Meta(ge=1, le=TAIL_BYTES_MAX)]
+
+
 Read: TypeAlias = Keys | List | Load | Maps | Schemas
-Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye
+OfDisk: TypeAlias = Tail | TailRead
+Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye | OfDisk
 
 
 class Malformed(Struct, frozen=True):

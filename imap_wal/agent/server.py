@@ -27,6 +27,8 @@ from imap_wal.agent.mender import Mender
 from imap_wal.agent.monitoring.listener import HttpListener
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
+from imap_wal.agent.own_disk.serving import TailServer
+from imap_wal.agent.own_disk.tails import AgentTails
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import (
@@ -51,7 +53,8 @@ from imap_wal.read.view import MaterializedView
 from imap_wal.security.encryption import open_store
 from imap_wal.worker import Worker
 from imap_wal.write.opening import holder_text
-from storage_backends import StorageError
+from storage_backends import SegmentStore, StorageError
+from storage_backends.own_disk import Tails, own_disk_of
 from storage_backends.ownership import doubts
 from storage_backends.reserve import disks_of
 
@@ -85,7 +88,7 @@ class Agent:
         self.config = config
         self._clock = SystemClock(config.clock_offset_ms)
         randomness = SystemRandomness()
-        self._store = open_store(config.url, wal_dir=config.wal_dir)
+        self._store = open_store(config.url, wal_dir=config.wal_dir, tails=self._tails_of)
         self._all_logs = ClusterLog(
             self._store, config.namespace, config.cluster, self._clock, randomness
         )
@@ -121,6 +124,9 @@ class Agent:
                 check_pair(rules.own)
             self._use(OpenLog(config, self._all_logs, takeover=config.takeover))
             opened.callback(self._log.close, clean=True)
+            self._tail_server = self._serve_tail()
+            if self._tail_server is not None:
+                opened.callback(self._tail_server.close)
             self._router = Router(endpoint, self.bounds, rules, self._clock, self._lines)
             opened.pop_all()
         work = Work()
@@ -134,13 +140,29 @@ class Agent:
 
             self._http = listener(config.http_address, self.snapshot, self._clock)
 
+    def _tails_of(self, root: SegmentStore) -> Tails:
+        """How this agent reads the disks of other nodes."""
+        key = self.config.tail_access.own_key() if self.config.tail_endpoint else None
+        return AgentTails(root, key, self._clock, SystemRandomness())
+
+    def _serve_tail(self) -> TailServer | None:
+        """Serve this node's own disk to other agents, if its segments are there."""
+        disk, access = own_disk_of(self._store), self.config.tail_access
+        if disk is None or disk.disk is None:
+            return None
+        rules = access.rules(self._clock)
+        return TailServer(disk, self.config.tail_endpoint, rules, self._clock, self._lines)
+
     def _reads_with(self, work: Work, randomness: Randomness) -> Reads:
+        disk = own_disk_of(self._store)
         return Reads(
             self._view,
             self._router.outbox,
             lambda: self._committer.statistics.bytes,
             self._router.door.shut,
             lambda message: demand(self._router.peer(message.user), message.request),
+            tail_timeout_s=self.config.tail_timeout_s,
+            waits=lambda: disk is not None and disk.waits,
             at_once=self.config.restore_at_start,
             clock=self._clock,
             randomness=randomness,
@@ -177,6 +199,8 @@ class Agent:
             with ExitStack() as closing:  # each callback runs, even if another one raises
                 closing.callback(self._store.close)
                 closing.callback(lambda: self._router.close(wait=self._reads.worker.stop(0)))
+                if self._tail_server is not None:
+                    closing.callback(self._tail_server.close)
                 closing.callback(self._close_log, clean)
                 closing.callback(self._close_reads)
                 if self._http is not None:
@@ -311,6 +335,7 @@ class Agent:
             *self._router.workers,
             *self._log.workers,
             *([mender.worker] if mender is not None else []),
+            *([self._tail_server.worker] if self._tail_server is not None else []),
             *([self._http.worker] if self._http is not None else []),
         ]
 
@@ -354,6 +379,9 @@ class Agent:
             conflicts=self._view.conflicts_seen,
             disks=disks_of(self._store),
             positions=self._view.positions,
+            upload=log.uploads.statistics if log.uploads is not None else None,
+            tail_reads=self._tail_server.served if self._tail_server is not None else 0,
+            left_out=reads.missing,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -378,6 +406,8 @@ class Agent:
             "reads": now.reads,
             "unmerged_bytes": now.unmerged_bytes,
             "position": str(self._node_log.end),
+            "upload": asdict(now.upload) if now.upload is not None else None,
+            "left_out": dict(now.left_out),
             "claim": sessions.claim(),
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,

@@ -129,7 +129,7 @@ class ClusterView:
     def unreadable_nodes(self) -> list[str]:
         """Missing nodes, and nodes without segments: their disk may not be mounted. A restart
         refuses to continue without them."""
-        away = [node.name for node in self.nodes if not node.manifest.lives_in(node.wal.logs)]
+        away = [node.name for node in self.nodes if not node.manifest.is_whole(node.wal)]
         return sorted({*self.missing_nodes, *away})
 
     def state_of(self, name: str) -> str:

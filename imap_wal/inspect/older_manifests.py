@@ -12,7 +12,7 @@ from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.evidence import Evidence, of_files
 from imap_wal.manifest.node import NodeManifest, Seen
-from imap_wal.manifest.older import foreign_wal, older_epoch
+from imap_wal.manifest.older import foreign_wal, older_epoch, unseen_segments
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import NotFound, SegmentStore
 
@@ -130,6 +130,8 @@ def _homes(store: SegmentStore, node: NodeView) -> dict[str, str]:
 def misplaced_wal(node: NodeView) -> str:
     """Why the segments beside a node's manifest belong to another log; "" if they do not."""
     manifest = node.manifest
-    if manifest.lives_in(node.wal.logs):
+    if manifest.is_whole(node.wal):
         return ""
+    if manifest.address and not node.wal.logs:
+        return unseen_segments(manifest, node.wal, "")
     return foreign_wal(node.folder, manifest, node.wal.logs)

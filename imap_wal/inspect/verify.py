@@ -206,7 +206,10 @@ def _plan_wal(
     """Findings of the listing of segments. Appends each segment that counts to `units`."""
     manifest = node.manifest
     misplaced = older_manifests.misplaced_wal(node)
-    if misplaced:
+    elsewhere = bool(misplaced and manifest.address and not node.wal.logs)
+    if elsewhere:
+        yield Finding(f"{node.folder}/wal", "node", CLEAN, what=f"{misplaced}: not verified")
+    elif misplaced:
         yield Finding(f"{node.folder}/wal", "node", CORRUPT, what=misplaced, advice=MISSING)
         return
     for segment in node.wal.void:
@@ -248,6 +251,8 @@ def _plan_wal(
             )
         )
     missing = range(expected, max(manifest.checkpoint.segment, manifest.newest) + 1)
+    if elsewhere:
+        return
     yield from _missing(
         node,
         manifest.checkpoint.epoch,

@@ -185,5 +185,8 @@ NOT_OF_VERSION_1 = (
     "cluster",
     "clears",
     "by_key",
+    "address",
+    "address_key",
+    "given_up",
 )
 """Written only when they are set."""

@@ -26,6 +26,7 @@ from imap_wal.manifest.store import (
     PACKED_FROM,
     ManifestLog,
 )
+from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
 
 LOG = "log"
@@ -164,6 +165,14 @@ class NodeManifest:
     """An archive has, or had, clears."""
     by_key: bool = False
     """The rows of an archive are, or were, sorted by key."""
+    address: str = ""
+    """Where the agent serves the segments on its own disk to others; "": the segments are where all
+    see them."""
+    address_key: str = ""
+    """The public key of the agent there; "": it has none."""
+    given_up: tuple[Whole, Whole, Whole] = (0, 0, 0)
+    """(epoch, first, last): the numbers of the segments that were lost with a disk, when an open
+    continued without them. They are empty segments of this epoch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
@@ -173,6 +182,20 @@ class NodeManifest:
         """Whether a `wal/` folder with the segments of these logs belongs to this log; see
         `WalFolder.logs` in `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
         return not self.wal_id or self.wal_id in logs
+
+    def unseen(self, wal: WalFolder) -> range:
+        """The numbers of the segments that are missing at the end of a listing. With an `address`,
+        they are on the node's own disk."""
+        following = self.archived[1] + 1
+        for segment in wal.segments:
+            following += segment.number == following
+        return range(following, max(self.newest, self.checkpoint.segment) + 1)
+
+    def is_whole(self, wal: WalFolder) -> bool:
+        """Whether a listing has the whole log: the node's disk was read, or all its segments were
+        uploaded. The manifest names each segment before an entry in it counts."""
+        uploaded = bool(self.address) and not wal.logs and not self.unseen(wal)
+        return uploaded or self.lives_in(wal.logs)
 
     @property
     def empty(self) -> bool:

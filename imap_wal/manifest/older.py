@@ -10,6 +10,7 @@ from imap_wal.errors import CorruptLog
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.store import ManifestLog
+from imap_wal.segment.listing import SegmentFile, WalFolder
 from storage_backends import SegmentStore
 
 MISSING_ADVICE = (
@@ -26,6 +27,28 @@ def foreign_wal(folder: str, manifest: NodeManifest, found: Collection[str]) -> 
         "its disk is not mounted here or was "
         "replaced, or wal_dir is on another machine"
     )
+
+
+def unseen_segments(manifest: NodeManifest, wal: WalFolder, why: str) -> str:
+    """The error text if a node's own disk cannot be read, and has segments that it did not upload.
+    `why`: why it cannot be read."""
+    return (
+        f"{unseen_text(manifest, wal)} are only on the own disk of this node, which cannot be read "
+        f"({why or 'its agent was not asked'})"
+    )
+
+
+def unseen_text(manifest: NodeManifest, wal: WalFolder) -> str:
+    """The missing segments at a log's end, and the last position before them, as text."""
+    unseen, files = manifest.unseen(wal), without_gap(manifest, wal)
+    epoch, number = files[-1].name if files else manifest.archived
+    return f"all entries in segments {unseen[0]} to {unseen[-1]}, after {epoch:08d}-{number:08d},"
+
+
+def without_gap(manifest: NodeManifest, wal: WalFolder) -> tuple[SegmentFile, ...]:
+    """The segments of a listing before the first one that is missing."""
+    missing = manifest.unseen(wal)
+    return tuple(each for each in wal.segments if each.number < missing.start)
 
 
 def older_manifest(path: str, evidence: str) -> CorruptLog:

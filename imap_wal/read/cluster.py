@@ -33,6 +33,8 @@ from imap_wal.manifest.older import (
     older_epoch,
     older_manifest,
     opened_epochs,
+    unseen_segments,
+    without_gap,
 )
 from imap_wal.read.file_scan import (
     ARCHIVE,
@@ -49,6 +51,7 @@ from imap_wal.read.state import ClusterState, NodeState
 from imap_wal.segment.listing import SegmentFile, sorted_out
 from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore
+from storage_backends.own_disk import why_away
 
 ATTEMPTS = 8
 """How often a pass starts again because files were removed during it."""
@@ -134,6 +137,7 @@ class ClusterLog:
                 {name: node for name, node in found.items() if name not in missing},
                 missing,
                 number,
+                {name: found[name] for name in missing if self._is_part(found[name], registered)},
             )
         if evidence:
             raise older_manifest(where, evidence)
@@ -151,6 +155,12 @@ class ClusterLog:
         return mark_beyond(name, node.manifest, node.last, cluster) or older_epoch(
             node.manifest, opened
         )
+
+    @staticmethod
+    def _is_part(found: NodeState, registered: Mapping[str, str]) -> bool:
+        """Whether a node whose disk cannot be read uploaded a part of its log."""
+        manifest = found.manifest
+        return bool(manifest.address) and manifest.directory == registered[found.name]
 
     @staticmethod
     def _missing(found: NodeState, directory: str) -> str:
@@ -180,7 +190,10 @@ class ClusterLog:
                     "(`imap-wal repair` makes one)"
                 )
                 return NodeState(name, folder, manifest, (), why)
-            if not manifest.lives_in(wal.logs):
+            if not manifest.is_whole(wal):
+                if manifest.address and not wal.logs:
+                    why = unseen_segments(manifest, wal, why_away(self.store, folder))
+                    return NodeState(name, folder, manifest, without_gap(manifest, wal), why)
                 return NodeState(
                     name, folder, manifest, (), foreign_wal(folder, manifest, wal.logs)
                 )
@@ -235,6 +248,7 @@ class ClusterLog:
         gets the damage of a file, and reading continues with the next file."""
         state = state or self.state()
         state.demand(policy)
+        state = state.with_parts()
         if snapshots:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
@@ -273,7 +287,7 @@ class ClusterLog:
         for attempt in range(ATTEMPTS):
             now = state
             if attempt:
-                now = self.state()
+                now = self.state().with_parts()
                 if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
                     raise NotFound(
                         "the log was rewritten while it was read; begin again", self.folder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from imap_wal.errors import MissingNode
 from imap_wal.format import START, Position
@@ -34,13 +34,19 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason."""
+    """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason.
+    `parts`: of those whose own disk cannot be read, what they uploaded."""
 
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
     missing: Mapping[str, str]
     number: int = 0
     """The number of the cluster's manifest."""
+    parts: Mapping[str, NodeState] = field(default_factory=dict)
+
+    def with_parts(self) -> ClusterState:
+        """The state with `parts` among the nodes, for readers that may leave entries out."""
+        return replace(self, nodes={**self.nodes, **self.parts}) if self.parts else self
 
     @property
     def seen(self) -> Seen:

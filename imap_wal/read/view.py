@@ -321,7 +321,7 @@ class MaterializedView:
             same = known.segments and [each.path for each in wal.segments] == [
                 each.path for each in known.segments
             ]
-            if not same or not manifest.lives_in(wal.logs):
+            if not same or not manifest.is_whole(wal):
                 found = log.node(name)
                 if found == known:
                     continue
@@ -339,6 +339,8 @@ class MaterializedView:
                 moved.add(name)
         for name in state.missing:
             found = log.node(name)
+            if name in state.parts and found.segments != state.parts[name].segments:
+                return None  # it has uploaded more
             if not found.missing and found.manifest.directory == state.manifest.nodes[name]:
                 return None  # it has returned
         # After the nodes, as in `ClusterLog.state`: anything removed from a node is in a snapshot
@@ -366,7 +368,7 @@ class MaterializedView:
     def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
         """Read the unmerged part, of some nodes or of all."""
         state.demand(self._settings.recovery_policy)
-        self._missing = state.missing
+        state, self._missing = state.with_parts(), state.missing
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []

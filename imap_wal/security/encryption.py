@@ -26,7 +26,7 @@ from __future__ import annotations
 import hmac
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -49,6 +49,7 @@ from imap_wal.security.encryption_keys import NO_KEYS, PLAIN, KeyRing, Keys
 from storage_backends import Appender, Lock, SegmentStore
 from storage_backends.gated import GatedStore
 from storage_backends.location import Location, located
+from storage_backends.own_disk import Tails, Unasked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -95,12 +96,16 @@ def with_keys(store: SegmentStore, source: str) -> SegmentStore:
 
 
 def open_store(
-    url: str | os.PathLike[str], *, wal_dir: str | os.PathLike[str] = ""
+    url: str | os.PathLike[str],
+    *,
+    wal_dir: str | os.PathLike[str] = "",
+    tails: Callable[[SegmentStore], Tails] = Unasked,
 ) -> SegmentStore:
     """`storage_backends.open_store` with the keys that the location names. Raises the same errors,
     and `InvalidSetting`."""
     place = url if isinstance(url, Location) else location(url)
-    return with_keys(storage_backends.open_store(place, wal_dir=wal_dir), place.encryption_keys)
+    store = storage_backends.open_store(place, wal_dir=wal_dir, tails=tails)
+    return with_keys(store, place.encryption_keys)
 
 
 def keys_of(store: object) -> Keys:

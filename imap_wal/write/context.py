@@ -14,13 +14,16 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class LogContext:
-    """The place, identity and settings of a node's log, and the process's clock and randomness."""
+    """The place, identity and settings of a node's log, and the process's clock and randomness.
+    `address`, `address_key`: see `NodeManifest`."""
 
     store: SegmentStore
     identity: Identity
     settings: Settings
     clock: Clock
     randomness: Randomness
+    address: str = ""
+    address_key: str = ""
     key_ring: KeyRing = field(init=False)
     """The keys of the store when this was made."""
 

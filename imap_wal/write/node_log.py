@@ -227,6 +227,12 @@ class NodeLog:
         return self._segment is not None and self._segment.size >= self.settings.segment_bytes
 
     @property
+    def unsealed_bytes(self) -> int:
+        """Bytes of the current segment; 0 without one. Safe from any thread."""
+        segment = self._segment
+        return 0 if segment is None else segment.size
+
+    @property
     def age_s(self) -> float:
         """Seconds since the current segment began; 0 without one. Safe from any thread."""
         began = self._began
@@ -313,8 +319,11 @@ class NodeLog:
 
         try:
             self.manifests.update(change)
-        # Appending continues even if only the segments can be reached.
         except (StorageError, LostRace) as error:
+            if self.context.address:
+                # Without this entry, a loss of the disk would not show that a segment was lost.
+                raise
+            # Appending continues even if only the segments can be reached.
             _log.warning(
                 "segment %d of node %r could not be entered into the manifest: %s",
                 number,

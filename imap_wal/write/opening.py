@@ -37,6 +37,7 @@ from imap_wal.write.object_segment import shut_out
 from imap_wal.write.recovery import RecoveredState, recover
 from imap_wal.write.registration import Registration, demand_current
 from storage_backends import AlreadyExists, Locked, NotFound
+from storage_backends.own_disk import demand_own
 
 _log = logging.getLogger("imap_wal")
 
@@ -86,6 +87,7 @@ def open_node_log(
             )
         )
     folder = identity.node_folder
+    demand_own(store, folder)
     opening = _Opening(
         context, takeover=takeover, embedded=embedded, directory=directory, maps=maps
     )
@@ -348,6 +350,8 @@ class _Opening:
             session=before.session if before.directory else first_session,
             wal_id=before.wal_id or randomness.name(),
             permit=randomness.token().hex() if self._store.capabilities.durable_append else "",
+            address=self._context.address,
+            address_key=self._context.address_key,
         )
 
     def _note_recovered(self, claimed: NodeManifest, recovered: RecoveredState) -> NodeManifest:

@@ -29,7 +29,7 @@ from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.security.encryption import sealed
-from imap_wal.segment.listing import wal_folder
+from imap_wal.segment.listing import WalFolder, wal_folder
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.segment.verdict import (
@@ -129,6 +129,10 @@ class _Recovery:
         found = wal_folder(
             self._store, self._identity.node_folder, manifest.archived, manifest.begins
         )
+        if self._fill(found):
+            found = wal_folder(
+                self._store, self._identity.node_folder, manifest.archived, manifest.begins
+            )
         numbers = [each.number for each in found.segments]
         self._next_segment = (
             max([*numbers, manifest.archived[1], manifest.checkpoint.segment, manifest.newest]) + 1
@@ -183,6 +187,21 @@ class _Recovery:
         return RecoveredState(
             recovery, self._requests, self._end, self._next_segment, self._checksum or 0
         )
+
+    def _fill(self, found: WalFolder) -> bool:
+        """Create the segments that were given up with a disk, empty: each number that was used has
+        a file. Returns whether one was missing."""
+        epoch, first, last = self._manifest.given_up
+        there = {each.number for each in found.segments}
+        missing = {*range(max(first, self._manifest.archived[1] + 1), last + 1)} - there
+        if not last or not missing:
+            return False
+        self._claim()
+        for number in sorted(missing):
+            path = layout.wal_path(self._identity.node_folder, epoch, number)
+            with suppress(AlreadyExists):  # our own create, its answer was lost
+                self._store.create(path, self._empty(_File(epoch, number, path, 0)))
+        return True
 
     # ---- scanning ----
 

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 from imap_wal import layout
 from imap_wal.errors import MissingNode
+from imap_wal.format import START
 from imap_wal.manifest import evidence
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.node import NodeManifest
-from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest
+from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest, unseen_text
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.listing import WalFolder, wal_folder
 from imap_wal.settings import RecoveryPolicy
@@ -98,6 +99,8 @@ class Registration:
         after all known ones."""
         if before.lives_in(wal.logs):
             return before
+        if before.address and not wal.logs:
+            return self._on_new_disk(before, wal, cluster)
         what = (
             f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
         )
@@ -123,6 +126,37 @@ class Registration:
             ]
         )
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
+
+    def _on_new_disk(
+        self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
+    ) -> NodeManifest:
+        """The manifest of a log whose segments are on a disk of its own, on a disk without them: it
+        continues after what was uploaded. If that is not all, only if the recovery policy allows
+        it, and the manifest says which segments are given up."""
+        marks = cluster.covered(self._context.identity.node)
+        newest = max([before.newest, *(mark.position.segment for mark in marks)])
+        before = replace(before, newest=newest)
+        unseen = before.unseen(wal)
+        if not unseen:
+            return replace(before, wal_id="")
+        what = (
+            f"node {self._context.identity.node!r}: its disk is new or another one: there is no "
+            f"file {self._folder}/wal/{before.wal_id}.log; {unseen_text(before, wal)} were only on "
+            "the former disk"
+        )
+        if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+            raise MissingNode(what, MISSING_ADVICE)
+        _log.warning("%s; this node continues without them", what)
+        return replace(
+            before,
+            wal_id="",
+            clean=False,
+            # They may name entries that are lost: then a request that is sent again is no
+            # repetition.
+            checkpoint=START,
+            requests={},
+            given_up=(before.epoch, unseen[0], unseen[-1]),
+        )
 
     def first_session(self, cluster: ClusterManifest, number: int) -> int:
         """Where the sessions of a new log begin. Order compares them with those of a former log of

@@ -194,7 +194,8 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
-    the command, for agents that misbehave. With `lifetime_timeout_s` 0 a cluster that is started
+    the command, for agents that misbehave. `own_disk`: its segments are in a folder of its own,
+    which no other agent is given. With `lifetime_timeout_s` 0 a cluster that is started
     does not wait for the one before it, nor for other nodes."""
 
     def __init__(
@@ -208,6 +209,7 @@ class Agent(Child):
         endpoint: str = "",
         lifetime_timeout_s: float = 0,
         restore_at_start: bool = True,
+        own_disk: bool = False,
         **settings: Any,
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
@@ -224,6 +226,14 @@ class Agent(Child):
             "restore_at_start": restore_at_start,
             "start_policy": "wait-all" if lifetime_timeout_s else "partial",
         }
+        if own_disk:
+            top |= {
+                "wal_dir": (folder / f"disk-{node}").as_uri(),
+                "wal_dir_is_local": True,
+                "tail_endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}",
+                "tail_timeout_s": 2,
+                "upload_interval_s": 1000,
+            }
         lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
         self.config.write_text(
             "\n".join(
@@ -373,6 +383,7 @@ class Cluster:
         network: Network | None = None,
         properties: Mapping[str, str] | None = None,
         lifetime_timeout_s: float = LIFETIME_TIMEOUT_S,
+        own_disks: bool = False,
         **settings: Any,
     ) -> None:
         self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
@@ -386,6 +397,7 @@ class Cluster:
                 self.url,
                 clock_offset_ms=offset,
                 lifetime_timeout_s=lifetime_timeout_s,
+                own_disk=own_disks,
                 **settings,
             )
             for number, offset in enumerate(offsets_ms, 1)

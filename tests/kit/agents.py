@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections.abc import Callable
 from typing import Any
 
 from imap_wal import entry as entries
@@ -56,11 +57,17 @@ def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
 class Process:
     """An agent in its own process."""
 
-    def __init__(self, settings: AgentConfig, fault: Fault | None = None) -> None:
+    def __init__(
+        self,
+        settings: AgentConfig,
+        fault: Fault | None = None,
+        until: Callable[..., None] = serve_until_fault,
+    ) -> None:
+        """`until`: what the process runs if there is a fault."""
         ours, theirs = _context.Pipe(duplex=False)
         arguments = (settings, theirs) if fault is None else (settings, theirs, fault)
         self.process = _context.Process(
-            target=serve_in_process if fault is None else serve_until_fault, args=arguments
+            target=serve_in_process if fault is None else until, args=arguments
         )
         self.process.start()
         theirs.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
+from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
 from imap_wal.histogram import Distribution
 from imap_wal.read.view import MergeProgress, MergeStatistics
@@ -53,5 +54,8 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "conflicts": 0,
         "positions": {"n1": "(7, 1, 5, 0)", "n2": "(2, 3, 1, 9)"},
         "disks": {"root": DiskState(900, 1000, 64, 64)},
+        "upload": UploadStatistics(5000, 3.5, 7, 70_000, 2, ""),
+        "tail_reads": 11,
+        "left_out": {},
     }
     return AgentSnapshot(**{**fields, **changes})

@@ -117,6 +117,15 @@ class Access:
             )
         return ClientKeys(read_secret(self.key), Clients(self.clients, clock)) if self.key else None
 
+    def own_key(self) -> KeyPair | None:
+        """The agent's own key; None: it has none. Raises `InvalidSetting`."""
+        return read_secret(self.key) if self.key else None
+
+    def public_key(self) -> str:
+        """The public part of it; "": it has none. Raises `InvalidSetting`."""
+        key = self.own_key()
+        return "" if key is None else key.public
+
     def check_files(self) -> None:
         """Raises `InvalidSetting` if the files of keys cannot be used."""
         if self.key:

@@ -118,10 +118,18 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
         return ForgetReport(node, log_id, missing, lost, deleted, dry_run, refused=refused)
     if refused:
         raise InvalidSetting(refused)
+    if left.address and not missing and not left.clean:
+        raise InvalidSetting(
+            f"the agent of node {node!r} runs, and only it opens the log on its disk; stop it "
+            "first: a clean stop uploads what only that disk has"
+        )
     with ExitStack() as stack:
         # Otherwise an earlier run is incomplete, or the segments are not here; then a writer, if
         # there is one, is refused when it next needs the manifest.
-        if missing and left.directory == log_id and not left.forgotten:
+        if (missing or left.address) and left.directory == log_id and not left.forgotten:
+            if left.address:  # its disk is elsewhere: its writer is fenced by the permit alone
+                folder = log.node_folder(node)
+                log.store.delete(layout.writer_path(folder, left.epoch, left.permit))
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
             identity = Identity(log.namespace, log.cluster, node)

@@ -257,6 +257,49 @@ METRICS: tuple[AgentMetric, ...] = (
         lambda now: {name: float(disk.held < disk.wanted) for name, disk in now.disks.items()},
         "folder",
     ),
+    # Own disks
+    AgentMetric(
+        "imap_wal_upload_waiting_bytes",
+        "gauge",
+        "Bytes that only the node's own disk has; absent without one.",
+        lambda now: None if now.upload is None else now.upload.bytes,
+    ),
+    AgentMetric(
+        "imap_wal_upload_waiting_seconds",
+        "gauge",
+        "Age of the oldest segment that only the node's own disk has; 0: none has entries.",
+        lambda now: None if now.upload is None else now.upload.seconds,
+    ),
+    AgentMetric(
+        "imap_wal_uploads_total",
+        "counter",
+        "Segments that were uploaded since the log was opened.",
+        lambda now: None if now.upload is None else now.upload.uploaded,
+    ),
+    AgentMetric(
+        "imap_wal_uploaded_bytes_total",
+        "counter",
+        "Bytes that were uploaded since the log was opened.",
+        lambda now: None if now.upload is None else now.upload.uploaded_bytes,
+    ),
+    AgentMetric(
+        "imap_wal_upload_failures_total",
+        "counter",
+        "Runs to upload segments that failed.",
+        lambda now: None if now.upload is None else now.upload.failures,
+    ),
+    AgentMetric(
+        "imap_wal_tail_reads_total",
+        "counter",
+        "Parts of segments on the own disk that other agents read.",
+        lambda now: now.tail_reads,
+    ),
+    AgentMetric(
+        "imap_wal_left_out_nodes",
+        "gauge",
+        "Nodes whose entries, or a part of them, the last merge left out.",
+        lambda now: len(now.left_out),
+    ),
     # Members
     AgentMetric(
         "imap_wal_connections",

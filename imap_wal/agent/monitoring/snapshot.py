@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
 from imap_wal.read.view import MergeProgress, MergeStatistics
 from imap_wal.worker import WorkerState
@@ -24,8 +25,11 @@ class AgentSnapshot:
     in the log. `errors`: answers with an error, by code. `peers_refused`: connections that were not
     admitted. `incarnation`: of the newest claim. `alive`: its members may be alive.
     `waiting_seconds`: how long a new cluster has waited for the log; 0: none waits. `lease_age_s`:
-    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders,
-    by `root` and `wal`. `positions`: up to where each node's log is merged."""
+    None without a lease. `merge`: the last part of the last merge. `disks`: of local folders, by
+    `root` and `wal`. `positions`: up to where each node's log is merged. `upload`: what only the
+    node's own disk has; None: its segments are where all see them. `tail_reads`: parts of segments
+    that were served to other agents. `left_out`: nodes whose entries, or a part of them, the last
+    merge left out, with the reason."""
 
     namespace: str
     cluster: str
@@ -59,6 +63,9 @@ class AgentSnapshot:
     conflicts: int
     disks: Mapping[str, DiskState]
     positions: Mapping[str, str]
+    upload: UploadStatistics | None
+    tail_reads: int
+    left_out: Mapping[str, str]
 
     @property
     def dead_threads(self) -> list[str]:

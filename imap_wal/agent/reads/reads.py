@@ -16,14 +16,15 @@ import structlog
 from imap_wal import layout
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
-from imap_wal.agent.reads.unsent import Payload, Unsent
+from imap_wal.agent.reads.unsent import Unsent
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
+from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
-from imap_wal.errors import ImapWalError, InvalidSetting, NotAllowed
+from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NotAllowed
 from imap_wal.read.newest.partitions import Partitions, is_count
 from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
@@ -43,6 +44,9 @@ CLOSE_S = 5
 AGAIN_S, AGAIN_S_MAX = 1.0, 600.0
 """The pause before a failed restore at start is tried again; it doubles each time, up to the
 maximum, because a restore may read all logs."""
+
+TAIL_LOOK_S = 0.25
+"""The pause before a merge looks again for disks of other nodes that could not be read."""
 
 FRESH_BYTES = 8 * 1024 * 1024
 """When this node has appended this much since the last merge, the next merge runs without a
@@ -84,8 +88,9 @@ class Reads:
 
     `appended` returns how many bytes this node has appended. `disconnect` closes a connection and
     logs the reason. `demand` raises `NotAllowed` unless the sender still has the right to read.
-    `at_once`: merge all logs now, without waiting for a request. `work`: what `view` reports its
-    progress to."""
+    `tail_timeout_s`: how long a merge waits for disks of other nodes that cannot be read now, while
+    `waits` returns True. `at_once`: merge all logs now, without waiting for a request. `work`: what
+    `view` reports its progress to."""
 
     def __init__(
         self,
@@ -95,6 +100,8 @@ class Reads:
         disconnect: Callable[[bytes, str], None] = lambda sender, why: None,
         demand: Callable[[Message], None] = lambda message: None,
         *,
+        tail_timeout_s: float = 0,
+        waits: Callable[[], bool] = lambda: False,
         at_once: bool,
         clock: Clock,
         randomness: Randomness,
@@ -105,6 +112,7 @@ class Reads:
         self.work = work or Work()
         self._view, self._clock, self._appended = view, clock, appended
         self._make_outbox = make_outbox
+        self._tail_timeout_s, self._waits = tail_timeout_s, waits
         self._outbox: Outbox | None = None
         self._room, self._lines = room or Room(), lines or Lines(clock)
         self._queue: queue.SimpleQueue[_Asked | _Left | _Gone | None] = queue.SimpleQueue()
@@ -137,6 +145,9 @@ class Reads:
         self.clear_counts: frozenset[int] | None = None
         """The names of all maps in the logs, and the partition counts of their clears, from the
         last merge; None: there was none yet."""
+        self.missing: dict[str, str] = {}
+        """Nodes whose entries, or a part of them, the last merge left out, with the reason: only
+        with `recovery_policy` partial."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -262,9 +273,27 @@ class Reads:
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
     def _merge(self) -> None:
-        self._view.catch_up()
+        until = self._clock.monotonic() + self._tail_timeout_s
+        while True:
+            try:
+                self._view.catch_up()
+                break
+            except MissingNode:
+                if not self._waits() or self._clock.monotonic() >= until:
+                    raise
+                if self.worker.stopping.wait(TAIL_LOOK_S):
+                    raise
+        self._tell_missing()
         self.maps = frozenset(self._view.names())
         self.clear_counts = frozenset(self._view.clear_counts())
+
+    def _tell_missing(self) -> None:
+        """Log which entries are left out, once for each node and reason."""
+        missing = dict(self._view.missing)
+        for node, why in missing.items():
+            if self.missing.get(node) != why:
+                _log.error("a restore leaves out entries of a node", node=node, reason=why)
+        self.missing = missing
 
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if

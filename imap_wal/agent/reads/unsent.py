@@ -7,24 +7,11 @@ left. If none leaves, the connection with the oldest answer is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from imap_wal.agent.bounds import UNSENT_BYTES
 from imap_wal.clock import Clock
 
 GRACE_S = 5.0
 """How long an answer may stay unsent while others need its room."""
-
-
-class Payload(bytearray):
-    """The payload of an answer. It calls `released` when its memory is released, on any thread."""
-
-    def __init__(self, released: Callable[[], None]) -> None:
-        super().__init__()
-        self._released = released
-
-    def __del__(self) -> None:
-        self._released()
 
 
 class Unsent:

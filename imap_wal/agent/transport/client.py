@@ -24,11 +24,18 @@ class NoAgent(ImapWalError):
 
 class Client:
     """A DEALER socket for tools. `key`: the tool's own key; `agent_key`: the agent's public key;
-    both for an endpoint with keys. `answer` raises TimeoutError if no answer arrives, `NotAllowed`
-    if the agent refuses the connection, and `NoAgent`."""
+    both for an endpoint with keys. `waits`: whether to wait for an agent that does not listen yet;
+    if not, that is `NoAgent` at once. `answer` raises TimeoutError if no answer arrives,
+    `NotAllowed` if the agent refuses the connection, and `NoAgent`."""
 
     def __init__(
-        self, endpoint: str, timeout_ms: int = 5000, key: KeyPair | None = None, agent_key: str = ""
+        self,
+        endpoint: str,
+        timeout_ms: int = 5000,
+        key: KeyPair | None = None,
+        agent_key: str = "",
+        *,
+        waits: bool = True,
     ) -> None:
         self.endpoint, self._timeout_ms = endpoint, timeout_ms
         self._context = zmq.Context()
@@ -37,7 +44,9 @@ class Client:
         if key is not None:
             identify(self._socket, key, agent_key)
         self._refusals = self._socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | (0 if waits else zmq.EVENT_CONNECT_RETRIED)
         )
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -77,8 +86,10 @@ class Client:
             )
         return header, payload
 
-    def _refusal(self) -> NotAllowed:
+    def _refusal(self) -> ImapWalError:
         event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)
+        if event == zmq.EVENT_CONNECT_RETRIED:
+            return NoAgent(f"no agent listens at {self.endpoint}")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             return NotAllowed(
                 f"the agent at {self.endpoint} does not admit this user or key; its log "

@@ -293,7 +293,7 @@ class Router:
             answer = self._answers.popleft()
             self._send(answer.to, answer.frame)
 
-    def send(self, to: bytes, header: Sequence[Any], payload: bytes = b"") -> None:
+    def send(self, to: bytes, header: Sequence[Any], payload: bytes | bytearray = b"") -> None:
         """Send an answer. If the connection has ended, the answer is lost; the peer sends the
         request again after its next hello."""
         self._send(to, _joined(header, payload))

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
+from imap_wal import layout
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
-from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import ADVICE
@@ -54,6 +55,17 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnDisk:
+    """What a node has on its own disk alone: its segments `first` to `last`. `seconds`: since the
+    last upload; None: there is none, or the storage does not say when it was."""
+
+    node: str
+    first: int
+    last: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """The time of a restart of the cluster: the merge was measured, the rest is from known
     rates."""
@@ -69,6 +81,8 @@ class Forecast:
     """The first keys that two nodes claim."""
     conflict_keys: int = 0
     """How many there are."""
+    own_disks: tuple[OwnDisk, ...] = ()
+    """Entries there are not counted. A restart reads them from the agents."""
 
 
 def count_cluster(
@@ -113,7 +127,9 @@ def count_cluster(
         index.close()
     live = sum(count.live for count in counts.values())
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
-    member_seconds, missing = live * MEMBER_S_PER_ENTRY, tuple(view.unreadable_nodes)
+    member_seconds, own_disks = live * MEMBER_S_PER_ENTRY, _own_disks(view, now)
+    elsewhere = {each.node for each in own_disks}
+    missing = tuple(node for node in view.unreadable_nodes if node not in elsewhere)
     forecast = Forecast(
         view.namespace,
         view.cluster,
@@ -124,8 +140,27 @@ def count_cluster(
         missing,
         tuple(texts),
         in_conflict,
+        own_disks,
     )
     return [counts[key] for key in sorted(counts)], forecast
+
+
+def _last_upload(node: NodeView) -> int:
+    """Unix time in milliseconds; 0: there was none, or it is not known."""
+    times = (file.modified_ms for file in node.files if layout.parse_wal_path(file.path))
+    return max(times, default=0)
+
+
+def _own_disks(view: ClusterView, now_ms: int) -> tuple[OwnDisk, ...]:
+    """The nodes with segments that are not in the root."""
+    found = []
+    for node in view.nodes:
+        if node.manifest.address and not node.manifest.is_whole(node.wal):
+            unseen = node.manifest.unseen(node.wal)
+            uploaded = _last_upload(node)
+            seconds = (now_ms - uploaded) / 1000 if uploaded else None
+            found.append(OwnDisk(node.name, unseen[0], unseen[-1], seconds))
+    return tuple(found)
 
 
 def _of(counts: dict[tuple[str, str], Count], view: ClusterView, name: str, node: str) -> Count:
@@ -247,6 +282,13 @@ def _print_forecast(forecast: Forecast) -> None:
         out.prose(
             click.style(f"  node {node!r} is missing", fg="red")
             + ": a restart refuses to continue without it (recovery_policy = full)"
+        )
+    for disk in forecast.own_disks:
+        since = "" if disk.seconds is None else f", {out.duration(disk.seconds)} after the last one"
+        out.prose(
+            click.style(f"  node {disk.node!r}", fg="yellow")
+            + f": segments {disk.first} to {disk.last} are not uploaded{since}: they are on its "
+            "own disk alone and not counted here; `imap-wal doctor --agent` shows their bytes"
         )
     for text in forecast.conflicts:
         out.prose(click.style("  conflict of order", fg="red") + f": {text}")

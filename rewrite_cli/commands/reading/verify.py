@@ -203,6 +203,9 @@ def _print(outcome: _Outcome, show_all: bool) -> None:
             f"{summary['unopened']} files are encrypted and were read without their keys: "
             "only their checksums were verified (--encryption-keys)"
         )
+    for finding in findings:
+        if finding.status == CLEAN and finding.kind == "node":
+            out.prose(f"{finding.file}: {finding.what}")
     if unchecked:
         for unit in unchecked if show_all else ():
             out.note(f"not checked: {unit.file}")

@@ -1,0 +1,8 @@
+"""An agent whose segments are on its node's own disk (`wal_dir_is_local`).
+
+    uploads   copies sealed segments to the root, which all machines see
+    serving   answers other agents that read the rest, its tail, from this disk
+    tails     reads the tails of other nodes
+
+`storage_backends.own_disk` makes one store of them. See docs/decisions/0055.
+"""

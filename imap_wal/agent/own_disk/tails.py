@@ -1,0 +1,132 @@
+"""Reads the segments on the disks of other nodes: asks their agents, whose addresses are in the
+nodes' manifests."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.agent.bounds import TAIL_BYTES_MAX
+from imap_wal.agent.transport.client import Client, NoAgent
+from imap_wal.clock import Clock, Randomness
+from imap_wal.errors import LogError, NotAllowed
+from imap_wal.manifest.node import node_manifests
+from storage_backends import NotFound, SegmentStore, StorageError, StoredFile, Unavailable
+from storage_backends.paths import node_of_wal
+
+ANSWER_MS = 3000
+"""How long to wait for an answer."""
+AWAY_S, AWAY_S_MAX = 0.5, 8.0
+"""An agent that did not answer is not asked again in this time: one look at a log would otherwise
+wait several times. It doubles with each attempt, up to the maximum."""
+
+
+@dataclass(slots=True)
+class _Peer:
+    """The agent of a node. `until`: it is not asked before this time (monotonic seconds), because
+    of `why`."""
+
+    address: tuple[str, str] = ("", "")
+    client: Client | None = None
+    until: float = 0.0
+    pause: float = AWAY_S
+    why: str = ""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def disconnect(self) -> None:
+        if self.client is not None:
+            self.client.close()
+            self.client = None
+
+
+class AgentTails:
+    """The `Tails` of `storage_backends.own_disk`. Thread-safe. `key`: what the agents admit this
+    process with; None: they have no keys."""
+
+    def __init__(
+        self, root: SegmentStore, key: KeyPair | None, clock: Clock, randomness: Randomness
+    ) -> None:
+        self._root, self._key, self._clock, self._randomness = root, key, clock, randomness
+        self._peers: dict[str, _Peer] = {}
+        self._mutex = threading.Lock()
+
+    def files(self, node: str) -> list[StoredFile]:
+        header, _ = self._ask(node, "tail", node)
+        try:
+            return [StoredFile(f"{node}/wal/{name}", int(size)) for name, size in header[2]]
+        except (LookupError, TypeError, ValueError) as error:
+            raise Unavailable(f"its agent's answer has another form ({error!r})", node) from error
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        parts: list[bytes] = []
+        while length is None or length > 0:
+            wanted = TAIL_BYTES_MAX if length is None else min(length, TAIL_BYTES_MAX)
+            header, payload = self._ask(node_of_wal(path), "tail-read", path, offset, wanted)
+            count = header[2] if len(header) > 2 else -1
+            if type(count) is not int or not len(payload) <= count <= wanted:
+                raise Unavailable("its agent's answer has another form", path)
+            parts += [payload, bytes(count - len(payload))]
+            if count < wanted:
+                break
+            offset, length = offset + count, None if length is None else length - count
+        return b"".join(parts)
+
+    def close(self) -> None:
+        with self._mutex:
+            peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            with peer.lock:
+                peer.disconnect()
+
+    def _ask(self, node: str, kind: str, *fields: Any) -> tuple[list[Any], bytes]:
+        with self._mutex:
+            peer = self._peers.setdefault(node, _Peer())
+        with peer.lock:
+            if self._clock.monotonic() < peer.until:
+                raise Unavailable(peer.why, fields[0])
+            try:
+                header, payload = self._answer(node, peer, kind, fields)
+            except Unavailable as error:
+                peer.why, peer.until = str(error), self._clock.monotonic() + peer.pause
+                peer.pause = min(2 * peer.pause, AWAY_S_MAX)
+                raise Unavailable(peer.why, fields[0]) from error
+            peer.pause = AWAY_S
+        if header[0] == "error":
+            code, text = (*header[2:4], "", "")[:2]
+            if code == "not-found":
+                raise NotFound(str(text), fields[0])
+            raise Unavailable(f"its agent at {peer.address[0]} refused {kind}: {text}", node)
+        return header, payload
+
+    def _answer(
+        self, node: str, peer: _Peer, kind: str, fields: tuple[Any, ...]
+    ) -> tuple[list[Any], bytes]:
+        """The answer of a node's agent. If an earlier connection does not work any more, the agent
+        may have been restarted or moved: its address is read again, for a new connection."""
+        for is_new in (peer.client is None, True):
+            if peer.client is None:
+                peer.address = address, public = self._address(node)
+                key = self._key if public else None
+                peer.client = Client(address, ANSWER_MS, key, public, waits=False)
+            try:
+                return peer.client.ask(kind, *fields)
+            except TimeoutError:
+                why = f"its agent at {peer.address[0]} does not answer"
+            except (NotAllowed, NoAgent) as error:
+                why = str(error)
+            peer.disconnect()
+            if is_new:
+                break
+        raise Unavailable(why)
+
+    def _address(self, node: str) -> tuple[str, str]:
+        """Where a node's agent serves its disk, and the agent's public key."""
+        try:
+            manifest = node_manifests(self._root, node, self._clock, self._randomness).read()[1]
+        except (LogError, StorageError) as error:
+            raise Unavailable(f"the address of its agent cannot be read: {error}") from error
+        if not manifest.address:
+            raise Unavailable("its manifest has no address of an agent")
+        return manifest.address, manifest.address_key

@@ -1,0 +1,242 @@
+"""Copies the sealed segments of an agent's own disk to the root.
+
+    sealed segment ─▶ root: create, exclusive and whole ─▶ read back, compare checksums ─▶ next one
+
+The oldest first, so what is in the root has no gaps. A run that was killed is repeated: a segment
+that is in the root already has the same name, and only the last one may be unchecked. A segment is
+kept on the disk until it is archived: reading it there is faster.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+import structlog
+
+from imap_wal import layout
+from imap_wal.clock import Clock, Randomness
+from imap_wal.disposal import dispose
+from imap_wal.errors import LogError
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.worker import Worker
+from imap_wal.write.node_log import NodeLog
+from storage_backends import (
+    AlreadyExists,
+    NotFound,
+    SegmentStore,
+    StorageError,
+    StoredFile,
+    Unavailable,
+)
+from storage_backends.links import local_folder
+from storage_backends.location import located
+from storage_backends.own_disk import OwnDiskStore
+
+LOOK_S = 0.5
+"""How often to look for a sealed segment. Only if there is one, the storage is asked."""
+PAUSE_S, PAUSE_S_MAX = 1.0, 120.0
+"""The pause after a failed run; it doubles each time, up to the maximum. A random part of up to a
+half is added or left out: agents that lost the same storage do not all return at once."""
+CHUNK_BYTES = 1024 * 1024
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+@dataclass(frozen=True, slots=True)
+class UploadStatistics:
+    """What only the node's own disk has, with the segment that is being written: `bytes`, and
+    `seconds` since the oldest of its segments was begun. `uploaded`, `uploaded_bytes`: segments
+    since the log was opened. `failures`: failed runs; `error`: why the last run failed, or ""."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    uploaded: int = 0
+    uploaded_bytes: int = 0
+    failures: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """Sealed segments that are not in the root. `since_ms`: Unix time when the first was begun."""
+
+    bytes: int = 0
+    since_ms: int = 0
+
+
+class Uploads:
+    """The uploads of one open log. `run` belongs to its thread, or to the caller of `finish`."""
+
+    def __init__(
+        self, store: OwnDiskStore, log: NodeLog, clock: Clock, randomness: Randomness
+    ) -> None:
+        assert store.disk is not None
+        self._store, self._root, self._disk = store, store.root, store.disk
+        self._log, self._clock, self._randomness = log, clock, randomness
+        self._folder = f"{store.own}/wal"
+        self._below = 0
+        """All segments with a lower number were looked at, and are in the root."""
+        self._checked = False
+        """Whether the last uploaded segment was compared with the disk in this run of the agent."""
+        self._waiting = _Waiting()
+        self._uploaded = self._uploaded_bytes = self._failures = 0
+        self._error = ""
+        self._failed_in_a_row, self._pause = 0, 0.0
+        self._wake = threading.Event()
+        self.worker = Worker("imap-wal-uploads", self._turn)
+
+    @property
+    def statistics(self) -> UploadStatistics:
+        """Safe to read from any thread."""
+        waiting, log = self._waiting, self._log
+        unsealed, age_s = log.unsealed_bytes, log.age_s
+        seconds = (
+            max(0.0, (self._clock.now_ms() - waiting.since_ms) / 1000)
+            if waiting.bytes
+            else age_s
+            if unsealed
+            else 0.0
+        )
+        return UploadStatistics(
+            waiting.bytes + unsealed,
+            seconds,
+            self._uploaded,
+            self._uploaded_bytes,
+            self._failures,
+            self._error,
+        )
+
+    def finish(self, timeout_s: float) -> None:
+        """End the thread, and upload what is sealed, as long as `timeout_s` has not passed; 0: only
+        end the thread, without waiting for it."""
+        self.worker.stopping.set()
+        self._wake.set()
+        until = self._clock.monotonic() + timeout_s
+        if not self.worker.stop(timeout_s) or not timeout_s:
+            return
+        try:
+            self.run(lambda: self._clock.monotonic() >= until)
+        except (StorageError, LogError) as error:
+            _log.warning(
+                "not all segments are in the root; the next start of this agent uploads them",
+                node=self._log.identity.node,
+                error=str(error),
+            )
+
+    def _turn(self, worker: Worker) -> bool:
+        if self._wake.wait(self._pause or LOOK_S) or self._log.unsealed <= self._below:
+            return False
+        try:
+            self.run(worker.stopping.is_set)
+        except (StorageError, LogError) as error:
+            self._failures += 1
+            self._failed_in_a_row += 1
+            self._error = f"{type(error).__name__}: {error}"
+            self._pause = self._next_pause()
+            _log.warning("upload failed", error=self._error, again_in_s=round(self._pause, 1))
+            return False
+        self._error, self._failed_in_a_row, self._pause = "", 0, 0.0
+        return True
+
+    def _next_pause(self) -> float:
+        doubled = PAUSE_S * 2 ** min(self._failed_in_a_row - 1, 10)
+        part = int.from_bytes(self._randomness.token()[:4], "big") / 2**32
+        return float(min(doubled, PAUSE_S_MAX) * (0.5 + part))
+
+    def run(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Upload what is sealed now, until `stop`. Raises `StorageError` and `LogError`; what was
+        uploaded before is in the root."""
+        writing = self._log.unsealed  # first: a segment begun after this is not sealed
+        archived = self._log.manifests.read()[1].archived
+        uploaded = {file.path: file for file in self._root.list(self._folder)}
+        on_disk = {file.path: file for file in self._disk.list(self._folder)}
+        self._sweep([*uploaded, *on_disk], archived)
+        sealed = [
+            file
+            for file in sorted(on_disk.values(), key=_number)
+            if archived < (layout.parse_wal_path(file.path) or archived) and _number(file) < writing
+        ]
+        last = max((_number(file) for file in sealed if file.path in uploaded), default=0)
+        missing = [
+            file
+            for file in sealed
+            if file.path not in uploaded
+            or uploaded[file.path].size != file.size
+            or (_number(file) == last and not self._checked)
+        ]
+        for index, file in enumerate(missing):
+            self._waiting = self._those(missing[index:], uploaded)
+            if stop():
+                return
+            if self._upload(file.path):
+                self._uploaded += 1
+                self._uploaded_bytes += file.size
+        self._waiting, self._checked, self._below = _Waiting(), True, writing
+
+    def _those(self, files: list[StoredFile], uploaded: dict[str, StoredFile]) -> _Waiting:
+        left = [file for file in files if file.path not in uploaded]
+        if not left:
+            return _Waiting()
+        try:
+            begun = SegmentReader(self._disk, left[0].path).header.created_ms
+        except (NotFound, LogError):
+            begun = self._clock.now_ms()
+        return _Waiting(sum(file.size for file in left), begun)
+
+    def _upload(self, path: str) -> bool:
+        """Bring one segment to the root, and check it there. False: it was there, or it was
+        archived meanwhile."""
+        new = True
+        try:
+            self._create(path)
+        except AlreadyExists:
+            new = False
+        except NotFound:
+            return False
+        try:
+            here = _checksum(self._disk, path)
+        except NotFound:
+            return False
+        there = _checksum(self._root, path)
+        if here != there:
+            # Only this agent writes files of this name, and its disk has what it acknowledged.
+            self._root.delete(path)
+            raise Unavailable(
+                f"the uploaded copy has checksum {there:08x}, the segment on the disk {here:08x}; "
+                "the copy was deleted, and is made again",
+                path,
+            )
+        return new
+
+    def _create(self, path: str) -> None:
+        folder = local_folder(located(self._disk.url))
+        file = Path(folder, path)
+        if folder and file.is_file():
+            self._root.create_from(path, str(file))
+        else:
+            self._root.create(path, self._disk.read(path))
+
+    def _sweep(self, paths: list[str], archived: tuple[int, int]) -> None:
+        """Delete archived segments that another process deleted only in the root, or that were
+        archived while they were uploaded."""
+        gone = {path for path in paths if (layout.parse_wal_path(path) or (2**32, 0)) <= archived}
+        if gone:
+            dispose(self._store, sorted(gone), self._folder)
+
+
+def _number(file: StoredFile) -> int:
+    name = layout.parse_wal_path(file.path)
+    return name[1] if name is not None else 2**32
+
+
+def _checksum(store: SegmentStore, path: str) -> int:
+    """CRC-32C of a whole file."""
+    found = offset = 0
+    while chunk := store.read(path, offset, CHUNK_BYTES):
+        found = google_crc32c.extend(found, chunk)
+        offset += len(chunk)
+    return found

@@ -1,0 +1,278 @@
+"""The segments of each node on the node's own disk, all other files in a root that all machines see
+(`wal_dir` of an agent, with `wal_dir_is_local`).
+
+    disk of node n1   {wal_dir}/{namespace}/{cluster}/nodes/n1/wal/   its segments, and the log id
+    root              {root}/…/nodes/n1/wal/                          permits, uploaded segments
+                      {root}/…                                        the rest, as without `wal_dir`
+
+    own segments          the disk, or if they are not there: the uploaded ones
+    those of other nodes  the uploaded ones, and what the node's agent reads from its disk (`Tails`)
+
+A process without a disk reads all nodes in the second way. The log id is on the disk only: if a
+node's disk cannot be read, its log id is missing, so the log never looks empty. Permits are in the
+root, because a process that fences a writer must see and delete its permit.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import BinaryIO, Protocol, cast
+
+from storage_backends.errors import Linked, NotFound, StorageError, Unavailable, Unsupported
+from storage_backends.interface import Appender, Lock, SegmentStore, StoredFile
+from storage_backends.location import located
+from storage_backends.paths import is_on_disk, is_wal, node_of_wal
+from storage_backends.split import above_wal
+
+
+class Tails(Protocol):
+    """Reads the disks of other nodes. Methods raise `Unavailable` if a disk cannot be read now."""
+
+    def files(self, node: str) -> list[StoredFile]:
+        """The files in the `wal` of a node, by the node's folder, as on its own disk."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """As `SegmentStore.read`. Raises `NotFound`."""
+
+    def close(self) -> None:
+        """Close connections. Safe to call twice."""
+
+
+class Unasked:
+    """`Tails` of a process that asks no agents."""
+
+    def __init__(self, root: SegmentStore) -> None:
+        pass
+
+    def files(self, node: str) -> list[StoredFile]:
+        raise Unavailable("this process does not ask agents for the segments on their disks", node)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        raise Unavailable("this process does not ask agents for the segments on their disks", path)
+
+    def close(self) -> None:
+        pass
+
+
+class OwnDiskStore:
+    """A `SegmentStore`; see the module's docstring. `disk`: of the node with the folder `own`;
+    None: this process has none."""
+
+    def __init__(
+        self, root: SegmentStore, disk: SegmentStore | None, own: str, tails: Tails
+    ) -> None:
+        self.root, self.disk, self.own, self._tails = root, disk, own, tails
+        mine = root.capabilities
+        if disk is None:
+            self.parts: tuple[SegmentStore, ...] = (root,)
+            self.url: str = root.url
+            self.capabilities = replace(mine, durable_append=True, durable_sync=True)
+        else:
+            self.parts = (root, disk)
+            self.url = located(root.url).with_wal_dir(located(disk.url).as_disk_of(own))
+            theirs = disk.capabilities
+            self.capabilities = replace(
+                theirs,
+                exclusive_create=mine.exclusive_create and theirs.exclusive_create,
+                atomic_replace=mine.atomic_replace and theirs.atomic_replace,
+                locks=mine.locks,
+                stale_listings=mine.stale_listings,
+            )
+        self._away: dict[str, str] = {}
+        self._served: dict[str, dict[str, int]] = {}
+        """Node → path → size of the files that its agent listed last."""
+
+    def why_away(self, node: str) -> str:
+        """Why the disk of a node could not be read when its files were last listed; "" if it
+        was."""
+        return self._away.get(node, "")
+
+    @property
+    def waits(self) -> bool:
+        """Whether a disk could not be read when its files were last listed: it may return."""
+        return bool(self._away)
+
+    # ---- where a file is ----
+
+    def _own_disk(self, path: str) -> SegmentStore | None:
+        """This node's disk, if the file is one of its files."""
+        return self.disk if is_on_disk(path) and node_of_wal(path) == self.own else None
+
+    def _to_write(self, path: str) -> SegmentStore:
+        disk = self._own_disk(path)
+        if disk is None and is_on_disk(path):
+            raise Unsupported(f"only the agent of {node_of_wal(path)} writes to its disk", path)
+        return disk or self.root
+
+    def _serves(self, path: str) -> bool:
+        return path in self._served.get(node_of_wal(path), ())
+
+    def _nodes_in(self, folder: str, found: Sequence[str]) -> set[str]:
+        """The nodes that can have files below this folder on their disks."""
+        if is_wal(folder):
+            return {node_of_wal(folder)}
+        if not above_wal(folder):
+            return set()
+        parts = [path.split("/", 5) for path in found]
+        nodes = {"/".join(part[:4]) for part in parts if len(part) > 4 and part[2] == "nodes"}
+        return {each for each in {*nodes, self.own} if f"{each}/".startswith(_prefix(folder))}
+
+    def _on_disk(self, node: str) -> builtins.list[StoredFile]:
+        if node == self.own and self.disk is not None:
+            return [file for file in self.disk.list(f"{node}/wal") if is_on_disk(file.path)]
+        try:
+            found = [file for file in self._tails.files(node) if is_on_disk(file.path)]
+        except Unavailable as error:
+            self._away[node] = str(error)
+            self._served.pop(node, None)
+            return []
+        self._away.pop(node, None)
+        self._served[node] = {file.path: file.size for file in found}
+        return found
+
+    # ---- reading ----
+
+    def list(self, folder: str) -> builtins.list[StoredFile]:
+        found = {file.path: file for file in self.root.list(folder)}
+        for node in sorted(self._nodes_in(folder, list(found))):
+            for file in self._on_disk(node) if node else ():
+                if file.path.startswith(_prefix(folder)):
+                    found[file.path] = file
+        return [found[path] for path in sorted(found)]
+
+    def folders(self, folder: str) -> builtins.list[str]:
+        names = set(self.root.folders(folder))
+        if self.disk is not None and (above_wal(folder) or node_of_wal(folder) == self.own):
+            names |= set(self.disk.folders(folder))
+        return sorted(names)
+
+    def exists(self, path: str) -> bool:
+        disk = self._own_disk(path)
+        return (
+            (disk is not None and disk.exists(path)) or self._serves(path) or self.root.exists(path)
+        )
+
+    def size(self, path: str) -> int:
+        if (disk := self._own_disk(path)) is not None:
+            with suppress(NotFound):
+                return disk.size(path)
+        size = self._served.get(node_of_wal(path), {}).get(path)
+        return self.root.size(path) if size is None else size
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if (disk := self._own_disk(path)) is not None:
+            with suppress(NotFound):
+                return disk.read(path, offset, length)
+        elif self._serves(path):
+            with suppress(NotFound):  # it was archived since; or recovered, under another name
+                return self._tails.read(path, offset, length)
+        return self.root.read(path, offset, length)
+
+    def open_input(self, path: str) -> BinaryIO:
+        if (disk := self._own_disk(path)) is not None:
+            with suppress(NotFound):
+                return disk.open_input(path)
+        elif self._serves(path):
+            return cast(BinaryIO, io.BufferedReader(_Input(self, path)))
+        return self.root.open_input(path)
+
+    # ---- writing ----
+
+    def create(self, path: str, data: bytes) -> None:
+        self._to_write(path).create(path, data)
+
+    def create_from(self, path: str, local_file: str) -> None:
+        self._to_write(path).create_from(path, local_file)
+
+    def replace(self, path: str, data: bytes) -> None:
+        self._to_write(path).replace(path, data)
+
+    def open_append(self, path: str, preallocate_bytes: int = 0) -> Appender:
+        return self._to_write(path).open_append(path, preallocate_bytes)
+
+    def truncate(self, path: str, size: int) -> None:
+        self._to_write(path).truncate(path, size)
+
+    def delete(self, path: str) -> None:
+        """From the root, and if it is this node's, from its disk. The agent of another node deletes
+        the copy on its disk later (`imap_wal.agent.own_disk.uploads`)."""
+        self.root.delete(path)
+        if (disk := self._own_disk(path)) is not None:
+            disk.delete(path)
+
+    def discard(self, path: str) -> None:
+        self.root.discard(path)
+        if (disk := self._own_disk(path)) is not None:
+            disk.discard(path)
+
+    def discard_all(self, paths: Sequence[str]) -> builtins.list[Linked]:
+        linked = self.root.discard_all(paths)
+        own = [path for path in paths if self._own_disk(path) is not None]
+        return linked + (self.disk.discard_all(own) if self.disk is not None and own else [])
+
+    def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
+        return self.root.lock(path, holder, take=take)
+
+    def close(self) -> None:
+        try:
+            self._tails.close()
+        finally:
+            for part in self.parts:
+                part.close()
+
+
+class _Input(io.RawIOBase):
+    """A file of another node's disk."""
+
+    def __init__(self, store: OwnDiskStore, path: str) -> None:
+        self._store, self._path, self._at = store, path, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_CUR: self._at, io.SEEK_END: 0}
+        start = self._store.size(self._path) if whence == io.SEEK_END else starts.get(whence, 0)
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        data = self._store.read(self._path, self._at, len(buffer))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def own_disk_of(store: object) -> OwnDiskStore | None:
+    """The store of own disks, even if other stores wrap it; None if this is another store."""
+    while (inner := getattr(store, "inner", None)) is not None:
+        store = inner
+    return store if isinstance(store, OwnDiskStore) else None
+
+
+def why_away(store: object, node: str) -> str:
+    """`OwnDiskStore.why_away`; "" for every other store."""
+    found = own_disk_of(store)
+    return "" if found is None else found.why_away(node)
+
+
+def demand_own(store: object, node: str) -> None:
+    """Raises `StorageError` if a node's segments are on a disk that this process does not have."""
+    found = own_disk_of(store)
+    if found is not None and (found.disk is None or found.own != node):
+        raise StorageError(
+            f"the segments of {node} are on the own disk of that node: only its agent opens this "
+            "log (wal_dir_is_local)",
+            node,
+        )
+
+
+def _prefix(folder: str) -> str:
+    return f"{folder.rstrip('/')}/" if folder else ""

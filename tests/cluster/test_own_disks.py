@@ -1,0 +1,67 @@
+"""Real members and agents whose disks cannot see each other: a whole restart, the loss of a machine
+while the cluster runs, and of its disk."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.test_start import ENTRIES, NAME, contents, refusal
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def put_all(cluster: Cluster, entries: dict[str, str]) -> None:
+    cluster.client().get_map(NAME).blocking().put_all(entries)
+
+
+def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str) -> None:
+    with Cluster(
+        tmp_path,
+        classpath,
+        lambda endpoint: {"default": logged_map(endpoint)},
+        own_disks=True,
+        recovery_policy="full",
+    ) as cluster:
+        cluster.start(3)
+        put_all(cluster, ENTRIES)
+        cluster.kill_everything()
+        assert not list((tmp_path / "logs").rglob("*.wal")), "nothing was uploaded"
+        assert all(list((tmp_path / f"disk-node-{n}").rglob("*.wal")) for n in (1, 2, 3))
+
+        # All machines are there again: each agent reads the other disks from their agents.
+        cluster.start(3)
+        assert contents(cluster) == ENTRIES
+
+        # One machine is lost while the cluster runs. Its partitions are settled from its log, so
+        # they wait for its disk.
+        more = {f"more{number}": "x" for number in range(300)}
+        put_all(cluster, more)
+        cluster.members[2].kill()
+        cluster.agents[2].kill()
+        cluster.agents[2].launch()
+        assert contents(cluster) == {**ENTRIES, **more}
+
+        # Two of three machines: the error names the third, whose disk returns with its agent.
+        cluster.kill_everything()
+        cluster.start(2, "wait-most")
+        text = until("a client is refused", lambda: refusal(cluster))
+        assert "node 'node-3': all entries in segments" in text, text
+        assert "no agent listens at" in text, text
+        cluster.agents[2].launch()
+        assert contents(cluster) == {**ENTRIES, **more}
+
+        # The third disk is lost for good.
+        cluster.kill_everything()
+        shutil.rmtree(tmp_path / "disk-node-3")
+        for agent in cluster.agents:
+            agent.configure(recovery_policy="partial")
+        cluster.start(2, "wait-most")
+        left = contents(cluster)
+        assert 0 < len(left) < len(ENTRIES) + len(more), "only what that disk had is lost"
+        assert left.items() <= {**ENTRIES, **more}.items()
+        stat = cluster.agents[0].stat(5000) or {}
+        assert "node-3" in stat["left_out"]

@@ -1,0 +1,288 @@
+"""Uploads under crashes: lives of a writer that is killed at random operations of its disk and of
+the root, compared with a dict."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from imap_wal import format
+from imap_wal.agent.own_disk.uploads import Uploads
+from imap_wal.clock import SeededRandomness
+from imap_wal.errors import MissingNode
+from imap_wal.layout import Identity
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import MaterializedView
+from imap_wal.retention.archive import archive_sealed
+from imap_wal.segment.reader import SegmentReader
+from imap_wal.settings import Settings
+from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
+from imap_wal.write.opening import open_node_log
+from storage_backends import SegmentStore, StorageError, Unavailable
+from storage_backends.faults import Fault, FaultyStore, Killed, Plan
+from storage_backends.local import LocalStore
+from storage_backends.memory import MemoryStore, forget
+from storage_backends.own_disk import OwnDiskStore, Unasked
+from storage_backends.testing import check_segment_store
+from tests.support import FakeClock, row
+
+NODE = "ns/c/nodes/n1"
+SEEDS = range(int(os.environ.get("DISK_SEED", "0")), int(os.environ.get("DISK_SEED", "0")) + 40)
+_names = itertools.count()
+
+
+class Writer:
+    """One life of a node with its own disk."""
+
+    def __init__(
+        self, root: SegmentStore, disk: SegmentStore, seed: int, policy: str = "full"
+    ) -> None:
+        self.clock, self.randomness = FakeClock(), SeededRandomness(seed)
+        self.store = OwnDiskStore(root, disk, NODE, Unasked(root))
+        settings = Settings(preallocate=False, recovery_policy=policy)  # type: ignore[arg-type]
+        identity = Identity("ns", "c", "n1")
+        self.log: NodeLog = open_node_log(
+            LogContext(
+                self.store, identity, settings, self.clock, self.randomness, "tcp://nowhere:1"
+            ),
+            what="the test",
+        )
+        self.uploads = Uploads(self.store, self.log, self.clock, self.randomness)
+
+    def put(self, key: str, value: str | None, request: int) -> None:
+        self.log.write(format.ENTRIES, 1, [row(key, value, request)])
+        self.log.sync()
+
+    def archive(self) -> None:
+        self.log.rotate()
+        archive_sealed(
+            self.store,
+            NODE,
+            "n1",
+            self.log.manifests,
+            epoch=self.log.epoch,
+            writing=self.log.unsealed,
+        )
+
+
+def plan(store: FaultyStore, *faults: Fault) -> None:
+    """From now on, this store fails so."""
+    store.plan, store._seen = Plan(faults), [0] * len(faults)
+
+
+def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str], dict[str, str]]:
+    """What a restore has, and which nodes it leaves out."""
+    view = MaterializedView(
+        ClusterLog(store, "ns", "c", FakeClock(), SeededRandomness(9)),
+        Settings(recovery_policy=policy),  # type: ignore[arg-type]
+    )
+    try:
+        view.catch_up()
+        found = {row[1].decode(): row[3].decode() for rows in view.rows("m") for row in rows}
+        return found, dict(view.missing)
+    finally:
+        view.close()
+
+
+class History:
+    """Lives on one root and one disk. `known`: what was acknowledged; `maybe`: the change that a
+    crash interrupted."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.random = seed, Random(seed)
+        name = f"uploads-{seed}-{next(_names)}"
+        self.root, self.disk = MemoryStore(f"{name}-root"), MemoryStore(f"{name}-disk")
+        self.known: dict[str, str | None] = {}
+        self.maybe: dict[str, str | None] = {}
+        self.request = 0
+
+    def live(self) -> bool:
+        """One life, killed at a random operation. Returns whether it ended cleanly."""
+        random = self.random
+        fault = Fault("kill", at=random.randrange(1, 120), when=random.choice(["before", "after"]))
+        root, disk = (
+            FaultyStore(self.root, Plan((fault,), self.seed)),
+            FaultyStore(self.disk, Plan()),
+        )
+        if random.random() < 0.5:
+            root, disk = (
+                FaultyStore(self.root, Plan()),
+                FaultyStore(self.disk, Plan((fault,), self.seed)),
+            )
+        try:
+            writer = Writer(root, disk, random.randrange(2**32))
+            for _ in range(random.randrange(1, 12)):
+                self.step(writer)
+            writer.log.close()
+            writer.uploads.finish(60)
+        except Killed:
+            for each in (root, disk):
+                plan(each, Fault("kill", times=0))
+                with pytest.raises(Killed):
+                    each.exists("x")  # the other half of the process dies too: locks are released
+            return False
+        return not root.dead and not disk.dead
+
+    def step(self, writer: Writer) -> None:
+        random = self.random
+        match random.choice(["put", "put", "put", "delete", "rotate", "upload", "archive"]):
+            case "put" | "delete" as what:
+                self.request += 1
+                key = f"k{random.randrange(6)}"
+                value = f"v{self.request}" if what == "put" else None
+                self.maybe[key] = value
+                writer.put(key, value, self.request)
+                self.known[key] = self.maybe.pop(key)
+            case "rotate":
+                writer.log.rotate()
+            case "upload":
+                writer.uploads.run()
+            case "archive":
+                writer.archive()
+
+    def check(self, found: dict[str, str]) -> None:
+        for key in {*self.known, *self.maybe, *found}:
+            possible = {self.known.get(key), self.maybe.get(key, self.known.get(key))}
+            assert found.get(key) in possible, (self.seed, key, found.get(key), possible)
+        self.known, self.maybe = {**dict.fromkeys(self.known), **found}, {}
+
+    def in_root(self) -> dict[str, str]:
+        """What the uploaded segments and the archives have."""
+        return restored(OwnDiskStore(self.root, None, "", Unasked(self.root)), "partial")[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_lives_with_uploads_lose_nothing(seed: int) -> None:
+    history = History(seed)
+    for _ in range(history.random.randrange(2, 8)):
+        clean = history.live()
+        if not history.root.list(f"{NODE}/manifest"):
+            continue
+        if clean:  # everything is in the root
+            found, missing = restored(
+                OwnDiskStore(history.root, None, "", Unasked(history.root)), "full"
+            )
+            assert not missing, seed
+            history.check(found)
+        writer = Writer(history.root, history.disk, history.random.randrange(2**32))
+        history.check(restored(writer.store)[0])
+        for path in {file.path for file in history.root.list(f"{NODE}/wal")} & {
+            file.path for file in history.disk.list(f"{NODE}/wal")
+        }:
+            if path.endswith(".wal"):
+                assert history.root.read(path) == history.disk.read(path), (seed, path)
+        writer.log.close()
+        writer.uploads.finish(60)
+        writer.store.close()
+    forget(history.root.url.removeprefix("memory://"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
+    """And no open or restore is silent about it."""
+    history = History(seed)
+    writer = Writer(history.root, history.disk, seed)
+    for _ in range(history.random.randrange(3, 25)):
+        history.step(writer)
+    if history.random.random() < 0.5:
+        writer.log.close()  # cleanly, and the disk is lost before the rest is uploaded
+    else:
+        writer.log._lock.release()  # as the end of its process would
+    uploaded = history.in_root()
+    whole = writer.log.manifests.read()[1]
+    lost = {key for key, value in history.known.items() if uploaded.get(key) != value}
+    reader = OwnDiskStore(history.root, None, "", Unasked(history.root))
+    if lost:
+        with pytest.raises(MissingNode, match="are only on the own disk"):
+            restored(reader)
+        with pytest.raises(MissingNode, match="is new or another one"):
+            Writer(history.root, MemoryStore(f"new-{seed}"), seed + 1)
+    disk = MemoryStore(f"new-{seed}-{next(_names)}")
+    crash = Fault("kill", at=history.random.randrange(1, 30))
+    faulty = FaultyStore(disk, Plan((crash,), seed))
+    try:
+        Writer(history.root, faulty, seed + 2, "partial").log._lock.release()
+    except Killed:
+        for key in list(history.root.list("")):
+            if key.path.endswith("writer.lock"):
+                history.root.delete(key.path)
+    with_loss = Writer(history.root, disk, seed + 3, "partial")
+    assert restored(with_loss.store, "partial")[0] == uploaded, seed
+    assert with_loss.log.manifests.read()[1].newest >= whole.newest, seed
+    history.request += 1
+    with_loss.put("after", "loss", history.request)
+    with_loss.log.close()
+    with_loss.uploads.finish(60)
+    found, missing = restored(reader)
+    assert not missing
+    assert found == {**uploaded, "after": "loss"}, seed
+
+
+def test_own_disks_keep_every_promise_of_a_store(tmp_path: Path) -> None:
+    def reopen() -> SegmentStore:
+        root, disk = LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "disk"))
+        return OwnDiskStore(root, disk, NODE, Unasked(root))
+
+    check_segment_store(reopen(), reopen=reopen)
+
+
+def test_a_damaged_upload_is_deleted_and_made_again(tmp_path: Path) -> None:
+    class Flipping(MemoryStore):
+        damage = True
+
+        def create(self, path: str, data: bytes) -> None:
+            flipped = self.damage and path.endswith(".wal")
+            super().create(path, bytes([data[0] ^ 1]) + data[1:] if flipped else data)
+
+    root, disk = Flipping(f"flip-{next(_names)}"), MemoryStore(f"flip-{next(_names)}")
+    writer = Writer(root, disk, 1)
+    writer.put("a", "1", 1)
+    writer.log.rotate()
+    with pytest.raises(Unavailable, match="checksum"):
+        writer.uploads.run()
+    assert not [file for file in root.list("") if file.path.endswith(".wal")]
+    Flipping.damage = False
+    writer.uploads.run()
+    (there,) = [file.path for file in root.list("") if file.path.endswith(".wal")]
+    assert SegmentReader(root, there).header.number == 1
+    assert restored(OwnDiskStore(root, None, "", Unasked(root)))[0] == {"a": "1"}
+
+
+def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    root = FaultyStore(MemoryStore(f"later-{next(_names)}"), Plan())
+    writer = Writer(root, MemoryStore(f"later-{next(_names)}"), 1)
+    writer.put("a", "1", 1)
+    writer.log.rotate()
+    plan(root, Fault("error", kind="create", path="*.wal", times=0))
+    pauses = []
+    for _ in range(12):
+        writer.uploads._pause = 0.01
+        assert not writer.uploads._turn(writer.uploads.worker)
+        pauses.append(writer.uploads._pause)
+    assert writer.uploads.statistics.failures == 12
+    assert "planned fault" in writer.uploads.statistics.error
+    assert writer.uploads.statistics.bytes > 0
+    for at, pause in enumerate(pauses):
+        assert 0.5 * min(2**at, 120) <= pause <= 1.5 * min(2**at, 120)
+    assert len(set(pauses[7:])) == 5, "agents do not return at the same moment"
+    plan(root)
+    writer.uploads._pause = 0.01
+    assert writer.uploads._turn(writer.uploads.worker)
+    assert writer.uploads.statistics.bytes == 0
+    assert writer.uploads.statistics.uploaded == 1
+
+
+def test_a_segment_without_a_name_in_the_root_is_not_begun() -> None:
+    """Otherwise the loss of the disk would not show that it was there."""
+    root = FaultyStore(MemoryStore(f"named-{next(_names)}"), Plan())
+    writer = Writer(root, MemoryStore(f"named-{next(_names)}"), 1)
+    plan(root, Fault("error", kind="create", path="*manifest*", times=0))
+    with pytest.raises(StorageError):
+        writer.put("a", "1", 1)
