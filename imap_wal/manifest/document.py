@@ -185,5 +185,7 @@ NOT_OF_VERSION_1 = (
     "cluster",
     "clears",
     "by_key",
+    "level",
+    "release",
 )
 """Written only when they are set."""

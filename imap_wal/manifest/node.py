@@ -164,6 +164,11 @@ class NodeManifest:
     """An archive has, or had, clears."""
     by_key: bool = False
     """The rows of an archive are, or were, sorted by key."""
+    level: Whole = 0
+    """The highest feature level that the program reads and writes which opened this log last; 0: it
+    did not know levels."""
+    release: str = ""
+    """The version of that program."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:

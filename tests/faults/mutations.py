@@ -363,7 +363,7 @@ MUTATIONS = (
     Mutation(
         "manifest of sorted archives that an older version would open",
         "imap_wal/retention/archive.py",
-        "by_key=now.by_key or bool(work.archives),",
+        "by_key=now.by_key or any(each.unpacked for each in work.archives),",
         "by_key=False,",
         "tests/archive/test_by_key.py::test_an_older_version_refuses_archives_that_are_sorted_by_key",
     ),
