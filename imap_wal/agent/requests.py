@@ -42,8 +42,9 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 class About(Struct, frozen=True):
     """The member that says hello. `protocol`, `protocol_max`: the lowest and the highest version of
-    the protocol that it speaks; 0: only the first of them. `view`: the incarnation of its cluster, as far as it knows; 0:
-    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given."""
+    the protocol that it speaks; 0: only the lowest. `view`: the incarnation of its cluster, as far
+    as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
+    not given."""
 
     cluster_id: Id
     plugin_uuid: Id

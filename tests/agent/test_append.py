@@ -95,7 +95,7 @@ def test_a_plug_in_of_another_protocol_is_refused(settings: AgentConfig) -> None
         ((2, 3), (4, 5), "agent"),
     ],
 )
-def test_agent_and_plug_in_use_the_highest_version_that_both_speak(
+def test_agent_and_plug_in_use_the_highest_common_version(
     settings: AgentConfig,
     monkeypatch: pytest.MonkeyPatch,
     spoken: tuple[int, int],

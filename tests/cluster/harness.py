@@ -194,8 +194,9 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
-    the command, for agents that misbehave, and `program` is an older release of it. With `lifetime_timeout_s` 0 a cluster that is started
-    does not wait for the one before it, nor for other nodes."""
+    the command, for agents that misbehave, and `program` is an older release of it. With
+    `lifetime_timeout_s` 0 a cluster that is started does not wait for the one before it, nor for
+    other nodes."""
 
     def __init__(
         self,
