@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Self, Unpack
 from imap_wal import layout
 from imap_wal.checks import location
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.embedded.opening import next_incarnation
+from imap_wal.embedded.opening import next_incarnation, raise_level
 from imap_wal.entry import RAW, DataEntry, check, is_clear, pack
 from imap_wal.errors import (
     Closed,
@@ -522,6 +522,7 @@ def _open(url: str, context: LogContext, takeover: bool) -> Log:
     )
     try:
         incarnation = next_incarnation(log)
+        raise_level(log, alone=False)
         who = context.identity
         logs = ClusterLog(
             context.store, who.namespace, who.cluster, context.clock, context.randomness

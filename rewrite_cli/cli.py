@@ -61,6 +61,7 @@ _MODULES = {
     "forget-node": ("upkeep", "forget a node that will not return"),
     "claim": ("upkeep", "take the log from a Hazelcast cluster that is not to return"),
     "doctor": ("service", "check the environment, the storage and the agent"),
+    "upgrade": ("upkeep", "raise the feature level when all nodes run the new release"),
     "completion": ("shell", "completion of commands and options in bash, zsh and fish"),
 }
 """Name → folder of `commands`, and what it does."""

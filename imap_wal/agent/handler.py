@@ -23,7 +23,6 @@ from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.payloads import check_entries, without_front
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.requests import (
-    SUPPORTED,
     Append,
     Beat,
     Bye,
@@ -34,6 +33,7 @@ from imap_wal.agent.requests import (
     Stat,
     View,
     Wish,
+    version_of,
 )
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.router import Message, Router
@@ -264,12 +264,8 @@ class RequestHandler:
             self.error(sender, request.number, "not-ready", why)
 
     def _malformed(self, message: Message, request: Malformed, pending: list[Pending]) -> None:
-        if request.protocol:
-            text = (
-                f"this agent speaks protocol {SUPPORTED}, not {request.protocol}; use plug-in "
-                "and agent of one release"
-            )
-            self.error(message.sender, request.number, "unsupported-version", text)
+        if request.code != "bad-request":  # a hello: no append of this connection is waiting
+            self.error(message.sender, request.number, request.code, request.text)
             return
         self.refuse(message, "bad-request", request.text, pending)
 
@@ -285,7 +281,7 @@ class RequestHandler:
             return
         if Right.WRITE not in peer.rights:
             reading = self._sessions.hello_to_read(sender, about, peer)
-            self._welcome(sender, number, 0, reading.incarnation)
+            self._welcome(sender, request, 0, reading.incarnation)
             return
         # Commit the earlier appends: `last_request` must be correct, and a new incarnation
         # begins after them.
@@ -321,7 +317,7 @@ class RequestHandler:
             )
         self._welcome(
             sender,
-            number,
+            request,
             session.number,
             session.incarnation,
             self._sessions.former(session.plugin),
@@ -330,14 +326,14 @@ class RequestHandler:
     def _welcome(
         self,
         sender: bytes,
-        number: int,
+        hello: Hello,
         session: int,
         incarnation: int,
         former: Sequence[tuple[int, int]] = (),
     ) -> None:
         """`session` 0: none, because the peer may only read."""
         welcome = {
-            "protocol": SUPPORTED,
+            "protocol": version_of(hello.about),
             "node": self._config.node,
             "session": session,
             "incarnation": incarnation,
@@ -348,7 +344,7 @@ class RequestHandler:
             "former": former,
         }
         self._router.door.greeted(sender)
-        self._router.send(sender, ["welcome", number, welcome])
+        self._router.send(sender, ["welcome", hello.number, welcome])
 
     def _view(self, sender: bytes, number: int, wish: Wish, peer: Peer) -> None:
         # Appends that arrived before this request belong to the view that it ends.

@@ -49,15 +49,17 @@ Ids: TypeAlias = Annotated[list[Id], Meta(max_length=MEMBERS_MAX)]
 
 
 class About(Struct, frozen=True):
-    """The member that says hello. `view`: the incarnation of its cluster, as far as it knows; 0:
-    not known. `partition_count` 0 or None: not given. `token`: the cluster's; "": not given.
-    `shared`: it appends each change to several agents, so its session has one number on all of
-    them."""
+    """The member that says hello. `protocol`, `protocol_max`: the lowest and the highest version of
+    the protocol that it speaks; 0: only the lowest. `view`: the incarnation of its cluster, as far
+    as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
+    not given. `shared`: it appends each change to several agents, so its session has one number on
+    all of them."""
 
     cluster_id: Id
     plugin_uuid: Id
     purpose: Literal["write", "read"]
     protocol: int = 1
+    protocol_max: int = 0
     member_uuid: MaybeId = ""
     plugin_version: Label = ""
     partition_count: Annotated[int, Meta(ge=0, le=PARTITIONS_MAX)] | None = None
@@ -170,13 +172,12 @@ Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye
 
 class Malformed(Struct, frozen=True):
     """A header that does not have the shape of its request. `kind` is "" and `number` is 0 if they
-    cannot be read. `protocol`: the version of a hello of another version; 0 for all other
-    headers."""
+    cannot be read. `code`: of the error that is the answer."""
 
     kind: str
     number: int
     text: str
-    protocol: int = 0
+    code: str = "bad-request"
 
 
 class _AnyHello(Struct, array_like=True, tag="hello"):
@@ -186,14 +187,15 @@ class _AnyHello(Struct, array_like=True, tag="hello"):
     about: Raw
 
 
-class _Version(Struct):
+class _Versions(Struct):
     protocol: int
+    protocol_max: int = 0
 
 
 _decode, _decode_keys = Decoder(Request).decode, Decoder(list[bytes]).decode
-_decode_hello, _decode_version = Decoder(_AnyHello).decode, Decoder(_Version).decode
-SUPPORTED = 1
-"""The version of the protocol."""
+_decode_hello, _decode_versions = Decoder(_AnyHello).decode, Decoder(_Versions).decode
+OLDEST, NEWEST = 1, 1
+"""The versions of the protocol that this agent speaks."""
 _FAULTS = (MsgspecError, RecursionError, UnicodeDecodeError)
 """All errors that msgspec raises for invalid bytes."""
 
@@ -219,9 +221,26 @@ def read(header: bytes) -> Request | Malformed:
         request: Request = _decode(header)
     except _FAULTS as error:
         return _malformed(header, error)
-    if isinstance(request, Hello) and request.about.protocol != SUPPORTED:
-        return Malformed("hello", request.number, "", request.about.protocol)
+    if isinstance(request, Hello) and not version_of(request.about):
+        return _of_other_versions(request.number, request.about)
     return request
+
+
+def version_of(about: About | _Versions) -> int:
+    """The highest version that both speak; 0: there is none."""
+    common = min(NEWEST, max(about.protocol, about.protocol_max))
+    return common if common >= max(OLDEST, about.protocol) else 0
+
+
+def _of_other_versions(number: int, about: About | _Versions) -> Malformed:
+    theirs = _versions(about.protocol, max(about.protocol, about.protocol_max))
+    first = "agent" if about.protocol > NEWEST else "plug-in"
+    text = f"this agent speaks protocol {_versions(OLDEST, NEWEST)}, the plug-in {theirs}"
+    return Malformed("hello", number, f"{text}: upgrade the {first} first", "unsupported-version")
+
+
+def _versions(lowest: int, highest: int) -> str:
+    return f"{lowest} to {highest}" if highest > lowest else f"{lowest}"
 
 
 def with_payload(request: Request | Malformed, size: int) -> Request | Malformed:
@@ -252,11 +271,11 @@ def _malformed(header: bytes, error: Exception) -> Malformed:
     kind, number = _front(header)
     if kind == "hello":
         try:
-            version = _decode_version(_decode_hello(header).about).protocol
+            about = _decode_versions(_decode_hello(header).about)
         except _FAULTS:
-            version = SUPPORTED
-        if version != SUPPORTED:
-            return Malformed(kind, number, "", version)
+            about = _Versions(NEWEST)
+        if not version_of(about):
+            return _of_other_versions(number, about)
     if not kind:
         return Malformed("", 0, "a message has a header [kind, number, ...] and a payload")
     if kind not in _FIELDS:

@@ -21,7 +21,9 @@ from imap_wal.errors import InvalidSetting, StorageUnavailable
 from imap_wal.layout import Identity
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.older import current_cluster
+from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
@@ -130,6 +132,7 @@ def open(  # the public name: imap_wal.open
                 # After the claim: of two stores that open at the same time, the one with the later
                 # incarnation then fences the other.
                 shut_out_others(log, f"{OTHER_NODE}, under node name {node!r}")
+            raise_level(log, alone=not shared)
             process = None
             if storage is None and is_reachable(store.url, wal_dir):
                 process = OtherProcess(
@@ -187,3 +190,13 @@ def next_incarnation(log: NodeLog) -> int:
         )
 
     return log.clusters.update(claim).incarnation
+
+
+def raise_level(log: NodeLog, *, alone: bool) -> None:
+    """Raise the feature level of a program's log as far as its nodes can read, unless `keep_level`
+    is set. `alone`: this open has fenced the programs of all other nodes."""
+    manifest = log.clusters.read()[1]
+    if log.settings.keep_level or manifest.feature_level >= NEWEST:
+        return
+    fenced = set(manifest.nodes) - {log.identity.node} if alone else ()
+    Upgrade(log.store, log.identity.cluster_folder, log.clock, log.randomness).run(fenced)

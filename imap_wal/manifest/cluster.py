@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
+from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
 from imap_wal.manifest.node import Seen
 from imap_wal.manifest.snapshots import (
     NO_VERSIONS,
@@ -21,7 +22,14 @@ from imap_wal.manifest.snapshots import (
     marks_by_node,
     with_marks_once,
 )
-from imap_wal.manifest.store import FORMAT, FORMAT_CLEARS, FORMAT_PACKED, PACKED_FROM, ManifestLog
+from imap_wal.manifest.store import (
+    FORMAT,
+    FORMAT_BY_KEY,
+    FORMAT_CLEARS,
+    FORMAT_PACKED,
+    PACKED_FROM,
+    ManifestLog,
+)
 from storage_backends import SegmentStore
 
 
@@ -39,7 +47,7 @@ class IncarnationRecord:
 class ClusterManifest:
     """The state that all nodes of a cluster share."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS)
+    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS, FORMAT_BY_KEY)
 
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""
@@ -68,6 +76,8 @@ class ClusterManifest:
     """Id of each key that was ever used to write here → its check value, see `key_checks`."""
     token: bool = False
     """The claims have a token. If they have none and are not closed, newer claims were lost."""
+    level: Whole = 0
+    """See `feature_level`; 0: no release that knows levels has raised it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -95,6 +105,8 @@ class ClusterManifest:
             document["snapshots"], document["marks"] = with_marks_once(self.snapshots)
         if self.clears:
             document["format"] = FORMAT_CLEARS
+        if self.level:
+            document["format"] = self.level  # so that a release that cannot read it refuses it
         return without_defaults(
             document,
             (
@@ -106,6 +118,7 @@ class ClusterManifest:
                 "clears",
                 "keys",
                 "token",
+                "level",
             ),
         )
 
@@ -126,10 +139,26 @@ class ClusterManifest:
             number: PartitionVersions.decode(text)
             for number, text in checked(data.get("versions", {}), dict[int, str]).items()
         }
-        return replace(
+        found = replace(
             checked({**data, "snapshots": {}, "versions": {}}, cls),
             snapshots=snapshots,
             versions=versions,
+        )
+        FeatureLevel(found.level or FIRST)
+        return found
+
+    @property
+    def feature_level(self) -> FeatureLevel:
+        """Which formats may be written in this log."""
+        return FeatureLevel(self.level or FIRST)
+
+    def with_node(self, node: str, directory: str) -> ClusterManifest:
+        """Registers a node's log. The first one of a new log sets its level."""
+        new = not self.nodes and not self.incarnation and not self.forgotten
+        return replace(
+            self,
+            nodes={**self.nodes, node: directory},
+            level=int(NEWEST) if new else self.level,
         )
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:

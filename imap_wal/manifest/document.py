@@ -188,5 +188,7 @@ NOT_OF_VERSION_1 = (
     "address",
     "address_key",
     "given_up",
+    "level",
+    "release",
 )
 """Written only when they are set."""

@@ -173,6 +173,11 @@ class NodeManifest:
     given_up: tuple[Whole, Whole, Whole] = (0, 0, 0)
     """(epoch, first, last): the numbers of the segments that were lost with a disk, when an open
     continued without them. They are empty segments of this epoch."""
+    level: Whole = 0
+    """The highest feature level that the program reads and writes which opened this log last; 0: it
+    did not know levels."""
+    release: str = ""
+    """The version of that program."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:

@@ -32,6 +32,7 @@ from imap_wal.manifest.document import (
     whole,
     with_checksum,
 )
+from imap_wal.version import VERSION
 from storage_backends import AlreadyExists, NotFound, SegmentStore, StorageError, StoredFile
 from storage_backends.paths import number_in
 
@@ -224,7 +225,8 @@ class ManifestLog(Generic[C]):
         with whole(path):
             format = checked(data, _Head).format
         if format not in known:
-            what = f"manifest format {format}; this imap-wal reads {' and '.join(map(str, known))}"
+            newest = f"{known[0]} to {known[-1]}" if len(known) > 1 else f"{known[0]}"
+            what = f"manifest format {format}; imap-wal {VERSION} reads {newest}"
             raise UnsupportedVersion(path, 0, what, "upgrade imap-wal; the file was not touched")
         with whole(path):
             return data, self._kind.from_json(data, path)

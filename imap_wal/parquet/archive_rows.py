@@ -138,13 +138,13 @@ def to_waiting(batch: Any) -> Any:
     return pa.record_batch(batch.columns, schema=WAITING_SCHEMA)
 
 
-def write_by_key(
-    file: ParquetFile, batches: Sequence[Any], name: str, node: str
+def write_sorted(
+    file: ParquetFile, batches: Sequence[Any], name: str, node: str, *, by_key: bool
 ) -> tuple[Position, Position]:
-    """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position. Returns the first
-    and the last position."""
+    """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position, or by position
+    only. Returns the first and the last position."""
     table = pa.Table.from_batches(batches, WAITING_SCHEMA).combine_chunks()
-    order = order_by(table, ["key", *POSITION_COLUMNS])
+    order = order_by(table, [*(["key"] if by_key else []), *POSITION_COLUMNS])
     count = min(GROUP_ROWS, max(1, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
     for start in range(0, table.num_rows, count):
         group = table.take(order.slice(start, count))

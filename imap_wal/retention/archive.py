@@ -1,5 +1,6 @@
 """Turns sealed segments into archives: Parquet files of one map each, sorted by key, compressed
-with zstd. Then the segments are deleted.
+with zstd. Then the segments are deleted. (At a lower feature level the rows are in the order of
+the log.)
 
     write   segments ─▶ local files of each map ─▶ store.create_from ─▶ one node manifest
             (archives, archived, metadata, requests) ─▶ delete segments
@@ -27,10 +28,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from imap_wal import layout
-from imap_wal.clock import SystemRandomness
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.manifest import missing
+from imap_wal.manifest.cluster import cluster_manifests
+from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import Archive, NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
@@ -180,6 +183,7 @@ class _Run:
                     known,
                     self._nonce,
                     total,
+                    self._may_sort_by_key(),
                 )
                 work = self._write(self._store, job)
         except BaseException as error:
@@ -203,6 +207,12 @@ class _Run:
             sum(archive.bytes for archive in work.archives),
             work.archives,
         )
+
+    def _may_sort_by_key(self) -> bool:
+        """Whether all nodes of the cluster can read archives that are sorted by key."""
+        folder = "/".join(self._folder.split("/")[:2])
+        clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
+        return clusters.read()[1].feature_level >= FeatureLevel.SORTED_ARCHIVES
 
     def _publish(self, work: Written) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly
@@ -234,7 +244,7 @@ class _Run:
                     now,
                     archives=(*left, *work.archives),
                     newest=newest,
-                    by_key=now.by_key or bool(work.archives),
+                    by_key=now.by_key or any(each.unpacked for each in work.archives),
                 ),
                 last,
                 [work.summary],

@@ -15,7 +15,7 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.node import Archive
-from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_by_key
+from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.file import ParquetFile, batches
 from imap_wal.read.file_scan import FileScan
@@ -39,7 +39,9 @@ ABSORB_MAX = 8
 @dataclass(frozen=True, slots=True)
 class ArchiveJob:
     """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
-    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read."""
+    for the local Parquet files; the caller deletes it. `bytes`: the size of what is read. `by_key`:
+    the feature level of the log allows files that are sorted by key; otherwise they are in the
+    order of the log."""
 
     node_folder: str
     node: str
@@ -49,6 +51,7 @@ class ArchiveJob:
     archives: tuple[Archive, ...]
     nonce: str
     bytes: int
+    by_key: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +140,17 @@ class _Pass:
     def _publish(self, name: str, pile: _Pile) -> None:
         rows, size = pile.batches, pile.bytes
         pile.batches, pile.bytes = [], 0
+        by_key = self._job.by_key
         file = ParquetFile(
-            self._job.folder, ARCHIVE_SCHEMA, keys_of(self._store), self._log, by_key=True
+            self._job.folder, ARCHIVE_SCHEMA, keys_of(self._store), self._log, by_key=by_key
         )
-        first, last = write_by_key(file, rows, name, self._job.node)
+        first, last = write_sorted(file, rows, name, self._job.node, by_key=by_key)
         nonce = f"{self._job.nonce}{len(self.archives):x}"
         path = layout.archive_path(self._job.node_folder, name, first, last, self._job.epoch, nonce)
         published = file.publish(self._store, path)
         counts = file.records, file.tombstones
-        self.archives.append(Archive(name, path, first, last, *counts, *published, max(size, 1)))
+        unpacked = max(size, 1) if by_key else 0
+        self.archives.append(Archive(name, path, first, last, *counts, *published, unpacked))
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:

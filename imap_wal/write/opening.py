@@ -21,6 +21,7 @@ from imap_wal.disposal import tell_links
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import LOG, NodeManifest, node_manifests
 from imap_wal.manifest.older import (
     current_cluster,
@@ -31,6 +32,7 @@ from imap_wal.manifest.older import (
 )
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
 from imap_wal.settings import Durability, RecoveryPolicy
+from imap_wal.version import VERSION
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.object_segment import shut_out
@@ -346,6 +348,8 @@ class _Opening:
             clean=False,
             forgotten=False,
             embedded=self._embedded,
+            level=int(NEWEST),
+            release=VERSION,
             directory=before.directory or randomness.name(),
             session=before.session if before.directory else first_session,
             wal_id=before.wal_id or randomness.name(),

@@ -181,7 +181,7 @@ class Registration:
                 return None
             self.check(manifest, directory)
             lost = manifest.nodes.get(node)
-            return replace(manifest, nodes={**manifest.nodes, node: directory})
+            return manifest.with_node(node, directory)
 
         self._clusters.update(change)
         if lost is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from imap_wal import entry as entries
 from imap_wal import format
+from imap_wal.agent import requests
 from imap_wal.agent.config import AgentConfig
 from imap_wal.segment.reader import SegmentReader
 from storage_backends import open_store
@@ -78,8 +79,43 @@ def test_a_plug_in_of_another_protocol_is_refused(settings: AgentConfig) -> None
     with serving(settings), plugin(settings, greet=False) as member:
         header, _ = member.client.ask("hello", member.about(protocol=2))
         assert header[2] == "unsupported-version"
-        assert "protocol 1, not 2" in header[3]
+        assert "protocol 1, the plug-in 2: upgrade the agent first" in header[3]
         assert member.put(a="1")[:2] == ["error", "not-ready"]
+
+
+@pytest.mark.parametrize(
+    ("spoken", "offered", "common"),
+    [
+        ((1, 1), (1, 1), 1),
+        ((1, 1), (1, 3), 1),
+        ((1, 3), (1, 0), 1),
+        ((1, 3), (2, 0), 2),
+        ((1, 3), (2, 5), 3),
+        ((2, 3), (1, 0), "plug-in"),
+        ((2, 3), (4, 5), "agent"),
+    ],
+)
+def test_agent_and_plug_in_use_the_highest_common_version(
+    settings: AgentConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    spoken: tuple[int, int],
+    offered: tuple[int, int],
+    common: int | str,
+) -> None:
+    """The error of two that share none says which of them to upgrade first."""
+    monkeypatch.setattr(requests, "OLDEST", spoken[0])
+    monkeypatch.setattr(requests, "NEWEST", spoken[1])
+    with serving(settings), plugin(settings, greet=False) as member:
+        about = member.about(protocol=offered[0], protocol_max=offered[1])
+        for more in ({}, {"view": "not a number"}):
+            header, _ = member.client.ask("hello", {**about, **more})
+            if isinstance(common, str):
+                assert header[2] == "unsupported-version"
+                assert f"upgrade the {common} first" in header[3]
+            elif not more:
+                assert header[2]["protocol"] == common
+            else:
+                assert header[2] == "bad-request"
 
 
 def test_a_reading_connection_leaves_the_writing_one_open(settings: AgentConfig) -> None:

@@ -181,7 +181,7 @@ from imap_wal.read.file_scan import SEGMENT, FileScan
 archiver.HERE_BYTES_MAX = 0
 other = archiver.ArchiverProcess({tmp_path.as_uri()!r})
 scans = (FileScan(SEGMENT, "n", "never.wal"),)
-job = ArchiveJob("n", "n", scans, Path({str(tmp_path)!r}), 1, (), "x", 1)
+job = ArchiveJob("n", "n", scans, Path({str(tmp_path)!r}), 1, (), "x", 1, True)
 threading.Thread(target=other.write, args=(None, job), daemon=True).start()
 while (process := other._process) is None:
     pass

@@ -194,9 +194,9 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
-    the command, for agents that misbehave. `own_disk`: its segments are in a folder of its own,
-    which no other agent is given. With `lifetime_timeout_s` 0 a cluster that is started
-    does not wait for the one before it, nor for other nodes."""
+    the command, for agents that misbehave, and `program` is an older release of it. `own_disk`: its
+    segments are in a folder of its own, which no other agent is given. With `lifetime_timeout_s` 0
+    a cluster that is started does not wait for the one before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -213,6 +213,7 @@ class Agent(Child):
         **settings: Any,
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
+        self.program: Path | None = None
         self.node, self.url, self.cluster = node, url, cluster
         self.endpoint = endpoint or f"ipc://{folder}/{node}.sock"
         self.config = folder / f"{node}.toml"
@@ -254,8 +255,10 @@ class Agent(Child):
         self.config.write_text(text)
 
     def launch(self, module: str = "") -> None:
-        what = [module] if module else ["rewrite_cli.cli", "agent", "--config"]
-        self.spawn([sys.executable, "-m", *what, str(self.config)])
+        what = ["-m", module] if module else ["-m", "rewrite_cli.cli", "agent", "--config"]
+        if self.program is not None:
+            what = [str(self.program), "agent", "--config"]
+        self.spawn([sys.executable, *what, str(self.config)])
 
     def start(self, module: str = "") -> None:
         self.launch(module)
@@ -387,7 +390,9 @@ class Cluster:
         **settings: Any,
     ) -> None:
         self._network, self._properties = network, {**QUICK_MEMBER, **(properties or {})}
-        self.folder, self._classpath, self._maps, self._options = folder, classpath, maps, options
+        self.folder, self._maps, self._options = folder, maps, options
+        self.classpath = classpath
+        """Of the members that are started from now on."""
         self.url = url or (folder / "logs").as_uri()
         self.name = f"test-{random.randrange(10**9)}"
         self.agents = list(agents) or [
@@ -459,7 +464,7 @@ class Cluster:
             self._properties,
             announced,
         )
-        member = Member(self.folder, name, port, config, self._classpath, self._options)
+        member = Member(self.folder, name, port, config, self.classpath, self._options)
         member.node, member.address, member.announced = number + 1, address, announced
         member.group = self.groups[number] if self.groups else None
         self.members.append(member)

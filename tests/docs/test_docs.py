@@ -109,7 +109,7 @@ def test_each_command_runs(name: str, log: Path, monkeypatch: pytest.MonkeyPatch
         pytest.skip("tests/cli runs it with Spark")
     if words[0] == "doctor" and "--agent" in words:
         del words[words.index("--agent") : words.index("--agent") + 2]  # no agent listens there
-    if words[0] in ("prune", "drop", "forget-node"):
+    if words[0] in ("prune", "drop", "forget-node", "upgrade"):
         assert {"--dry-run", "--yes"} & set(words), (
             "it asks for confirmation: in a script it ends with exit code 2"
         )

@@ -363,9 +363,30 @@ MUTATIONS = (
     Mutation(
         "manifest of sorted archives that an older version would open",
         "imap_wal/retention/archive.py",
-        "by_key=now.by_key or bool(work.archives),",
+        "by_key=now.by_key or any(each.unpacked for each in work.archives),",
         "by_key=False,",
         "tests/archive/test_by_key.py::test_an_older_version_refuses_archives_that_are_sorted_by_key",
+    ),
+    Mutation(
+        "archives are sorted by key before every node can read them",
+        "imap_wal/retention/archive.py",
+        "return clusters.read()[1].feature_level >= FeatureLevel.SORTED_ARCHIVES",
+        "return True",
+        "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
+    ),
+    Mutation(
+        "feature level is raised although a node cannot read it",
+        "imap_wal/manifest/upgrade.py",
+        "lowest = min((each.level for each in self.nodes), default=self.level)",
+        "lowest = NEWEST",
+        "tests/unit/test_feature_level.py::test_a_shared_store_waits_for_other_programs",
+    ),
+    Mutation(
+        "raised feature level that an older version would open",
+        "imap_wal/manifest/cluster.py",
+        'document["format"] = self.level',
+        'document["level"] = self.level',
+        "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
     ),
     Mutation(
         "lost rows of a sorted archive are taken to be after the last readable one",

@@ -180,12 +180,12 @@ class ArchiveRows:
         pass
 
 
-def write_by_key(
-    file: File, batches: Sequence[Batch], _: str, node: str
+def write_sorted(
+    file: File, batches: Sequence[Batch], _: str, node: str, *, by_key: bool
 ) -> tuple[Position, Position]:
-    """Replaces `imap_wal.parquet.archive_rows.write_by_key`."""
+    """Replaces `imap_wal.parquet.archive_rows.write_sorted`."""
     placed = [pair for batch in batches for pair in zip(batch.rows, batch.places, strict=True)]
-    placed.sort(key=lambda pair: (pair[0][KEY] or b"", pair[1]))
+    placed.sort(key=lambda pair: (pair[0][KEY] or b"" if by_key else b"", pair[1]))
     rows, places = [row for row, _ in placed], [place for _, place in placed]
     file.write(Batch(rows, [node] * len(rows), places), sum(row[DELETED] for row in rows))
     return min(places), max(places)
@@ -250,7 +250,7 @@ def patches() -> list[tuple[Any, str, Any]]:
         "to_batch": to_batch,
         "ArchiveRows": ArchiveRows,
         "to_waiting": lambda batch: batch,
-        "write_by_key": write_by_key,
+        "write_sorted": write_sorted,
         "written_otherwise": lambda *_: False,
         "to_rows": _rows_of,
         "to_positions": _of_batch("places", parquet_columns.to_positions),

@@ -4,6 +4,7 @@ an unclosed segment. Every later version reads them.
     log-v1.zip        version 1
     log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
     log-by-key.zip    archives that are sorted by key (manifests of format 4), and a segment
+    log-level.zip     the same with a feature level (a cluster's manifest of format 4)
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
 files do not change, and another one is added.
@@ -27,31 +28,8 @@ import imap_wal
 from imap_wal.clock import SeededRandomness
 from imap_wal.read.log_reader import LogReader
 from rewrite_cli.cli import group
+from tests.kit.golden_logs import CONTENTS, GOLDEN
 from tests.support import FakeClock
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-CONTENTS: dict[str, dict[str, dict[Any, Any]]] = {}
-CONTENTS["log-v1"] = {
-    "orders": {
-        "1": {"state": "paid"},
-        "3": {"state": "new"},
-        "ü/%": {"state": "odd", "lines": [1, 2.5, None, b"\x00"]},
-        7: "a number for a key",
-    },
-    "../a b": {b"\x00\xff": b"raw"},
-    "after": {number: number * number for number in range(50)},
-}
-CONTENTS["log-clears"] = {
-    "archived": {"after": "the clear"},
-    "rewritten": {},
-    "in a segment": dict.fromkeys(range(20), "again"),
-}
-CONTENTS["log-by-key"] = {
-    "orders": {number: "second" if number < 5 else "first" for number in range(20) if number != 7},
-    "others": {"only": 1},
-    "in a segment": {"key": "value"},
-}
 
 
 def make(name: str, folder: Path) -> None:
@@ -62,7 +40,12 @@ def make(name: str, folder: Path) -> None:
         "randomness": SeededRandomness(7),
         "segment_bytes": 1000,
     }
-    makers = {"log-v1": every_kind_of_file, "log-clears": clears, "log-by-key": by_key}
+    makers = {
+        "log-v1": every_kind_of_file,
+        "log-clears": clears,
+        "log-by-key": by_key,
+        "log-level": by_key,
+    }
     store = makers[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
     shutil.copytree(folder, copy / "log")  # as after a kill
@@ -147,8 +130,9 @@ def test_a_golden_log_is_read_whole(name: str, tmp_path: Path) -> None:
             assert set(store.maps()) <= set(CONTENTS[name])
 
 
-def test_a_sorted_golden_log_is_read_in_order(tmp_path: Path) -> None:
-    with zipfile.ZipFile(GOLDEN / "log-by-key.zip") as archive:
+@pytest.mark.parametrize("name", ["log-by-key", "log-level"])
+def test_a_sorted_golden_log_is_read_in_order(name: str, tmp_path: Path) -> None:
+    with zipfile.ZipFile(GOLDEN / f"{name}.zip") as archive:
         archive.extractall(tmp_path)
     reader = LogReader(tmp_path, cluster="embedded", node="n1")
     records = list(reader.read())

@@ -15,6 +15,8 @@ import java.util.concurrent.TimeUnit;
  * requests.
  */
 final class AgentConnection implements Closeable {
+    /** The lowest and the highest version of the protocol that this plug-in speaks. */
+    static final int OLDEST_PROTOCOL = 1;
     static final int PROTOCOL = 1;
     private static final byte[] NO_PAYLOAD = {};
     /** An answer begins with the size of its header, in this many bytes. */
@@ -115,8 +117,12 @@ final class AgentConnection implements Closeable {
     /** Writes the fields of a hello, after its kind and number. */
     static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member,
             String purpose, String token) {
-        hello.map(8 + (token.isEmpty() ? 0 : 1) + (identity.shared ? 1 : 0));
-        hello.string("protocol").integer(PROTOCOL);
+        boolean several = PROTOCOL > OLDEST_PROTOCOL;
+        hello.map(8 + (several ? 1 : 0) + (token.isEmpty() ? 0 : 1) + (identity.shared ? 1 : 0));
+        hello.string("protocol").integer(OLDEST_PROTOCOL);
+        if (several) {
+            hello.string("protocol_max").integer(PROTOCOL);
+        }
         hello.string("cluster_id").string(clusterId.toString());
         hello.string("member_uuid").string(member.toString());
         hello.string("plugin_uuid").string(identity.pluginUuid.toString());

@@ -33,9 +33,11 @@ record SessionInfo(UUID clusterId, UUID member, String node, long session, long 
 
     static SessionInfo of(UUID clusterId, UUID member, Map<?, ?> answer) throws ProtocolException {
         long protocol = number(answer, "protocol");
-        if (protocol != AgentConnection.PROTOCOL) {
+        if (protocol < AgentConnection.OLDEST_PROTOCOL || protocol > AgentConnection.PROTOCOL) {
+            String first = protocol < AgentConnection.OLDEST_PROTOCOL ? "agent" : "plug-in";
             throw new ProtocolException("the agent speaks protocol " + protocol + ", this plug-in "
-                    + AgentConnection.PROTOCOL);
+                    + AgentConnection.OLDEST_PROTOCOL + " to " + AgentConnection.PROTOCOL
+                    + ": upgrade the " + first + " first");
         }
         return new SessionInfo(clusterId, member, String.valueOf(answer.get("node")),
                 number(answer, "session"), number(answer, "incarnation"),

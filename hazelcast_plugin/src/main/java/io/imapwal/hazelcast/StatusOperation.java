@@ -5,6 +5,7 @@ import com.hazelcast.nio.ObjectDataInput;
 import com.hazelcast.nio.ObjectDataOutput;
 
 import java.io.IOException;
+import java.io.InputStream;
 
 /**
  * Asks a member for the state of a map: whether its agent answers, whether the map may be used,
@@ -84,7 +85,8 @@ public final class StatusOperation extends NamedMapOperation {
     protected void readInternal(ObjectDataInput in) throws IOException {
         super.readInternal(in);
         asker = Membership.read(in);
-        whenLoaded = in.readBoolean();
+        // A member of an earlier version does not send it, and asks again and again instead.
+        whenLoaded = in instanceof InputStream rest && rest.available() > 0 && in.readBoolean();
     }
 
     @Override

@@ -1,0 +1,32 @@
+"""The feature level of a log: which formats may be written in it. See
+docs/decisions/0057-a-log-has-a-feature-level.md."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class FeatureLevel(IntEnum):
+    """The number is the highest format number that a manifest of the log may have. A release that
+    does not know this format refuses the cluster's manifest, and changes nothing."""
+
+    CLEARS = 3
+    """All that releases without levels wrote."""
+    SORTED_ARCHIVES = 4
+    """Archives whose rows are sorted by key."""
+
+    @property
+    def brings(self) -> str:
+        """What a log gains at this level, for people."""
+        return _BRINGS[self]
+
+
+_BRINGS = {
+    FeatureLevel.CLEARS: "the formats of the first releases",
+    FeatureLevel.SORTED_ARCHIVES: "archives sorted by key: rewrites merge them without sorting, "
+    "and a read of one key reads a small part of them",
+}
+FIRST = min(FeatureLevel)
+"""Of a log whose manifest names no level, and of a node whose release did not know levels."""
+NEWEST = max(FeatureLevel)
+"""The highest level that this release reads and writes. A new log begins with it."""

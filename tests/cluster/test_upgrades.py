@@ -1,0 +1,135 @@
+"""Members and agents of an earlier version beside those of today, and a rolling update from one to
+the other. tests/older/README.md says what the earlier version is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.manifest.feature_level import FIRST, NEWEST
+from imap_wal.manifest.node import node_manifests
+from imap_wal.manifest.upgrade import LevelReport, Upgrade
+from rewrite_cli.cli import group
+from storage_backends import open_store
+from tests.cluster.harness import Agent, Cluster, logged_map, until
+from tests.cluster.load import Load
+
+OLDER = Path(__file__).parents[1] / "older"
+NAME = "upgrades"
+KEYS = 300
+
+
+@pytest.fixture(scope="session")
+def older_classpath(classpath: str) -> str:
+    hazelcast, _, classes = classpath.split(os.pathsep)
+    return os.pathsep.join([hazelcast, str(OLDER / "plugin.jar"), classes])
+
+
+def maps(endpoint: str) -> dict[str, Any]:
+    return {NAME: logged_map(endpoint, backup_count=1)}
+
+
+def contents(cluster: Cluster) -> dict[Any, Any]:
+    entries = cluster.client().get_map(NAME).blocking()
+    found: Any = until("the map is there", lambda: entries.entry_set() or None)
+    return dict(found)
+
+
+@pytest.mark.parametrize("older", ["plug-in", "agent"])
+def test_versions_of_plug_in_and_agent_work_side_by_side(
+    older: str, classpath: str, older_classpath: str, tmp_path: Path
+) -> None:
+    """Over a migration, the loss of a member, and a kill of everything."""
+    used = older_classpath if older == "plug-in" else classpath
+    with Cluster(tmp_path, used, maps, offsets_ms=(0, 0)) as cluster:
+        for agent in cluster.agents:
+            agent.program = OLDER / "agent.zip" if older == "agent" else None
+        cluster.start(1)
+        entries = cluster.client().get_map(NAME).blocking()
+        expected: dict[Any, Any] = {f"k{number}": f"first {number}" for number in range(KEYS)}
+        entries.put_all(expected)
+        cluster.join(2)
+        for number in range(0, KEYS, 5):
+            entries.remove(f"k{number}")
+            del expected[f"k{number}"]
+        entries.set("long", "lived", ttl=3600)
+        expected["long"] = "lived"
+        assert entries.get("k1") == "first 1"
+        cluster.members[1].kill()
+        cluster.wait_safe(1)
+        assert contents(cluster) == expected, "after a member was lost"
+        cluster.kill_everything()
+        cluster.start(2)
+        assert contents(cluster) == expected, "after everything was killed"
+
+
+@pytest.mark.timeout(400)
+def test_a_rolling_update_loses_nothing_and_keeps_one_cluster(
+    classpath: str, older_classpath: str, tmp_path: Path
+) -> None:
+    """Under load: on each of three machines, agent and member are replaced. The second one returns
+    to the earlier version once. Archives are written all the time."""
+    small = {"segment_bytes": 32 * 1024, "max_total_wal_size": 128 * 1024}
+    with Cluster(tmp_path, older_classpath, maps, **small) as cluster:
+        for agent in cluster.agents:
+            agent.program = OLDER / "agent.zip"
+        cluster.start(3)
+        cluster.wait_safe(3)
+        beside = dict(enumerate(cluster.members))
+        with Load(cluster.client(), NAME, value_bytes=200) as load:
+            for number, older in ((0, False), (1, False), (1, True), (1, False), (2, False)):
+                assert level_of(cluster).possible is FIRST, "a node cannot read more"
+                acknowledged = load.acknowledged
+                beside[number].leave()
+                cluster.wait_safe(2)
+                agent = cluster.agents[number]
+                agent.stop()
+                agent.program = OLDER / "agent.zip" if older else None
+                cluster.classpath = older_classpath if older else classpath
+                beside[number] = cluster.join(number + 1)
+                until("writes are acknowledged", lambda a=acknowledged: load.acknowledged > a + 200)
+            assert not sorted_archives(cluster)
+            raised(cluster)
+            until("an archive is sorted", lambda: sorted_archives(cluster), 90)
+        assert not load.stale and not load.differences(contents(cluster)), load.seed
+        cluster.kill_everything()
+        cluster.start(3)
+        assert not load.differences(contents(cluster)), load.seed
+    refused(cluster.agents[0])
+
+
+def opened(cluster: Cluster) -> tuple[Any, ...]:
+    return open_store(cluster.url), "default/dev", SystemClock(), SystemRandomness()
+
+
+def level_of(cluster: Cluster) -> LevelReport:
+    return Upgrade(*opened(cluster)).report()
+
+
+def sorted_archives(cluster: Cluster) -> int:
+    store, folder, *rest = opened(cluster)
+    nodes = [
+        node_manifests(store, f"{folder}/nodes/{agent.node}", *rest).read()[1]
+        for agent in cluster.agents
+    ]
+    assert all(node.archives for node in nodes)
+    return sum(bool(each.unpacked) for node in nodes for each in node.archives)
+
+
+def raised(cluster: Cluster) -> None:
+    ended = CliRunner().invoke(group, ["upgrade", cluster.url, "--yes"])
+    assert ended.exit_code == 0, ended.output
+    assert level_of(cluster).level is NEWEST
+
+
+def refused(agent: Agent) -> None:
+    """The earlier version refuses the log."""
+    agent.program = OLDER / "agent.zip"
+    agent.launch()
+    until("the earlier agent has ended", lambda: not agent.running)
+    assert "manifest format 4" in agent.last_words()
