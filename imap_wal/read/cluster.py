@@ -355,6 +355,7 @@ class ClusterLog:
                 cuts=scan.cuts,
                 overtaken=scan.overtaken,
                 keys=scan.keys,
+                complete=scan.complete,
             )
             if same:  # with the original bounds, so that its end is checked
                 rules = replace(rules, until=scan.until, since=place)

@@ -83,3 +83,5 @@ class FileScan:
     """Only entries of these keys, and clears, are needed: a Parquet file is read only where it may
     have some. Others may be returned too. None: all keys."""
     overtaken: Overtaken = field(default_factory=dict)
+    complete: Position = START
+    """Snapshots cover all entries up to it, of any map: they are not decoded."""
