@@ -13,6 +13,8 @@ from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.retention.other_process import OtherProcess, is_reachable
+from imap_wal.rewrite.compaction import Compactor
 from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -48,7 +50,14 @@ class OpenLog:
             archiver = writer_for(config.url, config.wal_dir)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
+            process = None
+            if is_reachable(config.url, config.wal_dir):
+                process = OtherProcess(config.url, config.wal_dir, keeps=True)
+            self.compactor = Compactor(self.writer, all_logs, process)
+            undo.callback(self.compactor.stop)
             self.writer.start(self.archive, self.remove_covered)
+            if process is not None:  # in this process it would delay answers
+                self.compactor.start()
             if self.sessions.sign is not None:
                 self.sessions.sign.start()
             undo.pop_all()
@@ -80,6 +89,7 @@ class OpenLog:
     def close(self, clean: bool) -> None:
         """End the maintenance, commit what waits, release the lock. Raises StorageError if the
         storage cannot be reached: then the lock may remain until it expires."""
+        self.compactor.stop()
         self.writer.stop()
         if self.sessions.sign is not None:
             self.sessions.sign.stop(SIGN_STOP_S, clean)
@@ -89,7 +99,11 @@ class OpenLog:
     def workers(self) -> list[Worker]:
         """The background threads of this log."""
         sign = self.sessions.sign
-        return [*self.writer.maintenance.workers, *([sign.worker] if sign is not None else [])]
+        return [
+            *self.writer.maintenance.workers,
+            *([self.compactor.worker] if self.compactor.is_automatic else []),
+            *([sign.worker] if sign is not None else []),
+        ]
 
     def archive(self) -> None:
         """Seal the current segment, and turn sealed segments into archives."""

@@ -136,6 +136,7 @@ def open(  # the public name: imap_wal.open
                     # The options of the driver: stores do not show them.
                     url.moved(store.url).with_keys(chosen.encryption_keys),
                     wal_dir,
+                    keeps=True,
                 )
             return Store(
                 LogWriter(log, all_logs),

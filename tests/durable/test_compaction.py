@@ -106,7 +106,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, seed: int) -> None
 def test_the_log_of_few_keys_stays_small_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
     with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
         for _ in range(6):
@@ -120,7 +120,7 @@ def test_the_log_of_few_keys_stays_small_by_itself(
 def test_an_open_counts_what_earlier_runs_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         expected = overwrite(store, 300)
     assert size(tmp_path) > 500_000
@@ -288,7 +288,7 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
             raise
 
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits) as store:
         overwrite(store, 2)
@@ -307,7 +307,7 @@ def test_a_failed_automatic_compaction_is_logged_once(
         raise StorageUnavailable("no space")
 
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(compaction, "PAUSE_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits) as store:
