@@ -63,12 +63,12 @@ class LimitedStore(GatedStore):
         return cast(BinaryIO, io.BufferedReader(limited, BUFFER_BYTES) if is_local else limited)
 
     def create(self, path: str, data: bytes) -> None:
-        self._rate.spend(len(data))
         super().create(path, data)
+        self._rate.spend(len(data))
 
     def create_from(self, path: str, local_file: str) -> None:
-        self._rate.spend(os.path.getsize(local_file))
         super().create_from(path, local_file)
+        self._rate.spend(os.path.getsize(local_file))
 
 
 class _LimitedInput(io.RawIOBase):

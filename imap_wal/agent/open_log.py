@@ -14,7 +14,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
-from imap_wal.rewrite.compaction import Compactor
+from imap_wal.rewrite.compaction import KEEP_S, Compactor
 from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -52,7 +52,7 @@ class OpenLog:
             undo.callback(self.writer.stop)
             process = None
             if is_reachable(config.url, config.wal_dir):
-                process = OtherProcess(config.url, config.wal_dir, keeps=True)
+                process = OtherProcess(config.url, config.wal_dir, keep_s=KEEP_S)
             self.compactor = Compactor(self.writer, all_logs, process)
             undo.callback(self.compactor.stop)
             self.writer.start(self.archive, self.remove_covered)

@@ -30,8 +30,6 @@ from storage_backends import SegmentStore
 
 NICENESS = 10
 """The other process runs at a low priority: commits and Hazelcast come first."""
-KEEP_S = 10.0
-"""How long the other process waits for another task before it ends."""
 END_S = 5.0
 
 _MAIN = (
@@ -60,15 +58,16 @@ class _Request:
     url: str
     wal_dir: str
     task: Task
+    keep_s: float
 
 
 class OtherProcess:
-    """Runs tasks on the storage at `url` in another process, one at a time. `keeps`: the process
-    waits for another task for `KEEP_S`, because its start takes longer than many tasks. `stop` may
-    be called from another thread."""
+    """Runs tasks on the storage at `url` in another process, one at a time. `keep_s`: how long the
+    process waits for another task before it ends; its start takes longer than many tasks. `stop`
+    may be called from another thread."""
 
-    def __init__(self, url: str, wal_dir: str = "", *, keeps: bool = False) -> None:
-        self._url, self._wal_dir, self._keeps = url, wal_dir, keeps
+    def __init__(self, url: str, wal_dir: str = "", *, keep_s: float = 0) -> None:
+        self._url, self._wal_dir, self._keep_s = url, wal_dir, keep_s
         self._folder = _working_folder()
         """Relative paths start here, even if the program has changed to another folder since."""
         self._running = threading.RLock()
@@ -79,7 +78,7 @@ class OtherProcess:
     def run(self, task: Task) -> Any:
         """Run the task and return its result. Raises the same errors as the task, `ProcessDied`,
         and `Closed` after `stop`."""
-        request = pickle.dumps(_Request(self._url, self._wal_dir, task))
+        request = pickle.dumps(_Request(self._url, self._wal_dir, task, self._keep_s))
         with self._running:
             while True:
                 process, is_new = self._begin()
@@ -89,7 +88,7 @@ class OtherProcess:
                     self._end(process)
                     raise
                 if answer is not None:
-                    if not self._keeps:
+                    if not self._keep_s:
                         self._end(process)
                     if isinstance(answer, Exception):
                         raise answer
@@ -104,7 +103,7 @@ class OtherProcess:
                         f"the process that maintained {self._url} ended with {code}; nothing is "
                         "lost"
                     )
-                # It had ended, because it had no task for `KEEP_S`: start another one.
+                # It had ended, because it had no task for `keep_s`: start another one.
 
     def _begin(self) -> tuple[subprocess.Popen[bytes], bool]:
         """The process, and whether it was started now."""
@@ -204,11 +203,13 @@ def main() -> None:
         file.write("500")  # if memory runs out, this process ends first
     parent = _Parent(sys.stdin.buffer)
     threading.Thread(target=parent.follow, daemon=True).start()
+    keep_s: float | None = None
     while True:
         try:
-            request = parent.requests.get(timeout=KEEP_S)
+            request = parent.requests.get(timeout=keep_s)
         except queue.Empty:
             os._exit(0)  # without waiting for the other thread, which is in a read
+        keep_s = request.keep_s or None
         try:
             answers.write(_sendable(_answer(request)))
             answers.flush()

@@ -43,6 +43,8 @@ OTHERS_S = 5.0
 """The pause while another process rewrites the log."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """The pause after a failed compaction; it doubles each time."""
+KEEP_S = 10.0
+"""How long the other process waits for the next compaction before it ends."""
 MEMORY_BYTES = 256 * 1024 * 1024
 """An automatic compaction takes no more than this, besides what the program has in memory."""
 
