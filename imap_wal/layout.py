@@ -4,6 +4,7 @@
 {namespace}/{cluster}/
     manifest/{number}.json
     snapshot/{map}/{generation}/part-*.parquet
+    rewrite.lock                            one rewrite at a time
     claims/manifest/{number}.json
     claims/{incarnation}.claim              the permit of this incarnation's members
     readers/{reader}/manifest/{number}.json how far a reader outside of the cluster has read
@@ -193,6 +194,11 @@ LOCK = "writer.lock"
 def lock_path(folder: str) -> str:
     """The path of the lock that the writer of a node's log holds."""
     return f"{folder}/{LOCK}"
+
+
+def rewrite_lock_path(cluster: str) -> str:
+    """The path of the lock that a rewrite holds."""
+    return f"{cluster}/rewrite.lock"
 
 
 def lost_path(folder: str, epoch: int, wal: str) -> str:

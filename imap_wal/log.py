@@ -543,7 +543,7 @@ def _settings(settings: SettingsOptions) -> Settings:
             "durability is 'async', or manual_wal_flush is true; a log returns positions, "
             "which are known only once they are written: choose 'always', 'interval' or 'os'"
         )
-    if chosen.auto_rewrite_percentage:
+    if settings.get("auto_rewrite_percentage"):
         raise InvalidSetting(
             "auto_rewrite_percentage is for maps; a log keeps all its entries: use shrink"
         )

@@ -60,6 +60,7 @@ _AT_MOST = {"ring_slots": 2**20, "segment_bytes": 2**40}
 _ADVICE = {"recovery_mode": "; `imap-wal repair` makes a salvaged copy of a damaged log"}
 _MAY_BE_0 = {
     "archive_interval_s",
+    "auto_rewrite_bytes_per_second",
     "auto_rewrite_percentage",
     "max_total_wal_size",
     "rotate_interval_s",
@@ -122,11 +123,14 @@ class Settings:
     encryption_keys: str = ""
     """The source of the keys of an encrypted log: `file:PATH`, `env:NAME` or `command:COMMAND`.
     Empty: nothing is encrypted."""
-    auto_rewrite_percentage: int = 0
-    """Embedded stores only: compact the log when it has grown by this percentage of its snapshots
-    since the last compaction; 0: only on request."""
+    auto_rewrite_percentage: int = 100
+    """Compact the log when it has grown by this percentage of its snapshots since the last
+    compaction; 0: only on request. Changes that were replaced are then no longer there for
+    `history`, `--as-of` and similar reads."""
     auto_rewrite_min_bytes: int = 8 * 1024 * 1024
     """For `auto_rewrite_percentage`: the log must have grown by this size at least."""
+    auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024
+    """An automatic compaction reads and writes no more than this in a second; 0: no limit."""
     manual_wal_flush: bool = False
     """Embedded stores only: changes are in memory at once and wait there until `flush_wal`, `sync`
     or `close`, or until the ring is full; a crash loses the waiting changes."""
@@ -204,6 +208,7 @@ class SettingsOptions(TypedDict, total=False):
     encryption_keys: str
     auto_rewrite_percentage: int
     auto_rewrite_min_bytes: int
+    auto_rewrite_bytes_per_second: int
     manual_wal_flush: bool
     keep_level: bool
 

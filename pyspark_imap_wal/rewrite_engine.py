@@ -29,7 +29,6 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.newest.clears import Cleared
 from imap_wal.read.newest.rivals import Claim
-from imap_wal.read.scan_list import cluster_scans
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.part_writer import PartWriter
 from imap_wal.rewrite.plan import (
@@ -154,7 +153,7 @@ class SparkEngine:
         return self._spark.sparkContext.defaultParallelism
 
     def _sort(self, job: RewritePlan) -> list[SortedFiles]:
-        scans = cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False)
+        scans = job.log_scans()
         groups = grouped(scans, self._parallel(), self._sizes) if scans else []
         size = sum(scan.bytes for scan in scans)
         return taken(self._each("sorting", _sort(job, self._sizes), groups, size), len(groups))

@@ -122,11 +122,6 @@ class AgentConfig:
                 "log.manual_wal_flush is for embedded stores: an agent must not acknowledge "
                 "changes that are not in the log"
             )
-        if self.log.auto_rewrite_percentage:
-            raise InvalidSetting(
-                "log.auto_rewrite_percentage is for embedded stores; for a cluster, run `imap-wal "
-                "rewrite` and `imap-wal prune` at regular times"
-            )
         if not CONNECTIONS_LEAST <= self.connections_max <= CONNECTIONS_MOST:
             raise InvalidSetting(
                 f"connections_max is {self.connections_max}; it takes a number from "

@@ -14,6 +14,8 @@ from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archiver import writer_for
 from imap_wal.retention.log_writer import LogWriter
+from imap_wal.retention.other_process import OtherProcess, is_reachable
+from imap_wal.rewrite.compaction import KEEP_S, Compactor
 from imap_wal.worker import Worker
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
@@ -59,11 +61,19 @@ class OpenLog:
             archiver = writer_for(config.url, config.wal_dir)
             self.writer = LogWriter(self.node_log, all_logs, self.sessions.check_newest, archiver)
             undo.callback(self.writer.stop)
+            process = None
+            # Another process cannot read the tails on own disks: it would refuse each run.
+            if disk is None and is_reachable(config.url, config.wal_dir):
+                process = OtherProcess(config.url, config.wal_dir, keep_s=KEEP_S)
+            self.compactor = Compactor(self.writer, all_logs, process)
+            undo.callback(self.compactor.stop)
             self.writer.start(self.archive, self.remove_covered)
             self.uploads: Uploads | None = None
             if disk is not None:
                 self.uploads = Uploads(disk, self.node_log, all_logs.clock, all_logs.randomness)
                 self.uploads.worker.start()
+            if process is not None:  # in this process it would delay answers
+                self.compactor.start()
             if self.sessions.sign is not None:
                 self.sessions.sign.start()
             undo.pop_all()
@@ -95,6 +105,7 @@ class OpenLog:
     def close(self, clean: bool) -> None:
         """End the maintenance, commit what waits, release the lock. Raises StorageError if the
         storage cannot be reached: then the lock may remain until it expires."""
+        self.compactor.stop()
         self.writer.stop()
         if self.sessions.sign is not None:
             self.sessions.sign.stop(SIGN_STOP_S, clean)
@@ -108,6 +119,8 @@ class OpenLog:
     def workers(self) -> list[Worker]:
         """The background threads of this log."""
         others = [each.worker for each in (self.sessions.sign, self.uploads) if each is not None]
+        if self.compactor.is_automatic:
+            others.append(self.compactor.worker)
         return [*self.writer.maintenance.workers, *others]
 
     def archive(self) -> None:

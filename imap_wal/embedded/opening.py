@@ -27,6 +27,7 @@ from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess, is_reachable
+from imap_wal.rewrite.compaction import KEEP_S
 from imap_wal.security.encryption import with_keys
 from imap_wal.settings import RecoveryPolicy, SettingsOptions, choose
 from imap_wal.write.context import LogContext
@@ -139,6 +140,7 @@ def open(  # the public name: imap_wal.open
                     # The options of the driver: stores do not show them.
                     url.moved(store.url).with_keys(chosen.encryption_keys),
                     wal_dir,
+                    keep_s=KEEP_S,
                 )
             return Store(
                 LogWriter(log, all_logs),

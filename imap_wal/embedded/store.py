@@ -31,7 +31,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView, live
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
-from imap_wal.rewrite.compaction import Compaction, Compactor
+from imap_wal.rewrite.compaction import Compaction, CompactionStatistics, Compactor
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
 from imap_wal.write.recovery import RecoveryReport
@@ -57,6 +57,7 @@ class StoreStatistics:
     entries: int
     maintenance: MaintenanceStatistics
     failure: str
+    compaction: CompactionStatistics
 
 
 class Store:
@@ -210,14 +211,14 @@ class Store:
     def compact(self) -> Compaction:
         """Rewrite all maps so that only the newest change of each key is left, and remove what this
         replaces: superseded changes, deletions, expired entries. Another process does the work, and
-        changes continue meanwhile. With `auto_rewrite_percentage`, the store starts this
-        automatically.
+        changes continue meanwhile. A store also starts this automatically, see
+        `auto_rewrite_percentage`.
 
         Returns:
             The numbers of entries and bytes that were read, written and removed.
 
         Raises:
-            LostRace: another process rewrote a map meanwhile.
+            LostRace: another process dropped a map or opened the log meanwhile.
             LogError: the log is damaged; no file that a damaged snapshot covers was removed.
             StorageUnavailable: the storage failed.
             ProcessDied: the other process was killed.
@@ -240,6 +241,7 @@ class Store:
             entries,
             self.writer.maintenance.statistics,
             str(self.committer.failure or ""),
+            self._compactor.statistics,
         )
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from imap_wal.clock import Clock, Randomness
-from imap_wal.format import Position
+from imap_wal.format import START, Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
 from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
 from imap_wal.manifest.node import Seen
@@ -20,6 +20,7 @@ from imap_wal.manifest.snapshots import (
     SnapshotTable,
     from_json_with_marks,
     marks_by_node,
+    marks_json,
     with_marks_once,
 )
 from imap_wal.manifest.store import (
@@ -78,6 +79,9 @@ class ClusterManifest:
     """The claims have a token. If they have none and are not closed, newer claims were lost."""
     level: Whole = 0
     """See `feature_level`; 0: no release that knows levels has raised it."""
+    all_maps: Mapping[str, LowWaterMark] = field(default_factory=dict)
+    """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
+    snapshot."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -89,6 +93,7 @@ class ClusterManifest:
             **fields_of(self),
             "lifetimes": [fields_of(lifetime) for lifetime in self.lifetimes],
             "versions": versions,
+            "all_maps": marks_json(self.all_maps),
         }
         if isinstance(self.snapshots, SnapshotTable):
             covered = {
@@ -119,6 +124,7 @@ class ClusterManifest:
                 "keys",
                 "token",
                 "level",
+                "all_maps",
             ),
         )
 
@@ -176,6 +182,17 @@ class ClusterManifest:
             for name, mark in marks.items()
             if mark is not None and mark.directory == directory
         }
+
+    def complete(self, node: str, directory: str) -> Position:
+        """The position up to which snapshots cover every entry of this log directory of the node,
+        of any map; START: unknown. A snapshot without a mark of the directory, of a rewrite that
+        could not read it, leaves it unknown."""
+        mark = self.all_maps.get(node)
+        if mark is None or mark.directory != directory:
+            return START
+        marks = self.marks(node, directory)
+        lowest = min((marks.get(name, START) for name in self.snapshots), default=START)
+        return min(mark.position, lowest)
 
     def seen(self, number: int) -> Seen:
         """The progress that a reader of this manifest, with this number, has seen."""

@@ -51,16 +51,10 @@ def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderMani
     return found
 
 
-def limited(
-    store: SegmentStore, cluster_folder: str, node: str, covered: Mapping[str, Position]
-) -> Mapping[str, Position]:
-    """Map → position up to which a snapshot covers a node's entries, and every reader has read
-    them."""
+def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Position) -> Position:
+    """The position up to which every reader has read a node's entries; `end` without readers."""
     readers = readers_of(store, cluster_folder).values()
-    if not readers:
-        return covered
-    read = min(reader.positions.get(node, START) for reader in readers)
-    return {name: min(position, read) for name, position in covered.items()}
+    return min((reader.positions.get(node, START) for reader in readers), default=end)
 
 
 class Reader:

@@ -96,7 +96,7 @@ class Snapshot:
 
     def to_json(self, shared: str | None = None) -> dict[str, Any]:
         """`shared`: the number of its marks, if several snapshots have the same."""
-        document = {**fields_of(self), "marks": shared or _marks_json(self.marks)}
+        document = {**fields_of(self), "marks": shared or marks_json(self.marks)}
         return without_defaults(
             document, ("sizes", "rows", "versions", "last_expiry_ms", "borders", "expiries")
         )
@@ -115,7 +115,7 @@ class Snapshot:
         return replace(checked({**data, "marks": {}}, cls), marks=marks)
 
 
-def _marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
+def marks_json(marks: Mapping[str, LowWaterMark]) -> dict[str, Any]:
     return {node: fields_of(mark) for node, mark in marks.items()}
 
 
@@ -139,7 +139,7 @@ def with_marks_once(snapshots: Mapping[str, Snapshot]) -> tuple[dict[str, Any], 
     for name, snapshot in snapshots.items():
         number = numbers.get(first[id(snapshot.marks)])
         found[name] = snapshot.to_json(number)
-    return found, {number: _marks_json(distinct[each]) for each, number in numbers.items()}
+    return found, {number: marks_json(distinct[each]) for each, number in numbers.items()}
 
 
 def from_json_with_marks(snapshots: Any, marks: Any) -> dict[str, Snapshot]:

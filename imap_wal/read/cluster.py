@@ -370,6 +370,7 @@ class ClusterLog:
                 overtaken=scan.overtaken,
                 keys=scan.keys,
                 span=scan.span,
+                complete=scan.complete,
             )
             if same:  # with the original bounds, so that its end is checked
                 rules = replace(rules, until=scan.until, since=place)

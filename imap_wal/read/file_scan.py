@@ -87,3 +87,5 @@ class FileScan:
     overtaken: Overtaken = field(default_factory=dict)
     span: KeySpan | None = None
     """As `keys`: only entries with keys of this range, and clears, are needed. None: all keys."""
+    complete: Position = START
+    """Snapshots cover all entries up to it, of any map: they are not decoded."""

@@ -12,6 +12,7 @@ Which entries count:
                  void
   overtaken      map → partition → (incarnation, version): an entry of a lower pair is void, because
                  its owner had been replaced. This rule applies only to entries above `covered`.
+  complete       position: all entries up to it are covered, and are not even decoded
 """
 
 from __future__ import annotations
@@ -212,7 +213,11 @@ class _SegmentPass:
     def _borders(self) -> list[int]:
         """Frame offsets after which another rule applies, greatest first."""
         here = (self._scan.epoch, self._scan.number)
-        places = [*self._scan.covered.values(), *(cut for _, cut in self._scan.cuts)]
+        places = [
+            *self._scan.covered.values(),
+            *(cut for _, cut in self._scan.cuts),
+            self._scan.complete,
+        ]
         return sorted({place.frame for place in places if place[:2] == here}, reverse=True)
 
     def _position(self, frame: Frame) -> Position:
@@ -268,9 +273,9 @@ class _SegmentPass:
             return
         scan = self._scan
         rows: list[Row] = []
-        if self._maps is None or self._maps:  # otherwise only positions are wanted
-            rows = self._entries(frames)
         first, last = self._position(frames[0])._replace(index=0), self._position(frames[-1])
+        if last > scan.complete and (self._maps is None or self._maps):  # else only positions
+            rows = self._entries(frames)
         places: list[Position] | None = None
         if self._positions and rows:
             epoch, number = scan.epoch, scan.number

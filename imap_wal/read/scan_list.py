@@ -22,9 +22,11 @@ def cluster_scans(
     nodes: Collection[str] | None = None,
     snapshots: bool = True,
     covered: bool = False,
+    metadata: bool = True,
 ) -> list[FileScan]:
     """The files to read, snapshots first, then node by node in log order. `covered=True` also
-    reads what a snapshot covers, if it still exists."""
+    reads what a snapshot covers, if it still exists. `metadata=False` leaves out segments in which
+    only metadata is not covered."""
     found: list[FileScan] = []
     if snapshots:
         for name, snapshot in sorted(state.manifest.snapshots.items()):
@@ -39,6 +41,7 @@ def cluster_scans(
                 until=None if until is None else until.get(node, START),
                 maps=maps,
                 covered=covered,
+                metadata=metadata,
             )
     return found
 
@@ -51,6 +54,7 @@ def node_scans(
     until: Position | None = None,
     maps: Collection[str] | None = None,
     covered: bool = False,
+    metadata: bool = True,
 ) -> list[FileScan]:
     """`cluster_scans` of one node."""
     if until == START:
@@ -59,6 +63,7 @@ def node_scans(
     marks = {} if covered else state.covered(node)
     cuts = state.cuts(node)
     overtaken = {} if covered else state.overtaken()
+    complete = START if covered else state.complete(node)
     archives = [
         FileScan(
             ARCHIVE,
@@ -89,8 +94,10 @@ def node_scans(
             checkpoint=log.manifest.checkpoint,
             newest=log.manifest.newest,
             overtaken=overtaken,
+            complete=complete,
         )
         for index in _segments(log, since, until, maps, marks)
+        if metadata or log.segments[index].name >= complete[:2]
     ]
     return archives + segments
 

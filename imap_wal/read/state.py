@@ -66,6 +66,10 @@ class ClusterState:
         directory do not count."""
         return self.manifest.marks(node, self.nodes[node].manifest.directory)
 
+    def complete(self, node: str) -> Position:
+        """The position up to which snapshots cover this node's entries of all maps."""
+        return self.manifest.complete(node, self.nodes[node].manifest.directory)
+
     def overtaken(self) -> Overtaken:
         """Map → partition → pair, for entries above the marks of that map's snapshot."""
         tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}

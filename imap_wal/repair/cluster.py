@@ -281,7 +281,8 @@ class ClusterRepair:
         if fitting == view.manifest and not self._snapshots.anew:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
-        self._manifest = fitting
+        # The positions of this mark are those of the damaged logs.
+        self._manifest = replace(fitting, all_maps={})
         status, what = self._why_rewritten()
         self.items.append(
             Item(

@@ -1,9 +1,10 @@
 """Runs long work on a log in a separate process. Conversion and compression hold Python's
 interpreter lock, so in this process commits would wait for them.
 
-    this process                 the other process, for one task
+    this process                 the other process
     task ─▶ stdin ────────────▶  opens the storage, runs the task
     result ◀──── stdout ◀──────  the result, or the error
+                                 waits for another task for some seconds, then ends
 
 The other process may be killed at any time: what it wrote counts only when it is named in a
 manifest. It ends when this process ends, because then its standard input ends.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import shutil
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from storage_backends import SegmentStore
 
 NICENESS = 10
 """The other process runs at a low priority: commits and Hazelcast come first."""
+END_S = 5.0
 
 _MAIN = (
     "import sys; sys.path[:] = sys.argv[1:]; from imap_wal.retention.other_process import main; "
@@ -55,16 +58,19 @@ class _Request:
     url: str
     wal_dir: str
     task: Task
+    keep_s: float
 
 
 class OtherProcess:
-    """Runs tasks on the storage at `url`, with a process for each. Only one task at a time; `stop`
+    """Runs tasks on the storage at `url` in another process, one at a time. `keep_s`: how long the
+    process waits for another task before it ends; its start takes longer than many tasks. `stop`
     may be called from another thread."""
 
-    def __init__(self, url: str, wal_dir: str = "") -> None:
-        self._url, self._wal_dir = url, wal_dir
+    def __init__(self, url: str, wal_dir: str = "", *, keep_s: float = 0) -> None:
+        self._url, self._wal_dir, self._keep_s = url, wal_dir, keep_s
         self._folder = _working_folder()
         """Relative paths start here, even if the program has changed to another folder since."""
+        self._running = threading.RLock()
         self._mutex = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stopped = False
@@ -72,11 +78,42 @@ class OtherProcess:
     def run(self, task: Task) -> Any:
         """Run the task and return its result. Raises the same errors as the task, `ProcessDied`,
         and `Closed` after `stop`."""
+        request = pickle.dumps(_Request(self._url, self._wal_dir, task, self._keep_s))
+        with self._running:
+            while True:
+                process, is_new = self._begin()
+                try:
+                    answer = _ask(process, request)
+                except BaseException:
+                    self._end(process)
+                    raise
+                if answer is not None:
+                    if not self._keep_s:
+                        self._end(process)
+                    if isinstance(answer, Exception):
+                        raise answer
+                    return answer
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)  # it has closed its pipe
+                code = self._end(process)
+                if self._stopped:
+                    raise self._closed()
+                if is_new or code:
+                    raise ProcessDied(
+                        f"the process that maintained {self._url} ended with {code}; nothing is "
+                        "lost"
+                    )
+                # It had ended, because it had no task for `keep_s`: start another one.
+
+    def _begin(self) -> tuple[subprocess.Popen[bytes], bool]:
+        """The process, and whether it was started now."""
         with self._mutex:
             if self._stopped:
                 raise self._closed()
+            if self._process is not None:
+                return self._process, False
             try:
-                process = self._process = subprocess.Popen(
+                self._process = subprocess.Popen(
                     [sys.executable, "-c", _MAIN, *sys.path],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -88,26 +125,22 @@ class OtherProcess:
                     f"a process to maintain {self._url} could not be started: {error}; nothing is "
                     "lost"
                 ) from error
-        try:
-            answer = _ask(process, pickle.dumps(_Request(self._url, self._wal_dir, task)))
-        finally:
-            process.kill()  # it is done, or no longer needed
-            code = process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-            with self._mutex:
-                self._process = None
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is not None:
-            return answer
-        if self._stopped:
-            raise self._closed()
-        raise ProcessDied(
-            f"the process that maintained {self._url} ended with {code}; nothing is lost"
-        )
+            return self._process, True
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """End the process. Returns its exit code."""
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
+        if process.poll() is None:
+            process.kill()
+        code = process.wait()
+        with suppress(OSError):
+            if process.stdout is not None:
+                process.stdout.close()
+        with self._mutex:
+            self._process = None
+        return code
 
     def _closed(self) -> Closed:
         return Closed(
@@ -121,6 +154,9 @@ class OtherProcess:
             self._stopped = True
             if self._process is not None:
                 self._process.kill()
+        with self._running:
+            if self._process is not None:
+                self._end(self._process)
 
 
 def _working_folder() -> str:
@@ -132,12 +168,12 @@ def _working_folder() -> str:
 
 
 def is_reachable(url: str, wal_dir: str = "") -> bool:
-    """Whether another process can open this storage. Not if this program was frozen into one file:
-    a second process of it would run the whole program."""
+    """Whether another process can open this storage. Not if this program was frozen into one file,
+    or if another program contains Python: a second process of it would run the whole program."""
     return (
         not url.startswith("memory://")
         and not wal_dir.startswith("memory://")
-        and bool(sys.executable)
+        and Path(sys.executable or "").name.startswith(("python", "pypy"))
         and not getattr(sys, "frozen", False)
     )
 
@@ -159,37 +195,60 @@ def _ask(process: subprocess.Popen[bytes], request: bytes) -> Any:
 
 
 def main() -> None:
-    """Read a request from standard input, and write the answer to standard output."""
+    """Read requests from standard input, and write the answers to standard output."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
-    request: _Request = pickle.load(sys.stdin.buffer)  # noqa: S301  # our own parent wrote it
-    ending = threading.Thread(
-        target=_end_with, args=(sys.stdin.buffer, request.task.folder), daemon=True
-    )
-    ending.start()
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+        file.write("500")  # if memory runs out, this process ends first
+    parent = _Parent(sys.stdin.buffer)
+    threading.Thread(target=parent.follow, daemon=True).start()
+    keep_s: float | None = None
+    while True:
+        try:
+            request = parent.requests.get(timeout=keep_s)
+        except queue.Empty:
+            os._exit(0)  # without waiting for the other thread, which is in a read
+        keep_s = request.keep_s or None
+        try:
+            answers.write(_sendable(_answer(request)))
+            answers.flush()
+        except OSError:  # the parent has died
+            threading.Event().wait()
+
+
+def _answer(request: _Request) -> Any:
+    """The result of a task, or its error."""
     try:
         store = open_store(request.url, wal_dir=request.wal_dir)
         try:
-            answer: Any = request.task.run(store)
+            return request.task.run(store)
         finally:
             store.close()
     except Exception as error:  # noqa: BLE001  # raised again in the process that sent the request
-        answer = error
-    try:
-        answers.write(_sendable(answer))
-        answers.flush()
-    except OSError:  # the parent has died
-        ending.join()
-    os._exit(0)  # without waiting for the other thread, which is in a read
+        return error
 
 
-def _end_with(parent: BinaryIO, folder: Path) -> None:
-    """Exit when the parent's end of the pipe is closed. The parent may have been killed, so its
-    temporary folder is removed here."""
-    parent.read()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+class _Parent:
+    """Reads the requests of the parent, and ends this process with it."""
+
+    def __init__(self, pipe: BinaryIO) -> None:
+        self._pipe = pipe
+        self.requests: queue.Queue[_Request] = queue.Queue()
+
+    def follow(self) -> None:
+        """Exit when the parent's end of the pipe is closed. The parent may have been killed, so its
+        temporary folder is removed here."""
+        folder: Path | None = None
+        try:
+            while True:
+                request: _Request = pickle.load(self._pipe)  # noqa: S301  # our own parent wrote it
+                folder = request.task.folder
+                self.requests.put(request)
+        finally:
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+            os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,14 @@ from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import END, FileScan
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import segment_scan
-from imap_wal.read.state import NodeState
-from imap_wal.retention.sealed_segments import Summary, carried, delete_segments, summarize
+from imap_wal.read.state import ClusterState, NodeState
+from imap_wal.retention.sealed_segments import (
+    Summary,
+    carried,
+    delete_segments,
+    outline,
+    summarize,
+)
 from storage_backends import NotFound, SegmentStore
 
 
@@ -53,15 +59,21 @@ def plan_removal(
     *,
     upto: Position = END,
     covered: Mapping[str, Position] | None = None,
+    complete: Position = START,
     writing: int = 2**62,
     linked: bool = True,
 ) -> Removal:
     """The files whose entries are all at or below `upto` and, unless `covered` is None, at or below
     their map's position in `covered` and read by every reader (`imap_wal.manifest.readers`).
-    `writing`: number of the first segment that is not sealed. `linked`: False omits files reached
-    through a symbolic link: they would be removed from the manifest, but not deleted."""
+    `complete`: segments that end at or below it have no other entries than of the maps in
+    `covered`, all covered. `writing`: number of the first segment that is not sealed. `linked`:
+    False omits files reached through a symbolic link: they would be removed from the manifest, but
+    not deleted."""
+    known = min(complete, node.manifest.checkpoint, upto)
     if covered is not None:
-        covered = readers.limited(store, layout.cluster_of(node.folder), node.name, covered)
+        read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END)
+        covered = {name: min(position, read) for name, position in covered.items()}
+        known = min(known, read)
     archives, kept = (
         [archive for archive in node.manifest.archives if archive.last <= upto],
         set[str](),
@@ -90,7 +102,7 @@ def plan_removal(
     summaries: list[Summary] = []
     for scan, source in ahead(store, candidates()):
         try:
-            summary = summarize(source, scan)
+            summary = outline(source, scan, known, covered or ()) or summarize(source, scan)
         except NotFound:
             break  # the log's writer has archived it meanwhile
         if not all(is_removable(name, last) for name, last in summary.maps.items()):
@@ -105,19 +117,27 @@ def plan_removal(
     return Removal(gone, tuple(segments), tuple(summaries))
 
 
-def plan_covered(
-    store: SegmentStore, node: NodeState, covered: Mapping[str, Position], writing: int
-) -> Removal:
-    """The files whose entries are all at or below their map's position in `covered`, and that can
-    be deleted: none that is reached through a link."""
+def plan_covered(store: SegmentStore, state: ClusterState, name: str, writing: int) -> Removal:
+    """The files of a node whose entries are all covered by a snapshot, and that can be deleted:
+    none that is reached through a link."""
+    node, covered = state.nodes[name], state.covered(name)
     return plan_removal(
         store,
         node,
         upto=max(covered.values(), default=START),
         covered=covered,
+        complete=_known_complete(state, node),
         writing=writing,
         linked=False,
     )
+
+
+def _known_complete(state: ClusterState, node: NodeState) -> Position:
+    """`ClusterState.complete` if it saves work. Without reading the entries of a segment, it is
+    not known which maps it has, so the snapshots of all maps are checked before it is removed."""
+    snapshots = sum(each.bytes for each in state.manifest.snapshots.values())
+    segments = sum(segment.bytes for segment in node.segments)
+    return state.complete(node.name) if snapshots <= segments else START
 
 
 def without(

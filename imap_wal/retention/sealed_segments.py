@@ -20,7 +20,8 @@ from storage_backends import SegmentStore
 @dataclass(slots=True)
 class Summary:
     """The facts to keep of sealed segments when they are deleted. `maps`: map → position of its
-    last entry. `requests`: session → its last request. `end`: the last position."""
+    last entry, or a higher one. `requests`: session → its last request. `end`: the last
+    position."""
 
     maps: dict[str, Position] = field(default_factory=dict)
     requests: dict[int, int] = field(default_factory=dict)
@@ -52,6 +53,25 @@ def summarize(store: SegmentStore, scan: FileScan) -> Summary:
     summary = Summary()
     for changes in read_scan(store, scan, positions=True):
         summary.add(changes)
+    return summary
+
+
+def outline(
+    store: SegmentStore, scan: FileScan, known: Position, maps: Iterable[str]
+) -> Summary | None:
+    """The summary of a segment that ends at or below `known`, without decoding its entries; None
+    for any other. The node's manifest must have the requests up to `known`. `maps`: those that may
+    have entries in it."""
+    if (scan.epoch, scan.number) > known[:2]:
+        return None
+    summary, last = Summary(), START
+    for changes in read_scan(store, scan, ()):
+        summary.add_requests(changes)
+        if changes.bytes:  # it has entries
+            last = changes.last
+    if summary.end > known:
+        return None
+    summary.maps = dict.fromkeys(maps, last) if last > START else {}
     return summary
 
 

@@ -7,7 +7,8 @@
 
 `Compactor` starts a compaction automatically when the log has grown by
 `auto_rewrite_percentage` of the snapshots since the last compaction, and by at least
-`auto_rewrite_min_bytes`, as Redis rewrites its append-only file.
+`auto_rewrite_min_bytes`, as Redis rewrites its append-only file. Of several processes that write
+logs of one cluster, the one that has the lock compacts all of them (`imap_wal.rewrite.turn`).
 """
 
 from __future__ import annotations
@@ -15,28 +16,37 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 from imap_wal.clock import Clock
 from imap_wal.errors import Closed, ImapWalError, StorageUnavailable
-from imap_wal.format import START
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.log_reader import storage_errors
 from imap_wal.retention.log_writer import LogWriter
 from imap_wal.retention.other_process import OtherProcess
+from imap_wal.rewrite.growth import sizes
+from imap_wal.rewrite.turn import RewriteRunning, turn
 from imap_wal.settings import Settings
 from imap_wal.worker import Worker
 from imap_wal.write.maintenance import UntilStop
 from storage_backends import SegmentStore, StorageError
+from storage_backends.limited import LimitedStore
 
 _log = logging.getLogger("imap_wal")
 
-LOOK_S = 1.0
-"""The interval in which the size of the log is compared with the settings."""
+FIRST_LOOK_S = 1.0
+"""How long after the open the size of the log is first compared with the settings: a program that
+ends before pays nothing."""
+OTHERS_S = 5.0
+"""The pause while another process rewrites the log."""
 PAUSE_S, PAUSE_S_MAX = 1.0, 600.0
 """The pause after a failed compaction; it doubles each time."""
+KEEP_S = 10.0
+"""How long the other process waits for the next compaction before it ends."""
+MEMORY_BYTES = 256 * 1024 * 1024
+"""An automatic compaction takes no more than this, besides what the program has in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +63,66 @@ class Compaction:
 
 
 @dataclass(frozen=True, slots=True)
+class CompactionStatistics:
+    """Automatic and requested compactions since the log was opened. `runs`: those that ended well.
+    `failures`: the others. `seconds`, `written_bytes`, `removed_bytes`: of all runs together.
+    `error`: why the last automatic one failed; "" if it did not."""
+
+    runs: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    written_bytes: int = 0
+    removed_bytes: int = 0
+    error: str = ""
+
+    def plus(self, done: Compaction) -> CompactionStatistics:
+        return replace(
+            self,
+            runs=self.runs + 1,
+            seconds=self.seconds + done.seconds,
+            written_bytes=self.written_bytes + done.written_bytes,
+            removed_bytes=self.removed_bytes + done.removed_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CompactionTask:
     """Compacts one cluster's log. `unsealed`: number of the first segment of `node` that is not
-    sealed. `folder`: local, for temporary files."""
+    sealed. `settings`: of the log. `folder`: local, for temporary files. `bytes_per_s`: how much it
+    may read and write in a second; 0: no limit. `waits`: for another rewrite of the log, which
+    otherwise raises `RewriteRunning`."""
 
     namespace: str
     cluster: str
     node: str
     unsealed: int
-    memory_bytes: int
+    settings: Settings
     folder: Path
+    bytes_per_s: int = 0
+    waits: bool = True
 
     def run(self, store: SegmentStore, clock: Clock | None = None) -> Compaction:
-        """Raises the errors of `rewrite` and `prune`. `clock`: for tests."""
+        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests."""
         # Imported here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
-        log = ClusterLog(store, self.namespace, self.cluster, clock)
-        settings = Settings(restore_memory_bytes=self.memory_bytes, scratch=self.folder)
-        start = log.clock.monotonic()
-        report = rewrite(log, LocalEngine(settings))
-        removed = prune(log, unsealed={self.node: self.unsealed})
+        limited = LimitedStore(store, self.bytes_per_s) if self.bytes_per_s else store
+        log = ClusterLog(limited, self.namespace, self.cluster, clock)
+        with turn(log, f"compaction of node {self.node!r}", _wait if self.waits else None):
+            start = log.clock.monotonic()
+            report = rewrite(
+                log,
+                LocalEngine(replace(self.settings, scratch=self.folder)),
+                policy=self.settings.recovery_policy,
+            )
+            removed = prune(
+                log,
+                ttl_s=self.settings.wal_ttl_seconds,
+                size_limit_mb=self.settings.wal_size_limit_mb,
+                unsealed={self.node: self.unsealed},
+            )
         return Compaction(
             records_read=report.records_read,
             written_bytes=sum(each.bytes_written for each in report.maps if not each.unchanged),
@@ -85,6 +132,10 @@ class CompactionTask:
         )
 
 
+def _wait(holder: str) -> None:
+    """`turn` waits without telling anybody."""
+
+
 class Compactor:
     """Compacts the log of `writer`, on request and automatically. Thread-safe. `logs`: all logs of
     the cluster. `process`: does the work; None: a thread of this process does it."""
@@ -92,78 +143,81 @@ class Compactor:
     def __init__(
         self, writer: LogWriter, logs: ClusterLog, process: OtherProcess | None = None
     ) -> None:
-        settings = writer.log.settings
+        self._settings = writer.log.settings
         self._writer, self._logs, self._clock = writer, logs, logs.clock
-        self._percentage = settings.auto_rewrite_percentage
-        self._min_bytes = settings.auto_rewrite_min_bytes
         self._process = process
         self._compacting, self._stop = threading.Lock(), threading.Event()
-        self._at: float = -inf
-        """The number of written bytes at which the next compaction begins; -inf: not known yet."""
-        self.worker: Worker | None = None
-        self.error = ""
-        """Why the last automatic compaction failed; it is tried again. "": it did not."""
+        self._growth = writer.maintenance.compaction
+        self._pause = 0.0
+        self.is_automatic = False
+        """`worker` runs."""
+        self.statistics = CompactionStatistics()
+        """Replaced as a whole: safe to read from any thread."""
+        self.worker = Worker("imap-wal-compactor", self._turn)
 
     def start(self) -> None:
         """Start automatic compaction, if the settings ask for it."""
-        if self._percentage:
-            pause = 0.0
-
-            def turn(worker: Worker) -> bool:
-                nonlocal pause
-                if self._stop.wait(LOOK_S + pause):
-                    return False
-                error = self._look(worker)
-                if error and error != self.error:
-                    _log.warning(
-                        "%s was not compacted, and grows until it can be: %s",
-                        self._writer.log,
-                        error,
-                    )
-                self.error = error
-                pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.error else 0.0
-                return not self.error
-
-            self.worker = Worker("imap-wal-compactor", turn)
+        if self._settings.auto_rewrite_percentage:
+            self.is_automatic = True
+            self._growth.at = -inf
+            self._pause = FIRST_LOOK_S
             self.worker.start()
 
     def compact(self) -> Compaction:
-        """Rewrite all maps, and remove what the new snapshots cover.
+        """Rewrite all maps, and remove what the new snapshots cover. Waits while another process
+        rewrites them.
 
         Raises:
-            LostRace: another process rewrote a map meanwhile.
+            LostRace: another process dropped a map or opened the log meanwhile.
             LogError: the log is damaged; no file that a damaged snapshot covers was removed.
             StorageUnavailable: the storage failed.
             ProcessDied: the other process was killed.
             Closed: the log was closed meanwhile.
         """
-        written = self._written
-        with self._compacting, storage_errors(f"compacting {self._writer.log}; nothing is lost"):
-            self._writer.committer.rotate()
-            done = self._run()
-        self._at = written + self._allowed(done.snapshot_bytes)
-        return done
+        return self._compact(automatic=False)
 
     def stop(self) -> None:
         """End a running compaction, and the thread."""
         self._stop.set()
-        if self.worker is not None:
-            self.worker.stopping.set()
+        self.worker.stopping.set()
+        self._growth.wake.set()
         if self._process is not None:
             self._process.stop()
-        if self.worker is not None:
-            self.worker.stop()
+        self.worker.stop()
 
     @property
     def _written(self) -> int:
         return self._writer.maintenance.written(self._writer.log)
 
+    def _compact(self, *, automatic: bool) -> Compaction:
+        written = self._written
+        try:
+            with (
+                self._compacting,
+                storage_errors(f"compacting {self._writer.log}; nothing is lost"),
+            ):
+                self._writer.committer.checkpoint()
+                done = self._run(automatic)
+        except RewriteRunning:
+            raise
+        except BaseException:
+            self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
+            raise
+        self.statistics = self.statistics.plus(done)
+        self._growth.at = written + self._allowed(done.snapshot_bytes)
+        return done
+
     def _allowed(self, snapshot_bytes: int) -> int:
         """How many bytes may be appended after a compaction before the next one begins."""
-        return max(self._min_bytes, snapshot_bytes * self._percentage // 100)
+        settings = self._settings
+        share = snapshot_bytes * settings.auto_rewrite_percentage // 100
+        return max(settings.auto_rewrite_min_bytes, share)
 
-    def _run(self) -> Compaction:
-        log = self._writer.log
+    def _run(self, automatic: bool) -> Compaction:
+        log, settings = self._writer.log, self._settings
+        if automatic:
+            memory = min(settings.restore_memory_bytes, MEMORY_BYTES)
+            settings = replace(settings, restore_memory_bytes=memory)
         try:
             # This process removes the folder, because the other process may be killed.
             with tempfile.TemporaryDirectory(
@@ -174,8 +228,10 @@ class Compactor:
                     self._logs.cluster,
                     log.identity.node,
                     log.unsealed,
-                    log.settings.restore_memory_bytes,
+                    settings,
                     Path(folder),
+                    settings.auto_rewrite_bytes_per_second if automatic else 0,
+                    waits=not automatic,
                 )
                 if self._process is not None:
                     done: Compaction = self._process.run(task)
@@ -188,16 +244,33 @@ class Compactor:
                 "is lost"
             ) from error
 
+    # ---- automatic ----
+
+    def _turn(self, worker: Worker) -> bool:
+        if self._stop.wait(self._pause):
+            return False
+        while self._written < self._growth.at:
+            self._growth.wake.wait()
+            if self._stop.is_set():
+                return False
+            self._growth.wake.clear()
+        error = self._look(worker)
+        if error and error != self.statistics.error:
+            _log.warning(
+                "%s was not compacted, and grows until it can be: %s", self._writer.log, error
+            )
+        if error:
+            self._pause = min(2 * self._pause or PAUSE_S, PAUSE_S_MAX)
+        self.statistics = replace(self.statistics, error=error)
+        return not error
+
     def _look(self, worker: Worker) -> str:
         """Compact if the log has grown enough. Returns the error text if that failed."""
         if self._writer.committer.failure is not None:
+            self._growth.at = inf  # nothing more is written
             return ""
         try:
-            if self._at == -inf:
-                uncovered, snapshots = sizes(self._logs)
-                self._at = self._written + self._allowed(snapshots) - uncovered
-            if self._written >= self._at:
-                self.compact()
+            self._compact_if_due()
         except Closed:
             return ""
         except (ImapWalError, StorageError) as error:
@@ -207,18 +280,13 @@ class Compactor:
             return f"{type(error).__name__}: {error}"
         return ""
 
-
-def sizes(log: ClusterLog) -> tuple[int, int]:
-    """The bytes of archives and segments that are not covered, and the bytes of all snapshots. A
-    segment counts as a whole."""
-    state = log.state()
-    uncovered = 0
-    for node in state.nodes.values():
-        covered = state.covered(node.name)
-        uncovered += sum(
-            archive.bytes
-            for archive in node.manifest.archives
-            if archive.last > covered.get(archive.map, START)
-        )
-        uncovered += sum(segment.bytes for segment in node.segments)
-    return uncovered, sum(each.bytes for each in state.manifest.snapshots.values())
+    def _compact_if_due(self) -> None:
+        self._pause = 0.0
+        if self._growth.at == -inf:
+            uncovered, snapshots = sizes(self._logs, self._writer.log)
+            self._growth.at = self._written + self._allowed(snapshots) - uncovered
+        if self._written >= self._growth.at:
+            try:
+                self._compact(automatic=True)
+            except RewriteRunning:
+                self._pause = OTHERS_S

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.scan import ahead
-from imap_wal.read.scan_list import cluster_scans, snapshot_scans
+from imap_wal.read.scan_list import snapshot_scans
 from imap_wal.read.view import MergeProgress
 from imap_wal.rewrite.columns.merge import ColumnMerge, scratch_errors
 from imap_wal.rewrite.part_writer import PartWriter
@@ -46,7 +46,7 @@ class LocalEngine:
             return self._run(merge, job, log)
 
     def _run(self, merge: ColumnMerge, job: RewritePlan, log: ClusterLog) -> Result:
-        scans = cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False)
+        scans = job.log_scans()
         total, done = sum(scan.bytes for scan in scans), 0
         for count, (scan, store) in enumerate(ahead(log.store, scans)):
             merge.read_log(scan, store)

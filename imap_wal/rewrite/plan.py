@@ -1,6 +1,6 @@
 """Plans a rewrite for any engine: up to which positions the logs are read, which entries are kept,
 and what the result covers. The engines (`local`, `spark`) only merge. They get the list of files
-from `imap_wal.read.scan_list.cluster_scans`.
+from `RewritePlan.log_scans`.
 
     prepare   ends of all logs (settled), manifests, ends again (until)
     engine    everything up to `until`, newest first: per map the delete set and the data set
@@ -54,7 +54,8 @@ from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import EntryBatch
+from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
 from imap_wal.settings import RecoveryPolicy
@@ -127,6 +128,12 @@ class RewritePlan:
     def run_path(self, name: str, token: str) -> str:
         """The path of a sorted run (`imap_wal.rewrite.sorted_runs`), beside the part files."""
         return f"{layout.snapshot_folder(self.folder, name, self.generation)}/run-{token}.parquet"
+
+    def log_scans(self) -> list[FileScan]:
+        """The files of the logs that an engine reads: none of which snapshots cover all entries."""
+        return cluster_scans(
+            self.state, until=self.until, maps=self.maps, snapshots=False, metadata=False
+        )
 
     def wants(self, name: str) -> bool:
         return self.maps is None or name in self.maps

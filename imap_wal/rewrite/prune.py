@@ -55,9 +55,8 @@ def prune(
     archives: list[str] = []
     total = 0
     for node in state.nodes.values():
-        covered = state.covered(node.name)
         newest = node.segments[-1].number if node.segments else 0
-        removal = plan_covered(log.store, node, covered, writing=unsealed.get(node.name, newest))
+        removal = plan_covered(log.store, state, node.name, writing=unsealed.get(node.name, newest))
         if ttl_s or size_limit_mb:
             removal = part_to_remove(log, node, removal, ttl_s, size_limit_mb)
         if check or not dry_run:

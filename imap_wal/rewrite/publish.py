@@ -3,7 +3,7 @@ meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
@@ -104,8 +104,12 @@ def publish(log: ClusterLog, job: RewritePlan, result: Result) -> ClusterManifes
         demand_former(manifest, job, snapshots)
         left = {**manifest.snapshots, **snapshots}
         clears = manifest.clears or any(part.clears for item in result.maps for part in item.parts)
+        all_maps = manifest.all_maps
+        if job.maps is None:
+            raised = _raised(all_maps, job)
+            all_maps = {node: raised[node] for node in raised if node in manifest.nodes}
         return replace(
-            manifest, snapshots=left, versions=versions, clears=clears
+            manifest, snapshots=left, versions=versions, clears=clears, all_maps=all_maps
         ).without_unused_tables()
 
     return log.manifests.update(change)
@@ -144,7 +148,12 @@ def marks(job: RewritePlan, name: str) -> dict[str, LowWaterMark]:
     """The low-water marks of a map's new snapshot. A node that was not read keeps the mark of the
     former snapshot."""
     former = job.state.manifest.snapshots.get(name)
-    found = dict(former.marks) if former is not None else {}
+    return _raised(former.marks if former is not None else {}, job)
+
+
+def _raised(former: Mapping[str, LowWaterMark], job: RewritePlan) -> dict[str, LowWaterMark]:
+    """Marks up to which this rewrite has read, where they are higher."""
+    found = dict(former)
     for node, position in job.until.items():
         directory = job.state.nodes[node].manifest.directory
         known = found.get(node)

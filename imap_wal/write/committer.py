@@ -251,6 +251,23 @@ class Committer:
             self.log.move_checkpoint(end, requests)
             self._checkpointed, self._checkpointed_at = commits, now
 
+    def checkpoint(self) -> None:
+        """Seal the current segment now, and move the checkpoint to its end: what removes it later
+        need not read its entries. Raises the errors of `rotate`, `LostRace` and StorageError."""
+        safe: tuple[Position, dict[int, int]] | None = None
+
+        def work() -> None:
+            nonlocal safe
+            self._commit_ready()
+            self._rotate()
+            if self._failure is not None:
+                raise self._failure
+            safe = self.log.end, dict(self.log.requests)
+
+        self._lead(work)
+        assert safe is not None
+        self.log.move_checkpoint(*safe)
+
     def sync_if_due(self) -> None:
         """For `interval`: sync before the oldest unsynced byte is too old. The keeper
         (`imap_wal.write.maintenance`) calls this four times per interval."""

@@ -48,16 +48,28 @@ class MaintenanceStatistics:
     retention_error: str
 
 
+class Growth:
+    """Wakes a thread when the log has grown. `at`: the value of `Maintenance.written` to reach."""
+
+    def __init__(self) -> None:
+        self.at: float = inf
+        self.wake = threading.Event()
+
+    def reach(self, written: int) -> None:
+        """The log has grown to this value."""
+        if written >= self.at and not self.wake.is_set():
+            self.wake.set()
+
+
 class Maintenance:
-    """The background threads of one open log."""
+    """The background threads of one open log. `compaction`: for the thread that compacts it."""
 
     def __init__(self, settings: Settings, clock: Clock) -> None:
         self._settings, self._clock = settings, clock
-        self._wake = threading.Event()
         self._stop = threading.Event()
         self._header_bytes = 0
-        self._full_at: float = inf
-        """The value of `written` at which `max_total_wal_size` is reached."""
+        self._full, self.compaction = Growth(), Growth()
+        """`max_total_wal_size` is reached; the log is to be compacted."""
         self.workers: list[Worker] = []
         self.archive_error = ""
         """Why the last archive failed. Its segments stay, and it is tried again."""
@@ -98,7 +110,7 @@ class Maintenance:
             self._header_bytes = _header_bytes(committer.log)
             if settings.max_total_wal_size:
                 # The first archive by size waits until something is written.
-                self._full_at = self.written(committer.log) + max(
+                self._full.at = self.written(committer.log) + max(
                     settings.max_total_wal_size - left, 1
                 )
             at_once = left > 0 and not settings.avoid_flush_during_recovery
@@ -114,24 +126,21 @@ class Maintenance:
 
     def committed(self, log: NodeLog) -> None:
         """The committer calls this after every commit."""
-        if (
-            self._settings.max_total_wal_size
-            and self.written(log) >= self._full_at
-            and not self._wake.is_set()
-        ):
-            self._wake.set()
+        written = self.written(log)
+        self._full.reach(written)
+        self.compaction.reach(written)
 
     def count_from(self, written: int) -> None:
         """Everything up to this value of `written` is archived: `max_total_wal_size` counts from
         there."""
-        self._full_at = max(self._full_at, written + self._settings.max_total_wal_size)
+        self._full.at = max(self._full.at, written + self._settings.max_total_wal_size)
 
     def stop(self) -> None:
         """End the threads. Work through `until_stop` ends at its next call of the storage."""
         for worker in self.workers:
             worker.stopping.set()
         self._stop.set()
-        self._wake.set()
+        self._full.wake.set()
         for worker in self.workers:
             worker.stop()
 
@@ -193,7 +202,7 @@ class Maintenance:
         def turn(worker: Worker) -> bool:
             nonlocal archive_at, retain_at, pause
             if committer.failure is None:
-                if now() >= archive_at or self.written(log) >= self._full_at:
+                if now() >= archive_at or self.written(log) >= self._full.at:
                     tried = self.written(log)
                     self.archive_error = _attempt(worker, archive)
                     self._archives += 1
@@ -210,8 +219,8 @@ class Maintenance:
                     self.retention_error = _attempt(worker, retain)
                     self._removals += 1
                     self._removal_failures += bool(self.retention_error)
-            self._wake.wait(ARCHIVE_TICK_S)
-            self._wake.clear()
+            self._full.wake.wait(ARCHIVE_TICK_S)
+            self._full.wake.clear()
             return not self.archive_error and not self.retention_error
 
         return turn

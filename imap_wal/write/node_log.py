@@ -255,6 +255,13 @@ class NodeLog:
         following, current = self._next_segment, self._segment
         return current.header.number if current is not None else following
 
+    @property
+    def unsealed_bytes(self) -> int:
+        """The size of the current segment, without reserved space; 0 without one. Safe from any
+        thread."""
+        current = self._segment
+        return 0 if current is None else current.size
+
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
             self._fill_half_made()

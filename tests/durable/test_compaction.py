@@ -20,6 +20,7 @@ from imap_wal.embedded import opening
 from imap_wal.errors import Closed, InvalidSetting, StorageUnavailable
 from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
+from imap_wal.rewrite.turn import turn
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
@@ -106,7 +107,7 @@ def test_changes_during_a_compaction_are_kept(tmp_path: Path, seed: int) -> None
 def test_the_log_of_few_keys_stays_small_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 200_000}
     with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
         for _ in range(6):
@@ -120,7 +121,7 @@ def test_the_log_of_few_keys_stays_small_by_itself(
 def test_an_open_counts_what_earlier_runs_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         expected = overwrite(store, 300)
     assert size(tmp_path) > 500_000
@@ -164,13 +165,163 @@ def test_close_ends_a_compaction(tmp_path: Path) -> None:
         assert dict(store.map("orders").items()) == expected
 
 
-def test_a_program_killed_during_a_compaction_loses_nothing(tmp_path: Path) -> None:
+def test_the_default_compacts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
+    with imap_wal.open(tmp_path, durability="os", preallocate=False) as store:
+        value = bytes(1000)
+        for _ in range(300):
+            store.map("m", raw=True).update({b"%d" % key: value for key in range(100)})
+        eventually(lambda: size(tmp_path) < 10_000_000, "the log is compacted", 60)
+        assert store.statistics.commits.bytes > 30_000_000
+        eventually(lambda: store.statistics.compaction.runs, "a run", 60)
+        assert store.statistics.compaction.removed_bytes > 8_000_000
+    with imap_wal.open(tmp_path) as store:
+        assert len(store.map("m", raw=True)) == 100
+
+
+def test_compactions_after_another_use_the_same_process(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        other = store._compactor._process
+        assert other is not None
+        pids = set()
+        for _ in range(2):
+            overwrite(store, 2)
+            store.compact()
+            process = other._process
+            assert process is not None
+            pids.add(process.pid)
+        assert len(pids) == 1
+    assert process.poll() is not None, "it ends with the store"
+
+
+def test_a_process_that_ended_for_lack_of_work_is_started_again(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
+        other = store._compactor._process
+        assert other is not None
+        other._keep_s = 0.01
+        for _ in range(2):
+            overwrite(store, 2)
+            assert store.compact().records_read >= 200
+            process = other._process
+            assert process is not None
+            eventually(lambda: process.poll() is not None, "it ends by itself", 30)  # noqa: B023
+            assert process.returncode == 0
+
+
+def test_a_compaction_that_starts_by_itself_does_not_wait_for_a_rewrite(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "OTHERS_S", 0.01)
+    tries = threading.Semaphore(0)
+    original = compaction.CompactionTask.run
+
+    def run(task: compaction.CompactionTask, store: SegmentStore, clock: Any) -> Any:
+        tries.release()
+        return original(task, store, clock)
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits) as store:
+        with turn(store._compactor._logs, "the test"):
+            overwrite(store, 2)
+            for _ in range(3):
+                assert tries.acquire(timeout=30)
+            assert store.statistics.compaction == compaction.CompactionStatistics()
+        eventually(lambda: store.statistics.compaction.runs, "it runs afterwards")
+
+
+def test_a_compaction_keeps_covered_files_as_long_as_they_shall_be_kept(tmp_path: Path) -> None:
+    with imap_wal.open(tmp_path, node="n1", **SMALL, wal_ttl_seconds=3600) as store:
+        overwrite(store, 50)
+        before = size(tmp_path)
+        assert store.compact().removed_bytes == 0 and size(tmp_path) > before
+
+
+def changed(orders: imap_wal.DurableMap, expected: dict[str, float], chance: random.Random) -> bool:
+    """Some random changes."""
+    for _ in range(20):
+        key = f"k{chance.randrange(150)}"
+        if chance.random() < 0.3:
+            orders.pop(key, None)
+            expected.pop(key, None)
+        else:
+            orders[key] = expected[key] = chance.random()
+    return True
+
+
+def test_a_killed_run_by_itself_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The other process is killed again and again, at any moment of its runs."""
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "PAUSE_S", 0.01)
+    monkeypatch.setattr(compaction, "PAUSE_S_MAX", 0.05)
+    chance = random.Random(seed)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 50_000}
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+        orders, other, expected = store.map("orders"), store._compactor._process, dict[str, float]()
+        assert other is not None
+        for _ in range(6):
+            process = eventually(
+                lambda: changed(orders, expected, chance) and other._process, "a process", 60
+            )
+            for _ in range(chance.randrange(100)):
+                changed(orders, expected, chance)
+            process.kill()
+            assert dict(orders.items()) == expected
+        runs = store.statistics.compaction.runs
+        eventually(
+            lambda: changed(orders, expected, chance) and store.statistics.compaction.runs > runs,
+            "a run that ends",
+            60,
+        )
+    with imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_a_rewrite_by_hand_beside_automatic_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
+    chance = random.Random(seed)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 20_000}
+    with imap_wal.open(tmp_path, node="n1", **SMALL, **limits) as store:
+        orders, expected = store.map("orders"), dict[str, float]()
+        eventually(
+            lambda: changed(orders, expected, chance) and store.statistics.compaction.runs,
+            "a run",
+            60,
+        )
+        for _ in range(2):
+            hand = subprocess.Popen(
+                [sys.executable, "-m", "rewrite_cli.cli", "rewrite", str(tmp_path)],
+                stdout=subprocess.DEVNULL,
+            )
+            while hand.poll() is None:
+                changed(orders, expected, chance)
+            assert hand.returncode == 0
+        assert not store.statistics.compaction.error
+        assert not store.statistics.compaction.failures
+    with imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_program_killed_during_a_compaction_loses_nothing(
+    tmp_path: Path, by_itself: bool
+) -> None:
     """Two keys get new values, and the log is compacted all the time, until `kill -9`."""
     code = f"""
 import threading, imap_wal
-store = imap_wal.open({str(tmp_path)!r}, node="n1", segment_bytes=64 * 1024, preallocate=False)
+from imap_wal.rewrite import compaction
+compaction.FIRST_LOOK_S = 0
+store = imap_wal.open({str(tmp_path)!r}, node="n1", segment_bytes=64 * 1024, preallocate=False,
+                      auto_rewrite_percentage={100 * by_itself}, auto_rewrite_min_bytes=20_000)
 orders = store.map("orders")
-threading.Thread(target=lambda: [store.compact() for _ in range(1000)], daemon=True).start()
+compact = lambda: [store.compact() for _ in range(1000)]
+if not {by_itself}:
+    threading.Thread(target=compact, daemon=True).start()
 for number in range(10**9):
     orders[number % 2] = number
     print(number, flush=True)
@@ -194,7 +345,7 @@ for number in range(10**9):
         assert sorted(found) == [0, 1] and abs(found[0] - found[1]) == 1
 
 
-def test_agents_and_logs_refuse_automatic_compaction(tmp_path: Path) -> None:
+def test_a_log_without_maps_refuses_automatic_compaction(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="auto_rewrite_percentage is for maps"):
         imap_wal.log.create(tmp_path, auto_rewrite_percentage=100)
 
@@ -288,7 +439,7 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
             raise
 
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits) as store:
         overwrite(store, 2)
@@ -307,7 +458,7 @@ def test_a_failed_automatic_compaction_is_logged_once(
         raise StorageUnavailable("no space")
 
     monkeypatch.setattr(compaction.CompactionTask, "run", run)
-    monkeypatch.setattr(compaction, "LOOK_S", 0.01)
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(compaction, "PAUSE_S", 0.01)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits) as store:

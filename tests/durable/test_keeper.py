@@ -94,7 +94,7 @@ def test_max_total_wal_size_counts_the_open_segment(
     """`max_total_wal_size` counts the open segment too, and the archive seals it."""
     with imap_wal.open(tmp_path.as_uri(), node="n", max_total_wal_size=10_000) as store:
         store.map("m", raw=True)[b"a"] = b"x" * 9_000
-        assert not store.writer.maintenance._wake.is_set()
+        assert not store.writer.maintenance._full.wake.is_set()
         store.map("m", raw=True)[b"b"] = b"x" * 900
         eventually(
             lambda: archives(tmp_path) and not list(tmp_path.rglob("*.wal")), "an archive of all"

@@ -263,9 +263,8 @@ def test_removal_is_the_same_with_fewer_segments_read(
         storage = FaultyStore(LocalStore(str(tmp_path / "copy")))
         log = ClusterLog(storage, "default", "embedded", FakeClock())
         state = log.state()
-        node, covered = state.nodes["n"], state.covered("n")
         expected = policy.part_to_remove(
-            log, node, plan_covered(storage, node, covered, 2**62), ttl, limit
+            log, state.nodes["n"], plan_covered(storage, state, "n", 2**62), ttl, limit
         )
         storage.operations.clear()
         removed = policy.remove_covered(

@@ -171,7 +171,7 @@ def test_earlier_wal_is_archived_at_start_unless_avoided(memory: MemoryStore, av
     with embedded(left, max_total_wal_size=1 << 30, avoid_flush_during_recovery=avoid) as store:
         if avoid:
             store.map("m")["more"] = 1
-            store.writer.maintenance._wake.wait(0.1)
+            store.writer.maintenance._full.wake.wait(0.1)
             assert segments(left)
         else:
             eventually(lambda: not segments(left), "the archive of what was left")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from imap_wal.format import START
 from imap_wal.parquet.columns import nodes_of, to_rows
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
@@ -46,7 +47,8 @@ class RowEngine:
                     index.add(changes.node, rows, changes.bytes, clears=changes.clears)
 
         for scan in cluster_scans(job.state, until=job.until, maps=job.maps, snapshots=False):
-            add(log.read_on(scan, job.maps), scan.kind)
+            # By the marks of each map, so that a wrong mark of all maps is noticed.
+            add(log.read_on(replace(scan, complete=START), job.maps), scan.kind)
         merged: list[Merged] = []
         touched = set(tally.maps)
         kept: dict[str, tuple[KeptPart, ...]] = {}

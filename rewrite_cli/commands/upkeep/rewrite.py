@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import Engine
 from imap_wal.rewrite.report import RewriteReport
 from imap_wal.rewrite.run import rewrite
+from imap_wal.rewrite.turn import turn
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
@@ -82,8 +84,8 @@ def command(
     """Keep only the newest of every key: read all nodes' logs and archives, publish a snapshot.
     Runs beside a live cluster without changing anything in it.
 
-    `imap-wal prune` then frees the space. Of two rewrites at once, one publishes, and the other
-    exits with code 4.
+    `imap-wal prune` then frees the space. A second rewrite of the log waits for the first. If the
+    log is changed otherwise meanwhile, as by `imap-wal drop`, it exits with code 4.
 
     Two halves of a split network may both have changed a key; then neither is newer. The snapshot
     keeps both changes until you decide with --resolve, or a newer change is written. Changes that
@@ -182,20 +184,28 @@ def rewrite_all(
 ) -> list[RewriteReport]:
     """Rewrite every cluster in the selection, one after the other. `properties`: of Spark."""
     policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
+    reports = []
     with selection.open(upkeep=True) as (store, clusters):
-        return [
-            rewrite(
-                ClusterLog(store, view.namespace, view.cluster),
-                make_engine(engine, str(view), tell, properties or {}),
-                maps=selection.maps or None,
-                as_of_ms=as_of_ms,
-                policy=policy,
-                dry_run=dry_run,
-                skew_ms_max=skew_ms_max,
-                resolve=resolve,
-            )
-            for view in clusters
-        ]
+        for view in clusters:
+            log = ClusterLog(store, view.namespace, view.cluster)
+            with nullcontext() if dry_run else turn(log, "imap-wal rewrite", _waits):
+                reports.append(
+                    rewrite(
+                        log,
+                        make_engine(engine, str(view), tell, properties or {}),
+                        maps=selection.maps or None,
+                        as_of_ms=as_of_ms,
+                        policy=policy,
+                        dry_run=dry_run,
+                        skew_ms_max=skew_ms_max,
+                        resolve=resolve,
+                    )
+                )
+    return reports
+
+
+def _waits(holder: str) -> None:
+    out.note(f"waiting until another rewrite of this log has ended: {holder}")
 
 
 def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[str, str]) -> Engine:
