@@ -228,7 +228,8 @@ class NodeLog:
 
     @property
     def unsealed_bytes(self) -> int:
-        """Bytes of the current segment; 0 without one. Safe from any thread."""
+        """Bytes of the current segment, without reserved space; 0 without one. Safe from any
+        thread."""
         segment = self._segment
         return 0 if segment is None else segment.size
 
@@ -254,13 +255,6 @@ class NodeLog:
         # In this order, a segment that begins in between never counts as sealed.
         following, current = self._next_segment, self._segment
         return current.header.number if current is not None else following
-
-    @property
-    def unsealed_bytes(self) -> int:
-        """The size of the current segment, without reserved space; 0 without one. Safe from any
-        thread."""
-        current = self._segment
-        return 0 if current is None else current.size
 
     def _begin(self) -> SegmentWriter | ObjectSegment:
         if self._making:
