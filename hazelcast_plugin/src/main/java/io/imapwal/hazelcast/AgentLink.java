@@ -45,6 +45,9 @@ final class AgentLink {
         /** From now on no new connection is made. */
         void stop();
 
+        /** How many agents can be used now, as far as is known. */
+        int usable();
+
         /** How many acknowledged changes are in fewer logs than they should be. */
         long underCopied();
     }
@@ -287,6 +290,11 @@ final class AgentLink {
         @Override
         public long getUnknown() {
             return counts.unknown();
+        }
+
+        @Override
+        public int getUsableAgents() {
+            return connection.usable();
         }
 
         @Override

@@ -122,6 +122,12 @@ final class Ensemble implements AgentLink.Connection {
     }
 
     @Override
+    public int usable() {
+        return (int) all.stream().filter(each -> members.contains(each)
+                || each.breaker.allows() && !each.connection.isPaused()).count();
+    }
+
+    @Override
     public boolean isReady() {
         return isWhole() && members.stream().allMatch(each -> each.connection.isReady());
     }

@@ -74,6 +74,9 @@ public final class JmxBeans {
         /** Callers got {@link OutcomeUnknown}. */
         long getUnknown();
 
+        /** How many agents can be used for changes now: 0 or 1, or as many as have copies. */
+        int getUsableAgents();
+
         /** Acknowledged changes that are in fewer logs than {@code copies} says. */
         long getUnderCopied();
 

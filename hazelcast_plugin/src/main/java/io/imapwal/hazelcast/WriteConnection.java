@@ -29,7 +29,7 @@ final class WriteConnection implements AgentLink.Connection {
     private AgentConnection connection;
     private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
     private long pauseMs = MIN_PAUSE_MS;
-    private long pausedUntilNanos = System.nanoTime();
+    private volatile long pausedUntilNanos = System.nanoTime();
     /** Why there is no connection; null while there is one. */
     private volatile IOException lastFailure;
 
@@ -212,6 +212,16 @@ final class WriteConnection implements AgentLink.Connection {
     @Override
     public long underCopied() {
         return 0;
+    }
+
+    @Override
+    public int usable() {
+        return lastFailure == null ? 1 : 0;
+    }
+
+    /** Whether it does not connect now, because an attempt failed a moment ago. */
+    boolean isPaused() {
+        return lastFailure != null && System.nanoTime() - pausedUntilNanos < 0;
     }
 
     /** The number of the next request. */

@@ -82,11 +82,12 @@ class CopiesTest {
         }
     }
 
-    /** Returns when the own agent and one other get the changes, and no key is in doubt. */
+    /** Returns when all agents can be used, and no key is in doubt. */
     private void settled() throws Exception {
         eventually(() -> {
             map.set("probe", "v");
-            return copies("probe").contains("n1") && WalPlugin.of(member).reconciler().idle();
+            return copies("probe").contains("n1") && WalPlugin.of(member).reconciler().idle()
+                    && WalPlugin.of(member).linkOf(name).bean().getUsableAgents() == AGENTS.size();
         });
     }
 
