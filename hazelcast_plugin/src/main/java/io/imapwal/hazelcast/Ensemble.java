@@ -13,18 +13,19 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.LongAdder;
 
 /**
- * The connections to the agents that get each append, as one connection: it is greeted when all are,
- * and broken when one is. The next one is made of agents that answer. So {@link AgentWriter} handles
- * an agent that fails as a connection that breaks: it sends all appends without an outcome again, in
- * their order and with their numbers. An agent that has one already acknowledges it again.
+ * The connections to the agents that get each append, as one connection: it is greeted when all
+ * are, and broken when one is. The next one is made of agents that answer. So {@link AgentWriter}
+ * handles an agent that fails as a connection that breaks: it sends all appends without an outcome
+ * again, in their order and with their numbers. An agent that has one already acknowledges it
+ * again.
  *
  * <pre>
  * own agent, then the others in their order, without those that a Breaker leaves out
  *    the first `copies` that greet   members: each append is sent to all of them
  *    an append is acknowledged       when `acks` members have acknowledged it
- *    a member fails, refuses, or is  left out for a while: the ensemble is broken, unless the others
- *    slow while another can replace  are enough for `acks`; then it is made anew before the next
- *    it                              append
+ *    a member fails, refuses, or is  it is left out for a while, and the ensemble is broken. If the
+ *    slow while another can replace  others are enough for `acks`, it is only made anew before the
+ *    it                              next append
  *    fewer than `acks` members       no connection
  * </pre>
  */
