@@ -84,11 +84,21 @@ class CopiesTest {
 
     /** Returns when all agents can be used, and no key is in doubt. */
     private void settled() throws Exception {
-        eventually(() -> {
-            map.set("probe", "v");
-            return copies("probe").contains("n1") && WalPlugin.of(member).reconciler().idle()
-                    && WalPlugin.of(member).linkOf(name).bean().getUsableAgents() == AGENTS.size();
-        });
+        JmxBeans.Agent bean = WalPlugin.of(member).linkOf(name).bean();
+        String[] now = {""};
+        try {
+            eventually(() -> {
+                map.set("probe", "v");
+                int doubts = WalPlugin.of(member).reconciler().size();
+                now[0] = "a change is in " + copies("probe") + ", " + bean.getUsableAgents()
+                        + " agents can be used, " + doubts + " keys are in doubt, "
+                        + bean.getFailure();
+                return copies("probe").contains("n1") && doubts == 0
+                        && bean.getUsableAgents() == AGENTS.size();
+            });
+        } catch (AssertionError e) {
+            throw new AssertionError(now[0], e);
+        }
     }
 
     private static byte[] bytes(Object object) {
