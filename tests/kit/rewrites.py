@@ -12,28 +12,28 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.report import RewriteReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.write.node_log import NodeLog
-from storage_backends.memory import MemoryStore
+from storage_backends import SegmentStore
 from tests.kit.logs import SMALL, cluster
 from tests.support import FakeClock
 
 ENGINE = LocalEngine(SMALL)
 
 
-def run(store: MemoryStore, clock: FakeClock | None = None, **options: Any) -> RewriteReport:
+def run(store: SegmentStore, clock: FakeClock | None = None, **options: Any) -> RewriteReport:
     return rewrite(cluster(store, clock), ENGINE, **options)
 
 
-def snapshot(store: MemoryStore, name: str = "orders") -> Any:
+def snapshot(store: SegmentStore, name: str = "orders") -> Any:
     return cluster(store).manifest().snapshots[name]
 
 
-def archive(store: MemoryStore, log: NodeLog, writing: int | None = None) -> None:
+def archive(store: SegmentStore, log: NodeLog, writing: int | None = None) -> None:
     log.rotate()
     folder, name = log.identity.node_folder, log.identity.node
     archive_sealed(store, folder, name, log.manifests, writing=writing or log.unsealed)
 
 
-def members(store: MemoryStore, incarnation: int = 1) -> None:
+def members(store: SegmentStore, incarnation: int = 1) -> None:
     """From here on the log is one of Hazelcast members, in a new lifetime of their cluster."""
     cuts = pin_cuts(cluster(store))
     born = IncarnationRecord(f"id-{incarnation}", incarnation, cuts)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import itertools
 import random
 from contextlib import closing
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from imap_wal.clock import SystemClock
-from imap_wal.entry import SHARED_SESSIONS, Row, clear_of, is_shared, shared_session
+from imap_wal.entry import SHARED_SESSIONS, is_shared, shared_session
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
@@ -24,78 +22,18 @@ from imap_wal.rewrite.plan import TombstonePolicy
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
+from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
+from tests.kit.copies import NODES, SESSION, Copying
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.rewrites import archive, members, run
 
-NODES = ("n1", "n2", "n3")
-KEYS = tuple("abcdefgh")
-SESSION = shared_session("a plug-in", 1)
 SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
 names = itertools.count(1)
 
 
-@dataclass
-class Writer:
-    """A plug-in that appends each change to some of three logs, and the dict that it should make.
-    A log that lacks a change never gets it later."""
-
-    chance: random.Random
-    store: MemoryStore
-    request: int = 0
-    expected: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.logs = {name: node(self.store, name) for name in NODES}
-        members(self.store)
-
-    def write(self) -> None:
-        self.request += 1
-        order = (1, self.chance.choice((1, 1, 2)) if self.request < 3 else 2, SESSION, self.request)
-        kind, key = self.chance.random(), self.chance.choice(KEYS)
-        if kind < 0.03:
-            row = clear_of("orders", 0, 1, 1000, order)
-            self.expected.clear()
-        elif kind < 0.3:
-            row = put(key, None, order)
-            self.expected.pop(key, None)
-        else:
-            row = put(key, self.request, order)
-            self.expected[key] = str(self.request)
-        for name in self.chance.sample(NODES, self.chance.randint(1, 3)):
-            _append(self.logs[name], row)
-
-    def maintain(self) -> None:
-        kind = self.chance.random()
-        if kind < 0.3:
-            archive(self.store, self.logs[self.chance.choice(NODES)])
-        elif kind < 0.6:
-            run(self.store)
-        elif kind < 0.8:
-            prune(cluster(self.store))
-
-    def check(self) -> None:
-        for memory_bytes in (1 << 30, 1):
-            with closing(view(self.store, restore_memory_bytes=memory_bytes)) as made:
-                assert values(made) == self.expected
-                assert made.statistics.conflicts == 0
-        assert list(conflicts.find(cluster(self.store))) == []
-
-    def close(self) -> None:
-        for log in self.logs.values():
-            log.close()
-
-
-def _append(log: Any, row: Row) -> None:
-    from imap_wal import format
-    from imap_wal.entry import is_clear, pack
-
-    log.write(format.CLEARS if is_clear(row) else format.ENTRIES, 1, [pack(row)])
-    log.sync()
-
-
-def _verified(store: MemoryStore) -> list[Finding]:
+def _verified(store: SegmentStore) -> list[Finding]:
     """Findings of files with entries. (The manifest of claims is an agent's.)"""
     (view,) = take_inventory(store)
     _, units = plan(store, view, lambda _: True)
@@ -111,7 +49,7 @@ def test_readers_equal_a_dict_wherever_the_copies_are(
     if columns:
         monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
     name = f"copies-{next(names)}"
-    writer = Writer(random.Random(seed), MemoryStore(name))
+    writer = Copying(random.Random(seed), MemoryStore(name))
     try:
         for _ in range(40):
             writer.write()
