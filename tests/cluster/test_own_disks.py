@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
     with Cluster(
         tmp_path,
         classpath,
-        lambda endpoint: {"default": logged_map(endpoint)},
+        lambda endpoint: {"default": logged_map(endpoint, {"restore-timeout-ms": "10000"})},
         own_disks=True,
         recovery_policy="full",
     ) as cluster:
@@ -45,10 +46,20 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         cluster.agents[2].launch()
         assert contents(cluster) == {**ENTRIES, **more}
 
-        # Two of three machines: the error names the third, whose disk returns with its agent.
+        # What that agent had on its disk was sealed and uploaded when it opened its log again. So
+        # the machine writes again, before it is lost once more.
+        cluster.join(3)
+        more |= {f"last{number}": "x" for number in range(300)}
+        put_all(cluster, more)
         cluster.kill_everything()
+
+        # Two of three machines: the error names the third, whose disk returns with its agent.
         cluster.start(2, "wait-most")
-        text = until("a client is refused", lambda: refusal(cluster))
+        text: Any = until(
+            "the error names the disk",
+            lambda: "own disk of this node" in (found := refusal(cluster)) and found,
+            pause=1,
+        )
         assert "node 'node-3': all entries in segments" in text, text
         assert "no agent listens at" in text, text
         cluster.agents[2].launch()
