@@ -8,11 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hazelcast.errors import HazelcastError
 
 from tests.cluster.harness import Cluster, logged_map, until
-from tests.cluster.test_start import ENTRIES, NAME, contents, refusal
 
 pytestmark = pytest.mark.timeout(400)
+NAME = "orders"
+ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
+
+
+def refusal(cluster: Cluster) -> str:
+    """The error of a client that uses the map; "" if there is none."""
+    client = cluster.client()
+    try:
+        client.get_map(NAME).blocking().size()
+    except HazelcastError as error:
+        return str(error)
+    else:
+        return ""
+    finally:
+        client.shutdown()
+
+
+def contents(cluster: Cluster) -> dict[str, str]:
+    client = cluster.client()
+    return dict(until("the map is there", lambda: client.get_map(NAME).blocking().entry_set()))
 
 
 def put_all(cluster: Cluster, entries: dict[str, str]) -> None:

@@ -326,7 +326,11 @@ def restored_by_reading(url: str) -> dict[str, str]:
     view = MaterializedView(ClusterLog(open_store(url), "default", "c"), Settings())
     try:
         view.catch_up()
-        return {row[1].decode(): row[3].decode() for rows in view.rows("orders") for row in rows}
+        return {
+            row[1].decode(): (row[3] or b"").decode()
+            for rows in view.rows("orders")
+            for row in rows
+        }
     finally:
         view.close()
 

@@ -84,7 +84,9 @@ def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str],
     )
     try:
         view.catch_up()
-        found = {row[1].decode(): row[3].decode() for rows in view.rows("m") for row in rows}
+        found = {
+            row[1].decode(): (row[3] or b"").decode() for rows in view.rows("m") for row in rows
+        }
         return found, dict(view.missing)
     finally:
         view.close()
@@ -279,7 +281,7 @@ def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixt
     assert writer.uploads.statistics.uploaded == 1
 
 
-def test_a_segment_without_a_name_in_the_root_is_not_begun() -> None:
+def test_a_segment_that_the_root_lacks_is_not_begun() -> None:
     """Otherwise the loss of the disk would not show that it was there."""
     root = FaultyStore(MemoryStore(f"named-{next(_names)}"), Plan())
     writer = Writer(root, MemoryStore(f"named-{next(_names)}"), 1)

@@ -436,7 +436,7 @@ MUTATIONS = (
         "imap_wal/write/node_log.py",
         "if self.context.address:",
         "if False:",
-        "tests/disks/test_uploads.py::test_a_segment_without_a_name_in_the_root_is_not_begun",
+        "tests/disks/test_uploads.py::test_a_segment_that_the_root_lacks_is_not_begun",
     ),
 )
 
