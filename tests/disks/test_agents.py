@@ -291,6 +291,9 @@ def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
         done = run.invoke(group, ["verify", settings.url])
         assert done.exit_code == 0, done.output
         assert "not verified" in " ".join(done.output.split())
+        done = run.invoke(group, ["dump", settings.url])
+        assert done.exit_code == 0, done.output
+        assert "are not shown" in " ".join(done.output.split())
         done = run.invoke(group, ["rewrite", settings.url, "--dry-run"])
         assert done.exit_code != 0
         assert "only on the own disk of this node" in str(done.exception)
