@@ -5,13 +5,34 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hazelcast.errors import HazelcastError
 
 from tests.cluster.harness import Cluster, logged_map, until
-from tests.cluster.test_start import ENTRIES, NAME, contents, refusal
 
 pytestmark = pytest.mark.timeout(400)
+NAME = "orders"
+ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
+
+
+def refusal(cluster: Cluster) -> str:
+    """The error of a client that uses the map; "" if there is none."""
+    client = cluster.client()
+    try:
+        client.get_map(NAME).blocking().size()
+    except HazelcastError as error:
+        return str(error)
+    else:
+        return ""
+    finally:
+        client.shutdown()
+
+
+def contents(cluster: Cluster) -> dict[str, str]:
+    client = cluster.client()
+    return dict(until("the map is there", lambda: client.get_map(NAME).blocking().entry_set()))
 
 
 def put_all(cluster: Cluster, entries: dict[str, str]) -> None:
@@ -22,7 +43,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
     with Cluster(
         tmp_path,
         classpath,
-        lambda endpoint: {"default": logged_map(endpoint)},
+        lambda endpoint: {"default": logged_map(endpoint, {"restore-timeout-ms": "10000"})},
         own_disks=True,
         recovery_policy="full",
     ) as cluster:
@@ -45,23 +66,36 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         cluster.agents[2].launch()
         assert contents(cluster) == {**ENTRIES, **more}
 
-        # Two of three machines: the error names the third, whose disk returns with its agent.
+        # What that agent had on its disk was sealed and uploaded when it opened its log again. So
+        # the machine writes again, before it is lost once more.
+        cluster.join(3)
+        more |= {f"last{number}": "x" for number in range(300)}
+        put_all(cluster, more)
         cluster.kill_everything()
+
+        # Two of three machines: the error names the third, whose disk returns with its agent.
         cluster.start(2, "wait-most")
-        text = until("a client is refused", lambda: refusal(cluster))
+        text: Any = until(
+            "the error names the disk",
+            lambda: "own disk of this node" in (found := refusal(cluster)) and found,
+            pause=1,
+        )
         assert "node 'node-3': all entries in segments" in text, text
         assert "no agent listens at" in text, text
         cluster.agents[2].launch()
         assert contents(cluster) == {**ENTRIES, **more}
 
-        # The third disk is lost for good.
+        # The third disk is lost for good, with what its machine wrote since it started.
+        cluster.join(3)
+        put_all(cluster, {f"end{number}": "x" for number in range(300)})
         cluster.kill_everything()
         shutil.rmtree(tmp_path / "disk-node-3")
         for agent in cluster.agents:
             agent.configure(recovery_policy="partial")
         cluster.start(2, "wait-most")
         left = contents(cluster)
-        assert 0 < len(left) < len(ENTRIES) + len(more), "only what that disk had is lost"
-        assert left.items() <= {**ENTRIES, **more}.items()
+        assert {**ENTRIES, **more}.items() <= left.items(), "what was uploaded is not lost"
+        lost = 300 - sum(key.startswith("end") for key in left)
+        assert 0 < lost < 300, "only what that disk alone had is lost"
         stat = cluster.agents[0].stat(5000) or {}
         assert "node-3" in stat["left_out"]

@@ -17,8 +17,11 @@ from click.testing import CliRunner
 
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
-from imap_wal.errors import MissingNode
+from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.view import MaterializedView
+from imap_wal.settings import Settings
 from rewrite_cli.cli import group
 from storage_backends import open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
@@ -288,6 +291,9 @@ def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
         done = run.invoke(group, ["verify", settings.url])
         assert done.exit_code == 0, done.output
         assert "not verified" in " ".join(done.output.split())
+        done = run.invoke(group, ["dump", settings.url])
+        assert done.exit_code == 0, done.output
+        assert "are not shown" in " ".join(done.output.split())
         done = run.invoke(group, ["rewrite", settings.url, "--dry-run"])
         assert done.exit_code != 0
         assert "only on the own disk of this node" in str(done.exception)
@@ -297,3 +303,86 @@ def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
         done = run.invoke(group, [command, settings.url])
         assert done.exit_code == 0, done.output
         assert "own disk" not in done.output
+
+
+def test_archived_segments_leave_the_disk_and_the_root(tmp_path: Path) -> None:
+    """The archives are written by another process, which opens the same two places."""
+    settings = own_disk_config(tmp_path, "n1", archive_interval_s=0.5, upload_interval_s=0.2)
+    with serving(settings), plugin(settings) as member:
+        written = {}
+        until = time.monotonic() + 60
+        while not list((tmp_path / "root").rglob("*.parquet")) or len(written) < 100:
+            assert time.monotonic() < until, "nothing was archived"
+            key = f"k{len(written)}"
+            assert member.put(**{key: "x" * 2000})[0] == "ack"
+            written[key] = "x" * 2000
+        while len(places := list(tmp_path.rglob("*.wal"))) > 2:
+            assert time.monotonic() < until, places
+            time.sleep(0.1)
+        assert member.values() == written
+    assert not list((tmp_path / "disk-n1").rglob("*.parquet"))
+    assert restored_by_reading(settings.url) == written
+
+
+def restored_by_reading(url: str) -> dict[str, str]:
+    """What a process that sees the root alone restores."""
+    view = MaterializedView(ClusterLog(open_store(url), "default", "c"), Settings())
+    try:
+        view.catch_up()
+        return {
+            row[1].decode(): (row[3] or b"").decode()
+            for rows in view.rows("orders")
+            for row in rows
+        }
+    finally:
+        view.close()
+
+
+def test_a_node_whose_disk_is_lost_is_forgotten(tmp_path: Path) -> None:
+    """Its agent is fenced by its permit; while it runs, it must be stopped first."""
+    settings = configs(tmp_path)
+    processes = {node: Process(each) for node, each in settings.items()}
+    written = write(settings)
+    log = ClusterLog(open_store(settings["n1"].url), "default", "c")
+    try:
+        with pytest.raises(InvalidSetting, match="segments"):
+            forget_node(log, "n2")
+        report = forget_node(log, "n2", lose=True)
+        assert "only on the own disk" in report.missing
+        assert not report.lost.whole
+        assert "n2" not in log.nodes()
+        with plugin(settings["n2"], uuid="p2", member="m2", greet=False) as member:
+            assert member.asked()[0] == "error", "it is fenced"
+    finally:
+        kill(list(processes.values()))
+    # It may begin a new log: what is on its old disk does not count.
+    processes = {node: Process(each) for node, each in settings.items()}
+    try:
+        others = {key: value for key, value in written.items() if not key.startswith("n2")}
+        assert restored(settings["n1"]) == others
+    finally:
+        kill(list(processes.values()))
+
+
+def test_an_agent_that_hangs_delays_a_restore_by_the_timeout(tmp_path: Path) -> None:
+    settings = configs(tmp_path, tail_timeout_s=1)
+    processes = {node: Process(each) for node, each in settings.items()}
+    written = write(settings)
+    hung = processes["n2"].process.pid
+    assert hung is not None
+    os.kill(hung, signal.SIGSTOP)
+    try:
+        with plugin(settings["n1"], uuid="plugin-n1", member="member-n1") as member:
+            with pytest.raises(AssertionError, match="does not answer"):
+                member.values()
+            os.kill(hung, signal.SIGCONT)
+            until = time.monotonic() + 30
+            while True:
+                try:
+                    assert member.values() == written
+                    break
+                except AssertionError:
+                    assert time.monotonic() < until
+    finally:
+        os.kill(hung, signal.SIGCONT)
+        kill(list(processes.values()))

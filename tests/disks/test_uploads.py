@@ -19,8 +19,11 @@ from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
+from imap_wal.rewrite.local_engine import LocalEngine
+from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.run import rewrite
 from imap_wal.segment.reader import SegmentReader
-from imap_wal.settings import Settings
+from imap_wal.settings import RecoveryPolicy, Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import open_node_log
@@ -84,7 +87,9 @@ def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str],
     )
     try:
         view.catch_up()
-        found = {row[1].decode(): row[3].decode() for rows in view.rows("m") for row in rows}
+        found = {
+            row[1].decode(): (row[3] or b"").decode() for rows in view.rows("m") for row in rows
+        }
         return found, dict(view.missing)
     finally:
         view.close()
@@ -224,6 +229,34 @@ def test_a_lost_disk_costs_what_was_not_uploaded(seed: int) -> None:
     assert found == {**uploaded, "after": "loss"}, seed
 
 
+def test_a_rewrite_without_the_tail_keeps_deleted_keys_deleted() -> None:
+    """The archive has the key, and only the tail has its deletion: it must not count as covered."""
+    name = f"rewritten-{next(_names)}"
+    root, disk = MemoryStore(f"{name}-root"), MemoryStore(f"{name}-disk")
+    writer = Writer(root, disk, 1)
+    writer.put("deleted", "1", 1)
+    writer.put("kept", "1", 2)
+    writer.archive()
+    writer.put("uploaded", "1", 3)
+    writer.log.rotate()
+    writer.uploads.run()
+    writer.put("deleted", None, 4)
+    reader = ClusterLog(
+        OwnDiskStore(root, None, "", Unasked(root)), "ns", "c", FakeClock(), SeededRandomness(9)
+    )
+    with pytest.raises(MissingNode, match="are only on the own disk"):
+        rewrite(reader, LocalEngine())
+    assert "n1" in rewrite(reader, LocalEngine(), policy=RecoveryPolicy.PARTIAL).missing
+    assert "n1" in prune(reader).skipped
+    assert restored(writer.store)[0] == {"kept": "1", "uploaded": "1"}
+    writer.log.close()
+    writer.uploads.finish(60)
+    assert not rewrite(reader, LocalEngine()).missing
+    prune(reader)
+    for store in (reader.store, writer.store):
+        assert restored(store)[0] == {"kept": "1", "uploaded": "1"}
+
+
 def test_own_disks_keep_every_promise_of_a_store(tmp_path: Path) -> None:
     def reopen() -> SegmentStore:
         root, disk = LocalStore(str(tmp_path / "root")), LocalStore(str(tmp_path / "disk"))
@@ -279,7 +312,7 @@ def test_a_storage_that_fails_is_tried_again_later(caplog: pytest.LogCaptureFixt
     assert writer.uploads.statistics.uploaded == 1
 
 
-def test_a_segment_without_a_name_in_the_root_is_not_begun() -> None:
+def test_a_segment_that_the_root_lacks_is_not_begun() -> None:
     """Otherwise the loss of the disk would not show that it was there."""
     root = FaultyStore(MemoryStore(f"named-{next(_names)}"), Plan())
     writer = Writer(root, MemoryStore(f"named-{next(_names)}"), 1)

@@ -417,6 +417,27 @@ MUTATIONS = (
         "            self._sealed = True",
         f"{_FAULTS}/test_fault_14_leaks.py::test_a_thousand_opens_leave_no_file_descriptor_and_no_thread",
     ),
+    Mutation(
+        "a disk that cannot be read looks empty",
+        "imap_wal/manifest/node.py",
+        "uploaded = bool(self.address) and not wal.logs and not self.unseen(wal)",
+        "uploaded = bool(self.address)",
+        "tests/disks/test_uploads.py::test_a_lost_disk_costs_what_was_not_uploaded",
+    ),
+    Mutation(
+        "an uploaded segment is not compared with the one on the disk",
+        "imap_wal/agent/own_disk/uploads.py",
+        "if here != there:",
+        "if False:",
+        "tests/disks/test_uploads.py::test_a_damaged_upload_is_deleted_and_made_again",
+    ),
+    Mutation(
+        "entries on an own disk that the root does not know of",
+        "imap_wal/write/node_log.py",
+        "if self.context.address:",
+        "if False:",
+        "tests/disks/test_uploads.py::test_a_segment_that_the_root_lacks_is_not_begun",
+    ),
 )
 
 

@@ -7,10 +7,12 @@ import http.server
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +21,7 @@ import pytest
 
 import imap_wal
 from imap_wal.errors import Fenced, OutcomeUnknown
+from imap_wal.read.cluster import ClusterLog
 from storage_backends import (
     AlreadyExists,
     Locked,
@@ -31,6 +34,8 @@ from storage_backends import (
 from storage_backends.lease import Lease
 from storage_backends.objects import ObjectStore
 from storage_backends.testing import check_segment_store
+from tests.agent.harness import plugin, serving
+from tests.kit.own_disks import own_disk_config
 from tests.storage.services import free_port, go_program, running
 
 # The first run builds the gateway.
@@ -335,3 +340,29 @@ def test_a_log_on_s3_is_backed_up_beside_writers(s3: S3, tmp_path: Path) -> None
     with imap_wal.open(f"file://{tmp_path}/again") as store:
         found = dict(store.map("orders").items())
     assert found == {**{f"k{number}": number for number in range(1000)}, "last": 2}
+
+
+def test_two_disks_and_a_root_on_s3(tmp_path: Path, s3: S3) -> None:
+    """Segments are appended to locally, and the root only gets whole objects."""
+    url = "s3://bucket/own-disks"
+    changes = {"storage_options": s3.options}
+    settings = {
+        node: own_disk_config(tmp_path, node, root=url, changes=changes) for node in ("n1", "n2")
+    }
+    written = {}
+    with ExitStack() as stack:
+        for each in settings.values():
+            stack.enter_context(serving(each))
+        for node, each in settings.items():
+            with plugin(each, uuid=f"plugin-{node}", member=f"member-{node}") as member:
+                for number in range(50):
+                    key, value = f"{node}-{number}", "x" * 3000
+                    assert member.put(**{key: value})[0] == "ack"
+                    written[key] = value
+        with plugin(settings["n2"], cluster_id="next", uuid="next") as member:
+            assert member.values() == written, "the tail of n1 is on its disk alone"
+    for node in settings:
+        shutil.rmtree(tmp_path / f"disk-{node}")
+    assert not ClusterLog(open_store(url, s3.options), "default", "c").state().missing
+    with serving(settings["n1"]), plugin(settings["n1"], cluster_id="last", uuid="p") as member:
+        assert member.values() == written

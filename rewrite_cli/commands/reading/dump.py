@@ -23,6 +23,7 @@ from imap_wal.errors import LogError
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder
 from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.older_manifests import misplaced_wal
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.settings import RecoveryPolicy
 from rewrite_cli.console import output as out
@@ -192,6 +193,10 @@ def _streams(
     decoder = Decoder(
         (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
     )
+    for node in view.nodes:
+        why = misplaced_wal(node) if selection.wants_node(node.name) else ""
+        if why:
+            out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
     maps = selection.maps or None
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
