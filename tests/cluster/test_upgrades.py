@@ -74,7 +74,7 @@ def test_a_rolling_update_loses_nothing_and_keeps_one_cluster(
 ) -> None:
     """Under load: on each of three machines, agent and member are replaced. The second one returns
     to the earlier version once. Archives are written all the time."""
-    small = {"segment_bytes": 32 * 1024, "max_total_wal_size": 128 * 1024}
+    small: dict[str, Any] = {"segment_bytes": 32 * 1024, "max_total_wal_size": 128 * 1024}
     with Cluster(tmp_path, older_classpath, maps, **small) as cluster:
         for agent in cluster.agents:
             agent.program = OLDER / "agent.zip"
