@@ -16,7 +16,7 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.upgrade import LevelReport, Upgrade
 from rewrite_cli.cli import group
 from storage_backends import open_store
-from tests.cluster.harness import Agent, Cluster, logged_map, until
+from tests.cluster.harness import Agent, Cluster, connect, logged_map, until
 from tests.cluster.load import Load
 
 OLDER = Path(__file__).parents[1] / "older"
@@ -66,6 +66,26 @@ def test_versions_of_plug_in_and_agent_work_side_by_side(
         cluster.kill_everything()
         cluster.start(2)
         assert contents(cluster) == expected, "after everything was killed"
+
+
+@pytest.mark.parametrize("first", ["older", "newer"])
+def test_a_joining_member_of_another_version_opens_the_map(
+    first: str, classpath: str, older_classpath: str, tmp_path: Path
+) -> None:
+    """It asks the other one about the map, which it opens itself."""
+    order = [older_classpath, classpath]
+    if first == "newer":
+        order.reverse()
+    with Cluster(tmp_path, order[0], maps, offsets_ms=(0, 0)) as cluster:
+        cluster.start(1)
+        written = {f"k{number}": number for number in range(KEYS)}
+        cluster.client().get_map(NAME).blocking().put_all(written)
+        cluster.classpath = order[1]
+        joined = cluster.join(2)
+        opened = [member.ask("owned-entries", NAME) for member in cluster.members]
+        assert all(opened) and sum(opened) == KEYS
+        only = connect([joined.address], cluster.name, smart_routing=False)
+        assert dict(cluster.keep(only).get_map(NAME).blocking().entry_set()) == written
 
 
 @pytest.mark.timeout(400)
