@@ -152,4 +152,4 @@ def refused(agent: Agent) -> None:
     agent.program = OLDER / "agent.zip"
     agent.launch()
     until("the earlier agent has ended", lambda: not agent.running)
-    assert "manifest format 4" in agent.last_words()
+    assert f"manifest format {NEWEST:d}" in agent.last_words()
