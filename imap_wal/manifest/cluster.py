@@ -27,6 +27,7 @@ from imap_wal.manifest.store import (
     FORMAT,
     FORMAT_BY_KEY,
     FORMAT_CLEARS,
+    FORMAT_COPIES,
     FORMAT_PACKED,
     PACKED_FROM,
     ManifestLog,
@@ -48,7 +49,13 @@ class IncarnationRecord:
 class ClusterManifest:
     """The state that all nodes of a cluster share."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS, FORMAT_BY_KEY)
+    formats: ClassVar[tuple[int, ...]] = (
+        FORMAT,
+        FORMAT_PACKED,
+        FORMAT_CLEARS,
+        FORMAT_BY_KEY,
+        FORMAT_COPIES,
+    )
 
     incarnation: Whole = 0
     """The last assigned incarnation, of a cluster lifetime or an embedded open."""

@@ -14,6 +14,8 @@ class FeatureLevel(IntEnum):
     """All that releases without levels wrote."""
     SORTED_ARCHIVES = 4
     """Archives whose rows are sorted by key."""
+    COPIES = 5
+    """Sessions whose changes are in the logs of several nodes, with one order."""
 
     @property
     def brings(self) -> str:
@@ -25,6 +27,7 @@ _BRINGS = {
     FeatureLevel.CLEARS: "the formats of the first releases",
     FeatureLevel.SORTED_ARCHIVES: "archives sorted by key: rewrites merge them without sorting, "
     "and a read of one key reads a small part of them",
+    FeatureLevel.COPIES: "copies: a plug-in may append each change to several agents",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""

@@ -202,6 +202,7 @@ def batches(
     log: str | None = None,
     by_position: bool = False,
     keys: Any = None,
+    span: Any = None,
 ) -> Iterator[Any]:
     """Replaces `imap_wal.parquet.file.batches`: one call to the store, as there."""
     with store.open_input(path) as source:

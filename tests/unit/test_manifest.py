@@ -243,11 +243,11 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
     memory: MemoryStore,
 ) -> None:
     """A manifest of a newer format is unsupported, and not overwritten."""
-    body: dict[str, Any] = {"format": 5, "number": 1, "something": "new"}
+    body: dict[str, Any] = {"format": 9, "number": 1, "something": "new"}
     written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     body["checksum"] = f"{google_crc32c.value(written):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
-    with pytest.raises(UnsupportedVersion, match=r"format 5; imap-wal [\d.]+ reads 1 to 4"):
+    with pytest.raises(UnsupportedVersion, match=r"format 9; imap-wal [\d.]+ reads 1 to 5"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 
