@@ -250,7 +250,7 @@ def both_prunes(log: ClusterLog, **options: Any) -> PruneReport:
 
 
 @settings(
-    max_examples=50,
+    max_examples=30,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
