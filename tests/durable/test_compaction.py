@@ -199,7 +199,7 @@ def ended_by_itself(process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is not None
 
 
-def test_a_process_that_ended_for_lack_of_work_is_started_again(tmp_path: Path) -> None:
+def test_a_process_that_had_no_work_is_started_again(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **SMALL) as store:
         other = store._compactor._process
         assert other is not None
@@ -213,7 +213,7 @@ def test_a_process_that_ended_for_lack_of_work_is_started_again(tmp_path: Path) 
             assert process.returncode == 0
 
 
-def test_a_compaction_that_starts_by_itself_does_not_wait_for_a_rewrite(
+def test_an_automatic_compaction_does_not_wait_for_a_rewrite(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
@@ -236,7 +236,7 @@ def test_a_compaction_that_starts_by_itself_does_not_wait_for_a_rewrite(
         eventually(lambda: store.statistics.compaction.runs, "it runs afterwards")
 
 
-def test_a_compaction_keeps_covered_files_as_long_as_they_shall_be_kept(tmp_path: Path) -> None:
+def test_a_compaction_keeps_covered_files_for_their_time(tmp_path: Path) -> None:
     with imap_wal.open(tmp_path, node="n1", **SMALL, wal_ttl_seconds=3600) as store:
         overwrite(store, 50)
         before = size(tmp_path)

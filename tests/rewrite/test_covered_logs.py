@@ -71,7 +71,7 @@ def test_a_rewrite_reads_no_covered_segment(memory: MemoryStore) -> None:
     assert len(values(view(memory))) == 32
 
 
-def test_a_rewrite_decodes_no_covered_entry_of_the_segment_in_use(
+def test_a_rewrite_decodes_no_covered_entry_of_the_newest_segment(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node(memory)
