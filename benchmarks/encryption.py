@@ -20,7 +20,9 @@ VARIABLE = "IMAP_WAL_BENCH_KEYS"
 
 
 def opened(folder: Path, source: str, **settings: Any) -> Store:
-    return imap_wal.open(folder.as_uri(), encryption_keys=source, **settings)
+    return imap_wal.open(
+        folder.as_uri(), encryption_keys=source, auto_rewrite_percentage=0, **settings
+    )
 
 
 def single(folder: Path, source: str, scale: int) -> float:

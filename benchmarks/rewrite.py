@@ -28,7 +28,9 @@ GIB = 2**30
 def fill(folder: Path, records: int, keys: int) -> None:
     """A log with this many upserts of this many keys, in commits of 10,000."""
     value = os.urandom(VALUE_BYTES)
-    with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
+    with imap_wal.open(
+        folder.as_uri(), node="n1", durability="os", auto_rewrite_percentage=0
+    ) as store:
         items = store.map("bench", raw=True)
         for start in range(0, records, BATCH):
             items.update(
@@ -120,7 +122,9 @@ def again(keys: int, judged: bool = True) -> list[dict[str, Any]]:
 
 def put(folder: Path, keys: Iterable[int]) -> None:
     """New values of some keys, in commits of 10,000."""
-    with imap_wal.open(folder.as_uri(), node="n1", durability="os") as store:
+    with imap_wal.open(
+        folder.as_uri(), node="n1", durability="os", auto_rewrite_percentage=0
+    ) as store:
         items = store.map("bench", raw=True)
         for some in batched(keys, BATCH):
             items.update({b"key%09d" % key: os.urandom(3 * VALUE_BYTES) for key in some})

@@ -199,6 +199,14 @@ def _statistics(endpoint: str, health: Mapping[str, Any]) -> Iterator[Check]:
             str(health["retention_error"]),
             "covered files stay until it works; nothing is lost",
         )
+    if health.get("compaction_error"):
+        yield Check(
+            "agent's compaction",
+            WARNING,
+            str(health["compaction_error"]),
+            "the logs of the cluster grow until it works, or until `imap-wal rewrite` and "
+            "`imap-wal prune` run; nothing is lost",
+        )
 
 
 def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:

@@ -210,6 +210,8 @@ class Cluster:
         )
         log.sync()
         for row in rows:
+            session, request = row[9][2:]
+            log.requests[session] = max(request, log.requests.get(session, 0))
             for key in (
                 [key for key in KEYS if partition_of(key) == row[8]] if is_clear(row) else [row[1]]
             ):

@@ -365,6 +365,7 @@ class Agent:
             ring=log.writer.ring.statistics,
             ring_bytes_max=config.log.ring_bytes,
             maintenance=log.writer.maintenance.statistics,
+            compaction=log.compactor.statistics,
             lease_age_s=committer.lease_age_s,
             connections=self._router.door.statistics,
             revoked=self._router.revoked,
@@ -412,6 +413,7 @@ class Agent:
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,
             "retention_error": now.maintenance.retention_error,
+            "compaction_error": now.compaction.error,
             "commit": asdict(now.commit),
             "ring": asdict(now.ring),
             "connections": {

@@ -150,6 +150,8 @@ def open(  # the public name: imap_wal.open
                 serializer or MsgpackSerializer(),
                 wal_filter,
                 shared,
+                # In a thread it delays the program, so only on request.
+                compacts=process is not None or "auto_rewrite_percentage" in settings,
             )
         except BaseException:
             log.close(clean=False)

@@ -73,7 +73,9 @@ class Store:
         serializer: Serializer,
         wal_filter: WalFilter | None = None,
         shared: bool = False,
+        compacts: bool = True,
     ) -> None:
+        """`compacts`: automatically, if the settings say so."""
         self.writer, self.committer = writer, writer.committer
         self.changes = MapWriter(writer, incarnation, knows_all=not shared and wal_filter is None)
         self._log, self._serializer = writer.log, serializer
@@ -85,7 +87,8 @@ class Store:
         self._restore_seconds = self._clock.monotonic() - start
         self._compactor = Compactor(writer, cluster, process)
         writer.start()
-        self._compactor.start()
+        if compacts:
+            self._compactor.start()
 
     @property
     def closed(self) -> bool:

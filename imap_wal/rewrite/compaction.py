@@ -64,9 +64,9 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class CompactionStatistics:
-    """Automatic and requested compactions since the log was opened. `runs`: those that ended well.
-    `failures`: the others. `seconds`, `written_bytes`, `removed_bytes`: of all runs together.
-    `error`: why the last automatic one failed; "" if it did not."""
+    """Automatic and requested compactions since the log was opened, and how many of them failed.
+    `seconds`, `written_bytes`, `removed_bytes`: of all others together. `error`: why the last
+    automatic one failed; "" if it did not."""
 
     runs: int = 0
     failures: int = 0
@@ -198,10 +198,11 @@ class Compactor:
             ):
                 self._writer.committer.checkpoint()
                 done = self._run(automatic)
-        except RewriteRunning:
+        except (RewriteRunning, Closed):
             raise
         except BaseException:
-            self.statistics = replace(self.statistics, failures=self.statistics.failures + 1)
+            known = self.statistics
+            self.statistics = replace(known, runs=known.runs + 1, failures=known.failures + 1)
             raise
         self.statistics = self.statistics.plus(done)
         self._growth.at = written + self._allowed(done.snapshot_bytes)

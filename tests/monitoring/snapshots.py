@@ -9,6 +9,7 @@ from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
 from imap_wal.histogram import Distribution
 from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.rewrite.compaction import CompactionStatistics
 from imap_wal.worker import WorkerState
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
@@ -40,6 +41,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "ring": RingStatistics(4096, 100, 1024, 50, 3),
         "ring_bytes_max": 1000,
         "maintenance": MaintenanceStatistics(5, 2, "StorageError: full", 3, 1, ""),
+        "compaction": CompactionStatistics(),
         "lease_age_s": 4.0,
         "connections": DoorStatistics(10, 1000, 6),
         "revoked": 1,

@@ -3,25 +3,34 @@ nor by a prune."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from imap_wal import entry, format
-from imap_wal.entry import pack
+from imap_wal.clock import SeededRandomness
 from imap_wal.format import START
 from imap_wal.manifest import readers
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention import removal
 from imap_wal.rewrite.drop import drop_map
 from imap_wal.rewrite.prune import prune
+from imap_wal.rewrite.report import PruneReport
+from imap_wal.settings import Settings
 from imap_wal.write.node_log import NodeLog
 from storage_backends.faults import FaultyStore
 from storage_backends.memory import MemoryStore
+from tests import histories
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, values, view
 from tests.kit.repairs import repaired
 from tests.kit.rewrites import archive, run
 from tests.support import FakeClock, copy_files, segments
+
+_numbers = itertools.count()
 
 
 def fill(log: NodeLog, first: int, count: int, name: str = "orders") -> None:
@@ -62,7 +71,7 @@ def test_a_rewrite_reads_no_covered_segment(memory: MemoryStore) -> None:
     assert len(values(view(memory))) == 32
 
 
-def test_a_rewrite_decodes_no_covered_entry_of_the_segment_in_use(
+def test_a_rewrite_decodes_no_covered_entry_of_the_newest_segment(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node(memory)
@@ -124,7 +133,7 @@ def test_a_dropped_map_leaves_the_mark_of_all_maps(memory: MemoryStore) -> None:
 def test_metadata_of_covered_segments_is_kept(memory: MemoryStore) -> None:
     """Without schemas, the values of a snapshot cannot be read."""
     log = node(memory)
-    log.write(format.METADATA, 1, [pack(("schema", 7, b"content"))])
+    log.write(format.METADATA, 1, [msgpack.packb(("schema", 7, b"content"))])
     fill(log, 0, 3)
     run(memory)
     assert ("schema", 7, b"content") in view(memory).metadata()
@@ -158,7 +167,7 @@ def test_prune_decodes_no_entry_below_the_checkpoint(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node(memory)
-    log.write(format.METADATA, 1, [pack(("schema", 7, b"content"))])
+    log.write(format.METADATA, 1, [msgpack.packb(("schema", 7, b"content"))])
     fill(log, 0, 3)
     fill(log, 3, 3, "other")
     log.move_checkpoint(log.end, {5: 6})
@@ -218,3 +227,39 @@ def test_a_repaired_copy_has_no_mark_of_all_maps(memory: MemoryStore) -> None:
         memory.delete(path)
     copy, _ = repaired(memory, "covered-logs")
     assert cluster(memory).manifest().all_maps and not cluster(copy).manifest().all_maps
+
+
+def both_prunes(log: ClusterLog, **options: Any) -> PruneReport:
+    """`prune`, after two in copies: one that decodes no entry if it need not, and one that decodes
+    all. Both must remove and keep the same."""
+    found = []
+    for known in (True, False):
+        copy = ClusterLog(
+            copy_files(log.store), log.namespace, log.cluster, log.clock, SeededRandomness(3)
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                removal,
+                "_known_complete",
+                lambda state, node: state.complete(node.name) if known else START,  # noqa: B023
+            )
+            report = prune(copy, **options)
+        found.append((report, {name: copy.node(name) for name in copy.nodes()}))
+    assert found[0] == found[1]
+    return prune(log, **options)
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(history=histories.steps)
+def test_prunes_agree_over_random_histories(
+    monkeypatch: pytest.MonkeyPatch, history: list[tuple[str, int, int, int]]
+) -> None:
+    monkeypatch.setattr(histories, "prune", both_prunes)
+    histories.play_and_maintain(
+        f"covered-{next(_numbers)}", history, Settings(preallocate=False, segment_bytes=1 << 20)
+    )

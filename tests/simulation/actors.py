@@ -47,7 +47,13 @@ from tests.simulation.world import Process, Violation, World
 
 MAP = "m"
 NAMESPACE, CLUSTER = "default", "embedded"
-SETTINGS: dict[str, Any] = {"preallocate": False, "segment_bytes": 1 << 20, "ring_slots": 64}
+SETTINGS: dict[str, Any] = {
+    "preallocate": False,
+    "segment_bytes": 1 << 20,
+    "ring_slots": 64,
+    # It needs time that passes by itself, and another process. Rewrites are actors of their own.
+    "auto_rewrite_percentage": 0,
+}
 MEMORY = Settings(**SETTINGS)
 KEYS = 4
 

@@ -228,6 +228,36 @@ METRICS: tuple[AgentMetric, ...] = (
         "1 if the last run to remove covered files failed.",
         lambda now: float(bool(now.maintenance.retention_error)),
     ),
+    AgentMetric(
+        "imap_wal_compaction_runs_total",
+        "counter",
+        "Compactions of the cluster's logs that this agent started.",
+        lambda now: now.compaction.runs,
+    ),
+    AgentMetric(
+        "imap_wal_compaction_failures_total",
+        "counter",
+        "Compactions that failed.",
+        lambda now: now.compaction.failures,
+    ),
+    AgentMetric(
+        "imap_wal_compaction_failing",
+        "gauge",
+        "1 if the last compaction failed.",
+        lambda now: float(bool(now.compaction.error)),
+    ),
+    AgentMetric(
+        "imap_wal_compaction_seconds_total",
+        "counter",
+        "Seconds that compactions took.",
+        lambda now: now.compaction.seconds,
+    ),
+    AgentMetric(
+        "imap_wal_compaction_removed_bytes_total",
+        "counter",
+        "Bytes of the files that compactions removed.",
+        lambda now: now.compaction.removed_bytes,
+    ),
     # Disks
     AgentMetric(
         "imap_wal_disk_free_bytes",

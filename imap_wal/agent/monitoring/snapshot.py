@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from imap_wal.agent.own_disk.uploads import UploadStatistics
 from imap_wal.agent.transport.door import DoorStatistics
 from imap_wal.read.view import MergeProgress, MergeStatistics
+from imap_wal.rewrite.compaction import CompactionStatistics
 from imap_wal.worker import WorkerState
 from imap_wal.write.committer import CommitStatistics
 from imap_wal.write.maintenance import MaintenanceStatistics
@@ -49,6 +50,7 @@ class AgentSnapshot:
     ring: RingStatistics
     ring_bytes_max: int
     maintenance: MaintenanceStatistics
+    compaction: CompactionStatistics
     lease_age_s: float | None
     connections: DoorStatistics
     revoked: int

@@ -150,10 +150,11 @@ def _maintenance(now: AgentSnapshot) -> Iterator[Fact]:
             held = disk.held >= disk.wanted
             text = f"{size(disk.wanted)}, {'held' if held else 'given up for maintenance'}"
             yield Fact(f"Reserve of {folder}", text, Level.PLAIN if held else Level.WARNING)
-    done = now.maintenance
+    done, compaction = now.maintenance, now.compaction
     for name, runs, failures, error in (
         ("Archives", done.archives, done.archive_failures, done.archive_error),
         ("Removals", done.removals, done.removal_failures, done.retention_error),
+        ("Compactions", compaction.runs, compaction.failures, compaction.error),
     ):
         text = f"{runs:,} runs, {failures:,} failed"
         failing = f"; the last one failed: {kind(error)}" if error else ""
