@@ -53,7 +53,7 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
