@@ -70,7 +70,7 @@ def known_at(
                 snapshots[name] = snapshot
                 versions = {**former.versions, **versions}
         if not late:
-            manifest = replace(state.manifest, snapshots=snapshots, versions=versions)
+            manifest = replace(state.manifest, snapshots=snapshots, versions=versions, all_maps={})
             return replace(state, manifest=manifest)
     raise _unknown(state.manifest, min(late), places)
 

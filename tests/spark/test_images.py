@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
-from imap_wal.entry import clear_of, pack
+from imap_wal.entry import SHARED_SESSIONS, clear_of, pack
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
@@ -132,8 +132,8 @@ def test_images_are_what_a_dict_had_and_has_over_random_histories(
     keys: int,
 ) -> None:
     """In batches of any size, beside archive runs, rewrites and restarts of the reader. With
-    prunes, the reader has read
-    the log before each rewrite; without, it may be any number of rewrites behind."""
+    prunes, the reader has read the log before each rewrite; without, it may be any number of
+    rewrites behind."""
     monkeypatch.setattr(images, "MEMORY_BYTES", memory)
     monkeypatch.setattr(images, "KEYS_BYTES", keys)
     monkeypatch.setattr(sorter, "RUNS_MAX", 3)
@@ -214,6 +214,19 @@ def test_a_change_that_arrives_late_has_no_images(store: SegmentStore) -> None:
     append(second, put("a", None, (1, 2, 2, 10)))
     append(first, put("a", "older", (1, 1, 1, 2)))
     assert told(engine.images()) == [("delete", "a", "new", 9)]
+
+
+def test_copies_of_a_change_are_one_change(store: SegmentStore) -> None:
+    """Whichever log is read first."""
+    first, second = node(store), node(store, "n2")
+    engine = ImageEngine(store.url)
+    copies = [put("a", at, (1, 1, SHARED_SESSIONS, at)) for at in (1, 2)]
+    append(second, copies[0])
+    assert told(engine.images()) == [("insert", "a", "1", 1)]
+    append(first, *copies)
+    assert [kind for kind, *_ in told(engine.images())] == ["update_preimage", "update_postimage"]
+    append(second, copies[1])
+    assert engine.images() == []
 
 
 def test_a_clear_deletes_every_key_that_there_was(store: SegmentStore) -> None:
