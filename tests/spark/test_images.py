@@ -276,6 +276,21 @@ def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
     assert [*between(store.url, columns="_change_type,key")[0]] == ["_change_type", "key"]
 
 
+def test_a_map_that_had_no_snapshot_is_read_from_its_beginning(store: SegmentStore) -> None:
+    """Another map had one, and then all maps were rewritten while the reader was behind."""
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1)), put("x", 1, (1, 1, 1, 2), "other"))
+    rewrite(cluster(store), LocalEngine(SMALL), maps=["other"], skew_ms_max=2**60)
+    engine.images()
+    append(log, put("a", 2, (1, 1, 1, 3)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    assert told(engine.images()) == [
+        ("update_preimage", "a", "1", 1),
+        ("update_postimage", "a", "2", 3),
+    ]
+
+
 def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
     log = node(store)
     engine = ImageEngine(store.url, reader="images")
