@@ -28,7 +28,7 @@ from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
 from tests.kit.logs import SMALL, append, cluster, node
-from tests.spark.test_stream import Engine, archive
+from tests.kit.stream_engine import Engine, archive
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
@@ -121,7 +121,7 @@ def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
     memory=st.sampled_from((1, 2000, images.MEMORY_BYTES)),
     keys=st.sampled_from((1, images.KEYS_BYTES)),
 )
-def test_images_are_what_a_dict_had_and_has_over_random_histories(
+def test_images_equal_a_dict_over_random_histories(
     monkeypatch: pytest.MonkeyPatch,
     history: list[tuple[str, int, int, int]],
     every: int,
@@ -276,7 +276,7 @@ def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
     assert [*between(store.url, columns="_change_type,key")[0]] == ["_change_type", "key"]
 
 
-def test_a_map_that_had_no_snapshot_is_read_from_its_beginning(store: SegmentStore) -> None:
+def test_a_map_without_a_former_snapshot_is_read_whole(store: SegmentStore) -> None:
     """Another map had one, and then all maps were rewritten while the reader was behind."""
     log = node(store)
     engine = ImageEngine(store.url)
@@ -332,9 +332,9 @@ def test_wrong_options_of_images_are_named(options: dict[str, str], word: str) -
         ImagesReader(chosen, chosen.kinds())
 
 
-def test_an_entry_of_a_replaced_owner_without_a_repetition_has_no_images() -> None:
-    """No restore has it. A stream without images has it: it reads what a snapshot covers, for which
-    there is no table of owners any more."""
+def test_an_entry_of_a_replaced_owner_has_no_images() -> None:
+    """It was not repeated, and no restore has it. A stream without images has it: it reads what a
+    snapshot covers, for which there is no table of owners any more."""
     name = f"images-{next(_numbers)}"
     played = Cluster(MemoryStore(name))
     url = f"memory://{name}"
