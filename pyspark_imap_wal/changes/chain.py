@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, Order, Row, is_clear
-from imap_wal.read.newest.rivals import Claim, joined
+from imap_wal.read.newest.rivals import About, Claim, content_of, joined
 
 INSERT, DELETE = "insert", "delete"
 BEFORE, AFTER = "update_preimage", "update_postimage"
@@ -60,7 +60,7 @@ class KeyState:
         before = self.live
         self.add(row, node)
         after = self.live
-        if before is after:
+        if _is_same(before, after):
             return
         if after is None:
             assert before is not None
@@ -72,6 +72,14 @@ class KeyState:
             yield Image(AFTER, *after, row)
 
 
-def _about(claim: Claim) -> tuple[Order, str, bool]:
+def _about(claim: Claim) -> About:
     row, node = claim
-    return row[ORDER], node, row[DELETED]
+    return About(row[ORDER], node, row[DELETED], content_of(row))
+
+
+def _is_same(claim: Claim | None, other: Claim | None) -> bool:
+    """Whether there is no difference; the logs of several nodes may have copies of one change."""
+    if claim is None or other is None:
+        return claim is other
+    (row, _), (known, _) = claim, other
+    return row[ORDER] == known[ORDER] and content_of(row) == content_of(known)

@@ -70,7 +70,7 @@ def known_at(
                 snapshots[name] = snapshot
                 versions = {**former.versions, **versions}
         if not late:
-            manifest = replace(state.manifest, snapshots=snapshots, versions=versions)
+            manifest = replace(state.manifest, snapshots=snapshots, versions=versions, all_maps={})
             return replace(state, manifest=manifest)
     raise _unknown(state.manifest, min(late), places)
 
@@ -100,9 +100,10 @@ def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapsho
 
 
 def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSetting:
-    marks = manifest.snapshots[name].marks
+    snapshot = manifest.snapshots[name]
+    marks = snapshot.marks
     node = next(each for each in sorted(marks) if marks[each].position > places.get(each, START))
-    what = "a drop" if not manifest.snapshots[name].files else "a rewrite"
+    what = "a drop" if snapshot.dropped == snapshot.generation else "a rewrite"
     return InvalidSetting(
         f"the images before the changes of map {name!r} are no longer known from position "
         f"{places.get(node, START)} of node {node!r} on: {what} covered the log up to "

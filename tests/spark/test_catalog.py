@@ -32,7 +32,7 @@ def sql(spark: Any) -> Iterator[Any]:
         spark.sql(f"drop table if exists {name}")
 
 
-def test_a_table_has_the_options_that_it_was_created_with(spark: Any, sql: Any, root: Path) -> None:
+def test_a_table_has_the_options_of_its_creation(spark: Any, sql: Any, root: Path) -> None:
     sql(f"create table entries using imap_wal location '{root}'")
     assert sql("select count(*) from entries").first()[0] == 4
     assert sql("select count(*) from entries where map = 'orders' and not deleted").first()[0] == 3
@@ -48,7 +48,7 @@ def test_a_table_has_the_options_that_it_was_created_with(spark: Any, sql: Any, 
     assert "using imap_wal: " in sql("show create table orders_now").first()[0]
 
 
-def test_options_of_a_query_are_added_to_those_of_its_table(sql: Any, root: Path) -> None:
+def test_options_of_a_query_are_added_to_its_table_s(sql: Any, root: Path) -> None:
     sql(f"create table entries using imap_wal options (path '{root}', map 'orders')")
     assert sql("select * from entries with (mode = 'raw', map = 'other')").count() == 1
     with pytest.raises(Exception, match="takes no option colour"):

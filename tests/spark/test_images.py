@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
-from imap_wal.entry import clear_of, pack
+from imap_wal.entry import SHARED_SESSIONS, clear_of, pack
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
@@ -28,7 +28,7 @@ from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
 from tests.kit.logs import SMALL, append, cluster, node
-from tests.spark.test_stream import Engine, archive
+from tests.kit.stream_engine import Engine, archive
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
@@ -43,9 +43,9 @@ class ImageEngine(Engine):
     def __init__(self, url: str, **options: str) -> None:
         super().__init__(url, changes="images", **options)
 
-    def images(self) -> list[dict[str, Any]]:
+    def images(self, rows_max: int = 0) -> list[dict[str, Any]]:
         """The next batch."""
-        found: list[Any] = self.batch()
+        found: list[Any] = self.batch(rows_max)
         return found
 
     def lines(self, end: dict[str, Any]) -> list[Any]:
@@ -100,8 +100,9 @@ def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
     }
 
 
+@pytest.mark.timeout(900)
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
@@ -115,21 +116,24 @@ def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
     history=steps,
     every=st.integers(1, 9),
     buckets=st.sampled_from(("1", "3")),
+    rows_max=st.sampled_from((0, 0, 0, 3)),
     pruned=st.booleans(),
     memory=st.sampled_from((1, 2000, images.MEMORY_BYTES)),
     keys=st.sampled_from((1, images.KEYS_BYTES)),
 )
-def test_images_are_what_a_dict_had_and_has_over_random_histories(
+def test_images_equal_a_dict_over_random_histories(
     monkeypatch: pytest.MonkeyPatch,
     history: list[tuple[str, int, int, int]],
     every: int,
     buckets: str,
+    rows_max: int,
     pruned: bool,
     memory: int,
     keys: int,
 ) -> None:
-    """Beside archive runs, rewrites and restarts of the reader. With prunes, the reader has read
-    the log before each rewrite; without, it may be any number of rewrites behind."""
+    """In batches of any size, beside archive runs, rewrites and restarts of the reader. With
+    prunes, the reader has read the log before each rewrite; without, it may be any number of
+    rewrites behind."""
     monkeypatch.setattr(images, "MEMORY_BYTES", memory)
     monkeypatch.setattr(images, "KEYS_BYTES", keys)
     monkeypatch.setattr(sorter, "RUNS_MAX", 3)
@@ -139,15 +143,17 @@ def test_images_are_what_a_dict_had_and_has_over_random_histories(
     table: Table = {}
 
     def follow() -> None:
-        start = engine.start
-        lines = engine.images()
-        apply(table, lines)
+        start = None
+        while start != engine.start and (rows_max or start is None):
+            start = engine.start
+            lines = engine.images(rows_max)
+            apply(table, lines)
+            if start["start"] == "" and start != engine.start:
+                places = {"starting": start, "as_of": engine.start}
+                given = {each: json.dumps(place["nodes"]) for each, place in places.items()}
+                assert between(f"memory://{name}", buckets=buckets, **given) == lines
         expected = {place: (row[3], *row[9]) for place, row in played.expected().items()}
         assert live(table, played.clock.now_ms()) == expected
-        if start["start"] == "" and start != engine.start:
-            places = {"starting": start, "as_of": engine.start}
-            given = {each: json.dumps(place["nodes"]) for each, place in places.items()}
-            assert between(f"memory://{name}", buckets=buckets, **given) == lines
 
     try:
         played.play([("put", 0, 0, 0)])
@@ -210,6 +216,19 @@ def test_a_change_that_arrives_late_has_no_images(store: SegmentStore) -> None:
     assert told(engine.images()) == [("delete", "a", "new", 9)]
 
 
+def test_copies_of_a_change_are_one_change(store: SegmentStore) -> None:
+    """Whichever log is read first."""
+    first, second = node(store), node(store, "n2")
+    engine = ImageEngine(store.url)
+    copies = [put("a", at, (1, 1, SHARED_SESSIONS, at)) for at in (1, 2)]
+    append(second, copies[0])
+    assert told(engine.images()) == [("insert", "a", "1", 1)]
+    append(first, *copies)
+    assert [kind for kind, *_ in told(engine.images())] == ["update_preimage", "update_postimage"]
+    append(second, copies[1])
+    assert engine.images() == []
+
+
 def test_a_clear_deletes_every_key_that_there_was(store: SegmentStore) -> None:
     log = node(store)
     engine = ImageEngine(store.url)
@@ -257,6 +276,21 @@ def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
     assert [*between(store.url, columns="_change_type,key")[0]] == ["_change_type", "key"]
 
 
+def test_a_map_without_a_former_snapshot_is_read_whole(store: SegmentStore) -> None:
+    """Another map had one, and then all maps were rewritten while the reader was behind."""
+    log = node(store)
+    engine = ImageEngine(store.url)
+    append(log, put("a", 1, (1, 1, 1, 1)), put("x", 1, (1, 1, 1, 2), "other"))
+    rewrite(cluster(store), LocalEngine(SMALL), maps=["other"], skew_ms_max=2**60)
+    engine.images()
+    append(log, put("a", 2, (1, 1, 1, 3)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    assert told(engine.images()) == [
+        ("update_preimage", "a", "1", 1),
+        ("update_postimage", "a", "2", 3),
+    ]
+
+
 def test_images_that_a_prune_removed_are_an_error(store: SegmentStore) -> None:
     log = node(store)
     engine = ImageEngine(store.url, reader="images")
@@ -298,9 +332,9 @@ def test_wrong_options_of_images_are_named(options: dict[str, str], word: str) -
         ImagesReader(chosen, chosen.kinds())
 
 
-def test_an_entry_of_a_replaced_owner_without_a_repetition_has_no_images() -> None:
-    """No restore has it. A stream without images has it: it reads what a snapshot covers, for which
-    there is no table of owners any more."""
+def test_an_entry_of_a_replaced_owner_has_no_images() -> None:
+    """It was not repeated, and no restore has it. A stream without images has it: it reads what a
+    snapshot covers, for which there is no table of owners any more."""
     name = f"images-{next(_numbers)}"
     played = Cluster(MemoryStore(name))
     url = f"memory://{name}"

@@ -23,7 +23,7 @@ from pyspark_imap_wal.options import Options
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
 from tests.kit.logs import SMALL, append, cluster, node
-from tests.spark.test_stream import archive
+from tests.kit.stream_engine import archive
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
@@ -53,7 +53,7 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
@@ -93,7 +93,7 @@ def test_the_tasks_have_the_map_over_random_histories(
         forget(name)
 
 
-def test_a_task_reads_its_files_of_the_snapshot_and_its_row_groups_of_the_logs(
+def test_a_task_reads_only_its_range_of_keys(
     memory: MemoryStore,
 ) -> None:
     log = node(memory)

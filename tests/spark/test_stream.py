@@ -5,95 +5,28 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
 from imap_wal.format import Position
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog, pin_cuts
-from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
-from imap_wal.write.node_log import NodeLog
-from pyspark_imap_wal.options import Options
-from pyspark_imap_wal.stream import ImapWalStreamReader
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import Cluster, put, steps
 from tests.kit.logs import SMALL, append, cluster, node
+from tests.kit.stream_engine import Engine, Line, archive, reader
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
-Line = tuple[str, Any, Any, Any, Any, int]
-
-
-def reader(url: str, **options: str) -> ImapWalStreamReader:
-    chosen = Options.parse({"path": url, **options})
-    return ImapWalStreamReader(chosen, chosen.kinds())
-
-
-class Engine:
-    """What Spark does with a reader: it writes the end of a batch down before the batch is read,
-    and commits an end when the next batch is planned."""
-
-    def __init__(self, url: str, **options: str) -> None:
-        self.url, self.options = url, options
-        self.reader = reader(url, **options)
-        self.start = self.reader.initialOffset()
-
-    def restart(self) -> None:
-        self.reader.stop()
-        self.reader = reader(self.url, **self.options)
-
-    def batch(self, rows_max: int = 0, between: Callable[[], None] = lambda: None) -> list[Line]:
-        """The next batch, read twice, with a crash between."""
-        end = self.reader.latestOffset(self.start, ReadMaxRows(rows_max) if rows_max else None)
-        assert end == json.loads(json.dumps(end))
-        once = self.lines(end)
-        between()
-        self.restart()
-        assert self.lines(end) == once, "the same rows after a crash"
-        self.start = end
-        self.reader.commit(end)
-        return once
-
-    def lines(self, end: dict[str, Any]) -> list[Line]:
-        return sorted(
-            (
-                (
-                    line["node"],
-                    *(line[name] for name in ("epoch", "segment", "frame", "index")),
-                    line["request"],
-                )
-                for part in self.reader.partitions(self.start, end)
-                for batch in self.reader.read(part)
-                for line in batch.to_pylist()
-            ),
-            key=repr,
-        )
-
-    def rest(self, rows_max: int = 0) -> list[Line]:
-        """All batches until there is nothing new."""
-        found: list[Line] = []
-        while True:
-            before = self.start
-            found += self.batch(rows_max)
-            if self.start == before:
-                return found
-
-
-def archive(log: NodeLog) -> None:
-    who = log.identity
-    archive_sealed(log.store, who.node_folder, who.node, log.manifests, writing=log.unsealed)
 
 
 def everything(log: ClusterLog) -> set[Line]:
