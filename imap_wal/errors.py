@@ -57,7 +57,7 @@ class ImapWalError(Exception):
     advice: str = ""
 
     @property
-    def told(self) -> str:
+    def without_advice(self) -> str:
         """The text without the advice."""
         return str(self).removesuffix(f"; {self.advice}")
 

@@ -48,7 +48,7 @@ def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
         yield log
     except MissingNode as error:
         raise MissingNode(
-            f"on worker {socket.gethostname()}: {error.told}",
+            f"on worker {socket.gethostname()}: {error.without_advice}",
             "root and wal_dir must be on a storage that every worker reaches, such as a shared "
             "folder that is mounted there; or use --engine local",
         ) from error

@@ -53,7 +53,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Target:
-    """Where a backfill goes. `map`: of rows without a column map. `place`: the root with the
+    """The destination of a backfill. `map`: of rows without a column map. `place`: the root with the
     options that the driver has."""
 
     place: str

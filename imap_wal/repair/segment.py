@@ -16,7 +16,7 @@ from imap_wal.repair.report import Extent
 from imap_wal.segment import verdict
 from imap_wal.segment.listing import SegmentFile
 from imap_wal.segment.salvage import Scan, WholeFrame, last_lost, scan_segment
-from imap_wal.segment.verdict import goes_on
+from imap_wal.segment.verdict import continues
 from storage_backends import SegmentStore
 
 
@@ -34,8 +34,8 @@ class Segment:
     end: int = 0
     checksum: int = 0
     """The checksum of the last frame; 0: there is none."""
-    goes_on_from: int | None = None
-    """See `SegmentReader.goes_on_from`."""
+    continues_from: int | None = None
+    """See `SegmentReader.continues_from`."""
     frames: int = 0
     records: int = 0
     bytes: int = 0
@@ -143,10 +143,10 @@ def look_at(store: SegmentStore, segment: SegmentFile, home: Home, place: verdic
     if said.status == verdict.FOREIGN:
         return found
     if reader is not None:
-        found.header, found.end, found.goes_on_from = (
+        found.header, found.end, found.continues_from = (
             reader.header,
             reader.first,
-            reader.goes_on_from,
+            reader.continues_from,
         )
     if said.status == verdict.SHORT and said.end:
         found.end_missing = place.checkpoint
@@ -169,7 +169,7 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
         if (
             before is not None
             and before.status == "clean"
-            and not goes_on(before.goes_on_from, said)
+            and not continues(before.continues_from, said)
         ):
             before.end_missing = START
             before.status, before.what = (
@@ -179,7 +179,7 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
         if (
             before is not None
             and before.status == "clean"
-            and before.goes_on_from is not None
+            and before.continues_from is not None
             and segment.damaged
             and segment.header is None
         ):
@@ -187,7 +187,7 @@ def find_missing_ends(found: Mapping[int, Segment]) -> None:
                 "it is unknown whether frames followed: the header of the next segment, which "
                 "would show it, is damaged"
             )
-        if segment.goes_on_from is not None or segment.status != "clean":
+        if segment.continues_from is not None or segment.status != "clean":
             before = segment
 
 

@@ -54,16 +54,16 @@ def turn(log: ClusterLog, what: str, waits: Callable[[str], None] | None = None)
 
 def _taken(log: ClusterLog, what: str, waits: Callable[[str], None] | None) -> Lock:
     path, holder = layout.rewrite_lock_path(log.folder), holder_text(what)
-    pause, told = threading.Event(), False
+    pause, said = threading.Event(), False
     while True:
         try:
             return log.store.lock(path, holder)
         except Locked as error:
             if waits is None:
                 raise RewriteRunning(f"{error.holder} rewrites {log.folder}") from error
-            if not told:
+            if not said:
                 waits(error.holder)
-                told = True
+                said = True
         pause.wait(LOOK_S)
 
 

@@ -118,7 +118,7 @@ class SegmentReader:
             yield frame
 
     @property
-    def goes_on_from(self) -> int | None:
+    def continues_from(self) -> int | None:
         """The checksum that the next segment's header should have of the last frame before it: the
         CRC of this segment's last frame, or, without frames, the one in its own header. 0 or
         `NOTHING_BEFORE`: there is no frame before. None: unknown; no header has it, or reading

@@ -215,8 +215,8 @@ def at_end(reader: SegmentReader, place: Place, said: Callable[[], int] = lambda
                 "after it: a power loss"
             )
         return Verdict(TORN, place, tail.end, tail.size, what, *after)
-    known = reader.goes_on_from
-    if place.followed and known is not None and not goes_on(known, said()):
+    known = reader.continues_from
+    if place.followed and known is not None and not continues(known, said()):
         return cut_end(place, tail.end, tail.size)
     return Verdict(CLEAN, place, tail.end, tail.size)
 
@@ -230,7 +230,7 @@ def cut_end(place: Place, end: int, size: int = 0) -> Verdict:
     return Verdict(SHORT, place, end, size or end, what)
 
 
-def goes_on(known: int | None, said: int) -> bool:
+def continues(known: int | None, said: int) -> bool:
     """Whether a segment whose header has the checksum `said` of the frame before it can follow a
     frame with the checksum `known`; 0 or `NOTHING_BEFORE`: no frame is before it, None: unknown."""
     return known is None or said in (0, NOTHING_BEFORE, known)

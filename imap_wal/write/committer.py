@@ -563,7 +563,7 @@ def _caused(kind: type[ImapWalError], text: str, cause: BaseException | None) ->
 def _refusal(failure: ImapWalError | None) -> ImapWalError:
     """The error of a change after the failure: it is not in the log."""
     if isinstance(failure, Fenced):
-        error: ImapWalError = Fenced(failure.told, failure.holder, failure.advice)
+        error: ImapWalError = Fenced(failure.without_advice, failure.holder, failure.advice)
         error.__cause__ = failure
         return error
     return _caused(NotAppended, f"nothing more is appended: {failure}", failure)

@@ -44,7 +44,7 @@ from imap_wal.segment.verdict import (
     begin,
     cut_end,
     forged,
-    goes_on,
+    continues,
 )
 from imap_wal.settings import RecoveryMode
 from imap_wal.write.context import LogContext
@@ -144,7 +144,7 @@ class _Recovery:
         self._requests = dict(manifest.requests)
         self._end = manifest.checkpoint
         self._checksum: int | None = None
-        """What the next segment's header may have, see `SegmentReader.goes_on_from`."""
+        """What the next segment's header may have, see `SegmentReader.continues_from`."""
         self._frames = self._records = 0
         self._whole = 0
         """The end of the whole frames in the last scanned file."""
@@ -291,11 +291,11 @@ class _Recovery:
                 raise reader.error()
             return _Damage(index, reader)
         reader.check_keys()  # before anything is cut off or written
-        if not goes_on(self._checksum, reader.header.previous_checksum):
+        if not continues(self._checksum, reader.header.previous_checksum):
             return _Damage(index - 1, cut_end(self._place(index - 1), self._whole))
         # Now, not at the segment's end: damage may begin before its first frame. Then the next
         # segment continues from the same frame as this one.
-        known = reader.goes_on_from
+        known = reader.continues_from
         self._checksum = self._checksum if known is None else known
         frames = reader.frames(first_frame)
         while True:

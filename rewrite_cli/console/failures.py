@@ -48,7 +48,7 @@ def message(error: BaseException) -> str:
         case KeyboardInterrupt() | click.Abort():
             return "stopped"
         case ImapWalError():
-            return "; ".join(filter(None, (error.told, advice(error))))
+            return "; ".join(filter(None, (error.without_advice, advice(error))))
         case NoSpace():
             return f"{error}; the storage is full: free space, then run the command again"
         case NotFound():

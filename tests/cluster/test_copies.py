@@ -124,10 +124,10 @@ def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     root = Path(cluster.url.removeprefix("file://"))
     shutil.rmtree(root / "default" / "dev" / "nodes" / gone.node)
     command = ["forget-node", cluster.url, "--node", gone.node, "--lose", "--yes"]
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "rewrite_cli.cli", *command], capture_output=True, text=True
     )
-    assert told.returncode == 0, told.stderr
+    assert done.returncode == 0, done.stderr
     cluster.agents.remove(gone)
     cluster.start(2)
     found = cluster.client().get_map(NAME).blocking()

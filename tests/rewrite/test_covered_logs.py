@@ -43,7 +43,7 @@ def fill(log: NodeLog, first: int, count: int, name: str = "orders") -> None:
 def reads(store: MemoryStore, **options: Any) -> list[str]:
     """The paths that a rewrite reads."""
     watched = FaultyStore(store)
-    run(watched, **options)  # type: ignore[arg-type]
+    run(watched, **options)
     return [each.path for each in watched.operations if each.kind in ("read", "open_input")]
 
 

@@ -46,20 +46,20 @@ def test_a_second_rewrite_waits_if_it_may(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "LOOK_S", 0.01)
-    told: list[str] = []
+    seen: list[str] = []
     done = threading.Event()
 
     def second() -> None:
-        with turn(cluster(memory), "the second", told.append):
+        with turn(cluster(memory), "the second", seen.append):
             done.set()
 
     waiting = threading.Thread(target=second)
     with turn(cluster(memory), "the first"):
         waiting.start()
-        eventually(lambda: told, "it waits")
+        eventually(lambda: seen, "it waits")
         assert not done.is_set()
     waiting.join(30)
-    assert done.is_set() and len(told) == 1 and told[0].startswith("the first")
+    assert done.is_set() and len(seen) == 1 and seen[0].startswith("the first")
 
 
 def test_the_lock_of_a_killed_rewrite_is_free(tmp_path: Path) -> None:

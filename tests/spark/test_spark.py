@@ -371,9 +371,9 @@ def test_range_of_many_parts_is_complete_and_ordered(
 def test_a_rewrite_says_how_far_its_tasks_are(spark: Any, tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     append(node(store), *(put(f"k{number}", "v", (1, 1, 1, number)) for number in range(100)))
-    told: list[StepProgress] = []
-    run(cluster(store), SparkEngine(spark, progress=told.append))
-    last = {each.step: each for each in told}
+    seen: list[StepProgress] = []
+    run(cluster(store), SparkEngine(spark, progress=seen.append))
+    last = {each.step: each for each in seen}
     assert list(last) == ["sorting", "merging"]
     assert all(each.tasks == each.tasks_total >= 1 for each in last.values())
     assert all(each.bytes == each.bytes_total > 0 for each in last.values())
