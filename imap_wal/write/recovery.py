@@ -42,9 +42,9 @@ from imap_wal.segment.verdict import (
     Verdict,
     at_end,
     begin,
+    continues,
     cut_end,
     forged,
-    continues,
 )
 from imap_wal.settings import RecoveryMode
 from imap_wal.write.context import LogContext
