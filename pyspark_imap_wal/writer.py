@@ -53,8 +53,8 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Target:
-    """The destination of a backfill. `map`: of rows without a column map. `place`: the root with the
-    options that the driver has."""
+    """The destination of a backfill. `map`: of rows without a column map. `place`: the root with
+    the options that the driver has."""
 
     place: str
     namespace: str

@@ -157,7 +157,7 @@ def test_another_process_at_the_address_is_not_the_agent(tmp_path: Path) -> None
     "header", [["tail"], ["tail", 1, 7], ["tail", 1, [["a"]]], ["tail", 1, [["a", "b"]]], [1, 1]]
 )
 def test_an_answer_of_another_form_is_not_used(tmp_path: Path, header: list[Any]) -> None:
-    """Whatever listens at an address in a manifest, the reader gets `Unavailable`, and continues."""
+    """Whatever listens at an address in a manifest, the reader gets `Unavailable` and continues."""
     clock, randomness = SystemClock(), SystemRandomness()
     root, endpoint = LocalStore(str(tmp_path)), f"tcp://127.0.0.1:{free_port()}"
     manifest = NodeManifest(address=endpoint, directory="d")
