@@ -80,7 +80,7 @@ def joined(contenders: Sequence[T], new: T, about: Callable[[T], About]) -> list
             kept.append(each)
         elif (known, node) >= (order, owner):
             return list(contenders)
-    return sorted([*kept, new], key=lambda each: about(each)[2:0:-1])
+    return sorted([*kept, new], key=lambda each: (about(each)[2], about(each)[1]))
 
 
 @dataclass(frozen=True, slots=True)
