@@ -109,15 +109,15 @@ def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     writers = [Writer(orders, prefix) for prefix in "abc"]
     for writer in writers:
         writer.wait(300)
-    copied = logs_of(cluster)
-    assert all(is_shared(order) for order in copied)  # type: ignore[arg-type]
-    assert sum(len(nodes) > 1 for nodes in copied.values()) > 850
     gone = cluster.agents[2]
     gone.kill()
     for writer in writers:
         writer.wait(300)
     expected = {key: value for writer in writers for key, value in writer.stop().items()}
     assert len(expected) == 900
+    copied = logs_of(cluster)
+    assert len(copied) == 900 and all(is_shared(order) for order in copied)  # type: ignore[arg-type]
+    assert all(len(nodes) > 1 for nodes in copied.values())
     assert dict(orders.entry_set()) == expected
     cluster.kill_everything()
 

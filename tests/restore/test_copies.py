@@ -22,6 +22,7 @@ from imap_wal.rewrite.plan import TombstonePolicy
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
+from pyspark_imap_wal.changes.chain import AFTER, BEFORE, DELETE, INSERT, KeyState
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
@@ -98,6 +99,14 @@ def test_the_order_of_reading_copies_does_not_matter() -> None:
         ((found, owners),) = index.batches_with_nodes("orders")
         assert [row[3] for row in found] == [b"3"] and owners == ["n1"]
         assert not list(index.conflicts())
+
+
+@pytest.mark.parametrize("nodes", [NODES, NODES[::-1]])
+def test_a_copy_of_a_change_has_no_image(nodes: tuple[str, ...]) -> None:
+    state = KeyState()
+    rows = [put("a", value, (1, 1, SESSION, at)) for at, value in enumerate(("1", "2", None), 1)]
+    kinds = [image.kind for row in rows for node in nodes for image in state.images(row, node)]
+    assert kinds == [INSERT, BEFORE, AFTER, DELETE]
 
 
 def test_sessions_of_two_plugins_are_not_copies(memory: MemoryStore) -> None:
