@@ -255,13 +255,14 @@ class Compactor:
             if self._stop.is_set():
                 return False
             self._growth.wake.clear()
+        before, self._pause = self._pause, 0.0
         error = self._look(worker)
         if error and error != self.statistics.error:
             _log.warning(
                 "%s was not compacted, and grows until it can be: %s", self._writer.log, error
             )
         if error:
-            self._pause = min(2 * self._pause or PAUSE_S, PAUSE_S_MAX)
+            self._pause = min(2 * before or PAUSE_S, PAUSE_S_MAX)
         self.statistics = replace(self.statistics, error=error)
         return not error
 
@@ -282,7 +283,6 @@ class Compactor:
         return ""
 
     def _compact_if_due(self) -> None:
-        self._pause = 0.0
         if self._growth.at == -inf:
             uncovered, snapshots = sizes(self._logs, self._writer.log)
             self._growth.at = self._written + self._allowed(snapshots) - uncovered

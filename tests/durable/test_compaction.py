@@ -479,6 +479,26 @@ def test_a_failed_automatic_compaction_is_logged_once(
     assert "default" in line and "StorageUnavailable: no space" in line
 
 
+def test_the_pause_after_failed_compactions_grows(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt may read the whole log."""
+
+    def run(*_: Any) -> Any:
+        raise StorageUnavailable("no space")
+
+    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "PAUSE_S", 0.001)
+    with embedded(memory, auto_rewrite_percentage=0, auto_rewrite_min_bytes=1) as store:
+        overwrite(store, 2)
+        compactor, pauses = store._compactor, []
+        compactor._growth.at = -1
+        for _ in range(4):
+            assert not compactor._turn(compactor.worker)
+            pauses.append(compactor._pause)
+        assert pauses == [0.001, 0.002, 0.004, 0.008]
+
+
 def test_compaction_in_this_process_uses_the_clock_of_the_store(memory: MemoryStore) -> None:
     """Its time may be long ago: nothing has expired by it."""
     clock = FakeClock()
