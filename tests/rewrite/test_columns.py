@@ -103,14 +103,14 @@ def test_contenders_are_those_of_rows(top: int, shared: bool, seed: int) -> None
             row["session"] = SHARED_SESSIONS + 7 if shared else row["session"] % SHARED_SESSIONS
         expected = contenders_of(rows)
         table = pa.Table.from_pylist(rows, schema=KEY_SCHEMA)
-        assert told(contenders(table)) == expected
+        assert shown(contenders(table)) == expected
         keys = NewestKeys(chance.choice([1, 500, 2000, 10**6]))
         start = 0
         while start < len(rows):
             stop = start + chance.randrange(1, 6)
             keys.add("m", pa.RecordBatch.from_pylist(rows[start:stop], schema=KEY_SCHEMA))
             start = stop
-        ranges = [told(contenders(each)) for each in keys.ranges("m")]
+        ranges = [shown(contenders(each)) for each in keys.ranges("m")]
         assert [each for some in ranges for each in some] == expected
         keys.close()
 
@@ -155,7 +155,7 @@ def contenders_of(rows: list[dict[str, Any]]) -> list[tuple[bytes, Any, bool]]:
     return sorted((key, which(row), key in late) for key, some in found.items() for row in some)
 
 
-def told(table: Any) -> list[tuple[bytes, Any, bool]]:
+def shown(table: Any) -> list[tuple[bytes, Any, bool]]:
     return sorted((row["key"], which(row), row["late"]) for row in table.to_pylist())
 
 

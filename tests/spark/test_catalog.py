@@ -43,8 +43,8 @@ def test_a_table_has_the_options_of_its_creation(spark: Any, sql: Any, root: Pat
     sql(f"create table log_files using imap_wal options (path '{root}', table 'files')")
     assert sql("select state from log_files").collect() == [("current",)]
     assert [row[0] for row in sql("describe orders_now").collect()] == ["key", "value"]
-    told = f"using imap_wal: columns 'key,value', map 'orders', mode 'latest', path '{root}'"
-    assert sql("describe orders_now").first()["comment"] == told
+    shown = f"using imap_wal: columns 'key,value', map 'orders', mode 'latest', path '{root}'"
+    assert sql("describe orders_now").first()["comment"] == shown
     assert "using imap_wal: " in sql("show create table orders_now").first()[0]
 
 
@@ -74,7 +74,7 @@ def test_a_dropped_table_leaves_the_log(spark: Any, sql: Any, root: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("clauses", "told"),
+    ("clauses", "shown"),
     [
         ("options (path '{root}', colour 'red')", "takes no option colour"),
         ("options (path '{root}', mode 'newest')", "mode is 'newest'"),
@@ -82,8 +82,8 @@ def test_a_dropped_table_leaves_the_log(spark: Any, sql: Any, root: Path) -> Non
         ("location 's3://bucket/maps?secret=never-shown'", "IMAP_WAL_CREDENTIALS"),
     ],
 )
-def test_a_wrong_table_is_not_created(sql: Any, root: Path, clauses: str, told: str) -> None:
-    with pytest.raises(Exception, match=told) as raised:
+def test_a_wrong_table_is_not_created(sql: Any, root: Path, clauses: str, shown: str) -> None:
+    with pytest.raises(Exception, match=shown) as raised:
         sql(f"create table entries using imap_wal {clauses.format(root=root)}")
     assert "never-shown" not in str(raised.value)
     assert sql("show tables like 'entries'").count() == 0

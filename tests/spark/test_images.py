@@ -178,7 +178,7 @@ def store(tmp_path: Path) -> SegmentStore:
     return open_store(str(tmp_path))
 
 
-def told(lines: list[dict[str, Any]]) -> list[tuple[str, str, str, int]]:
+def shown(lines: list[dict[str, Any]]) -> list[tuple[str, str, str, int]]:
     return [
         (line["_change_type"], line["key"].decode(), line["value"].decode(), line["request"])
         for line in lines
@@ -189,7 +189,7 @@ def test_each_change_has_its_images(store: SegmentStore) -> None:
     log = node(store)
     engine = ImageEngine(store.url)
     append(log, put("a", 1, (1, 1, 1, 1)), put("a", 2, (1, 1, 1, 2)), put("b", 1, (1, 1, 1, 3)))
-    assert told(engine.images()) == [
+    assert shown(engine.images()) == [
         ("insert", "a", "1", 1),
         ("update_preimage", "a", "1", 1),
         ("update_postimage", "a", "2", 2),
@@ -199,7 +199,7 @@ def test_each_change_has_its_images(store: SegmentStore) -> None:
     archive(log)
     append(log, put("a", None, (1, 1, 1, 4)), put("a", None, (1, 1, 1, 5)))
     (deleted,) = engine.images()
-    assert told([deleted]) == [("delete", "a", "2", 2)]
+    assert shown([deleted]) == [("delete", "a", "2", 2)]
     assert deleted["_commit_version"].split(".")[-1] == "4".zfill(19)
     assert deleted["_commit_timestamp"].timestamp() == 1
 
@@ -209,11 +209,11 @@ def test_a_change_that_arrives_late_has_no_images(store: SegmentStore) -> None:
     first, second = node(store), node(store, "n2")
     append(second, put("a", "new", (1, 2, 2, 9)))
     engine = ImageEngine(store.url)
-    assert told(engine.images()) == [("insert", "a", "new", 9)]
+    assert shown(engine.images()) == [("insert", "a", "new", 9)]
     append(first, put("a", "old", (1, 1, 1, 1)))
     append(second, put("a", None, (1, 2, 2, 10)))
     append(first, put("a", "older", (1, 1, 1, 2)))
-    assert told(engine.images()) == [("delete", "a", "new", 9)]
+    assert shown(engine.images()) == [("delete", "a", "new", 9)]
 
 
 def test_copies_of_a_change_are_one_change(store: SegmentStore) -> None:
@@ -222,9 +222,9 @@ def test_copies_of_a_change_are_one_change(store: SegmentStore) -> None:
     engine = ImageEngine(store.url)
     copies = [put("a", at, (1, 1, SHARED_SESSIONS, at)) for at in (1, 2)]
     append(second, copies[0])
-    assert told(engine.images()) == [("insert", "a", "1", 1)]
+    assert shown(engine.images()) == [("insert", "a", "1", 1)]
     append(first, *copies)
-    assert [kind for kind, *_ in told(engine.images())] == ["update_preimage", "update_postimage"]
+    assert [kind for kind, *_ in shown(engine.images())] == ["update_preimage", "update_postimage"]
     append(second, copies[1])
     assert engine.images() == []
 
@@ -237,7 +237,7 @@ def test_a_clear_deletes_every_key_that_there_was(store: SegmentStore) -> None:
     clear = clear_of("orders", 0, 1, 1000, (1, 1, 1, 5))
     log.write(format.CLEARS, 1, [pack(clear)])
     append(log, put("b", 2, (1, 1, 1, 6)))
-    assert told(engine.images()) == [
+    assert shown(engine.images()) == [
         ("delete", "a", "1", 1),
         ("delete", "b", "1", 2),
         ("insert", "b", "2", 6),
@@ -252,9 +252,9 @@ def test_an_expired_entry_is_not_updated(store: SegmentStore) -> None:
     append(log, put("a", 1, (1, 1, 1, 1), expires_at_ms=5000), put("b", 1, (1, 1, 1, 2)))
     engine.images()
     append(log, put("a", 2, (1, 1, 1, 3), timestamp_ms=4999, expires_at_ms=6000))
-    assert [kind for kind, *_ in told(engine.images())] == ["update_preimage", "update_postimage"]
+    assert [kind for kind, *_ in shown(engine.images())] == ["update_preimage", "update_postimage"]
     append(log, put("a", 3, (1, 1, 1, 4), timestamp_ms=6000))
-    assert told(engine.images()) == [("insert", "a", "3", 4)]
+    assert shown(engine.images()) == [("insert", "a", "3", 4)]
 
 
 def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
@@ -267,7 +267,7 @@ def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
         log, put("a", 2, (1, 1, 1, 4)), put("b", None, (1, 1, 1, 5)), put("a", 2, (1, 1, 1, 6), "x")
     )
     wanted = spark_filters.EqualTo(("key",), b"a")
-    assert told(between(store.url, wanted, starting=start, map="orders")) == [
+    assert shown(between(store.url, wanted, starting=start, map="orders")) == [
         ("update_preimage", "a", "1", 1),
         ("update_postimage", "a", "2", 4),
     ]
@@ -285,7 +285,7 @@ def test_a_map_without_a_former_snapshot_is_read_whole(store: SegmentStore) -> N
     engine.images()
     append(log, put("a", 2, (1, 1, 1, 3)))
     rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
-    assert told(engine.images()) == [
+    assert shown(engine.images()) == [
         ("update_preimage", "a", "1", 1),
         ("update_postimage", "a", "2", 3),
     ]
