@@ -49,7 +49,8 @@ class AgentConfig:
     `url`: root of all logs. `wal_dir`: another URL for the segments being written.
     `wal_dir_is_local`: only this node sees `wal_dir` (`imap_wal.agent.own_disk`). Then
     `tail_endpoint`: where other agents read this disk, a TCP address, with `key` and `clients`;
-    `tail_address`: how they reach it, if not by this machine's name; `tail_timeout_s`: how long a
+    `tail_address`: how they reach it, if not by this machine's name; `{node}` in it is the node's
+    name. `tail_timeout_s`: how long a
     restore waits for disks of other nodes that cannot be read, before `log.recovery_policy`
     decides; `upload_interval_s`: sealed segments are uploaded at once, and a segment is sealed when
     it reaches this age.
@@ -180,7 +181,7 @@ class AgentConfig:
         """The address of this agent's disk for other agents; "": its segments are not on a disk of
         its own."""
         if not self.tail_endpoint or self.tail_address:
-            return self.tail_address
+            return self.tail_address.replace("{node}", self.node)
         host, _, port = self.tail_endpoint.removeprefix("tcp://").rpartition(":")
         every = host in ("*", "0.0.0.0", "[::]")  # noqa: S104  # it is compared, not listened at
         return f"tcp://{socket.gethostname() if every else host}:{port}"

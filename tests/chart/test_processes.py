@@ -3,19 +3,23 @@ hazelcast.yaml, commands, probes, preStop and `helm test`.
 
 A pod is a folder for its mounts and a loopback address for its network. Substituted are only paths
 of mounts, addresses, the name of the pod (its host name there), and the DNS of the service, which a
-hosts file of Java answers. The JVM is smaller, and does not wait for slow networks.
+hosts file of Java answers; Python gets addresses instead. The JVM is smaller, and does not wait for
+slow networks.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +67,18 @@ class Pod:
             if mount["name"] == "config":
                 place.parent.mkdir(parents=True, exist_ok=True)
                 text = self._placed(container, self._data[mount["subPath"]])
+                # Pods have a loopback address of their own.
+                text = text.replace("tcp://127.0.0.1:", f"tcp://{self.address}:")
                 if mount["subPath"] == "agent.toml":
                     assert "node" not in tomllib.loads(text)
-                    text = f'node = "{self.name}"\n' + text.replace("0.0.0.0", self.address)
+                    text = text.replace("0.0.0.0", self.address)
+                    text = re.sub(r"\{node\}\.[\w.-]+", self.address, text)
+                    text = f'node = "{self.name}"\n{text}'
                 place.write_text(text)
+            elif mount["name"] in ("agent-keys", "member-keys"):
+                place.mkdir(parents=True, exist_ok=True)
+                for key in self._log.parent.glob("keys/*"):
+                    shutil.copy2(key, place)
             else:
                 place.mkdir(parents=True, exist_ok=True)
 
@@ -145,11 +157,15 @@ def manifests() -> list[dict[str, Any]]:
     return rendered(CHART / "ci" / "default-values.yaml")
 
 
-@pytest.fixture(scope="module")
-def pods(
-    manifests: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Pod]]:
-    folder = tmp_path_factory.mktemp("pods")
+@pytest.fixture
+def pods(manifests: list[dict[str, Any]], tmp_path: Path) -> Iterator[list[Pod]]:
+    with made(manifests, tmp_path) as pods:
+        yield pods
+
+
+@contextmanager
+def made(manifests: list[dict[str, Any]], folder: Path) -> Iterator[list[Pod]]:
+    """Three pods, which are killed at the end."""
     config = yaml.safe_load(one(manifests, "ConfigMap")["data"]["hazelcast.yaml"])
     service = config["hazelcast"]["network"]["join"]["kubernetes"]["service-dns"]
     net = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
@@ -157,12 +173,21 @@ def pods(
     hosts.write_text("".join(f"{net}.{number} {service}\n" for number in (1, 2, 3)))
     log = folder / "log"
     log.mkdir()
-    made = [Pod(manifests, number, folder, log, hosts) for number in range(3)]
+    pods = [Pod(manifests, number, folder, log, hosts) for number in range(3)]
     try:
-        yield made
+        yield pods
     finally:
-        for child in (each for pod in made for each in (pod.member, pod.agent)):
-            child.kill()
+        kill(pods)
+
+
+def kill(pods: list[Pod]) -> None:
+    """All at once."""
+    children = [each for pod in pods for each in (pod.member, pod.agent)]
+    for child in children:
+        if child.running:
+            child.send(signal.SIGKILL)
+    for child in children:
+        child.kill()
 
 
 def start(pods: list[Pod]) -> None:
@@ -200,10 +225,7 @@ def test_entries_survive_kills_and_rolling_updates(
     expected = {str(number): number for number in range(100, 1000)}
     helm_test(pods, manifests)
 
-    for child in (each for pod in pods for each in (pod.member, pod.agent)):
-        child.send(signal.SIGKILL)
-    for child in (each for pod in pods for each in (pod.member, pod.agent)):
-        child.kill()
+    kill(pods)
     start(pods)
     assert entries_in(pods) == expected
 
@@ -211,6 +233,34 @@ def test_entries_survive_kills_and_rolling_updates(
         pod.stop()
         start([pod])
     assert entries_in(pods) == expected
+
+
+def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
+    """`log.localDisk`: no pod sees the disk of another one."""
+    keys, imap_wal = tmp_path / "keys", Path(sys.executable).parent / "imap-wal"
+    keys.mkdir()
+    for name, rights in (("member", ()), ("agent", ("--right", "read"))):
+        for words in (
+            ("new", str(keys / f"{name}.key")),
+            ("allow", str(keys / "clients.toml"), str(keys / f"{name}.pub"), *rights),
+        ):
+            subprocess.run([imap_wal, "keys", *words], check=True, capture_output=True)
+    public = tomllib.loads((keys / "agent.pub").read_text())["public-key"]
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "log: { localDisk: { enabled: true } }\n"
+        f"curve: {{ enabled: true, existingSecret: keys, agentPublicKey: {public} }}\n"
+    )
+    with made(rendered(values), tmp_path) as pods:
+        start(pods)
+        client = client_of(pods)
+        client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})
+        client.shutdown()
+        disks = list(tmp_path.glob("*/var/lib/wal-segments"))
+        assert len(disks) == 3 and all(list(disk.rglob("*.wal")) for disk in disks)
+        kill(pods)
+        start(pods)
+        assert entries_in(pods) == {str(each): each for each in range(300)}
 
 
 def helm_test(pods: list[Pod], manifests: list[dict[str, Any]]) -> None:

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.timeout(900)  # the first one builds helm
 
 OPERATOR = "monitoring.coreos.com"
 """Kinds of Prometheus's operator are not in Kubernetes' schemas."""
-DEFAULT, SIDECAR, CURVE, BUCKET, SPARK = (
+DEFAULT, SIDECAR, CURVE, BUCKET, SPARK, DISKS = (
     CHART / "ci" / f"{name}-values.yaml"
-    for name in ("default", "sidecar-only", "curve", "object-store", "spark")
+    for name in ("default", "sidecar-only", "curve", "object-store", "spark", "local-disk")
 )
 
 
@@ -114,7 +114,7 @@ def test_every_container_is_restricted(values: Path) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("values", [DEFAULT, CURVE], ids=lambda path: path.stem)
+@pytest.mark.parametrize("values", [DEFAULT, CURVE, DISKS], ids=lambda path: path.stem)
 def test_agents_accept_the_rendered_settings(values: Path) -> None:
     AgentConfig.from_mapping(agent_toml(rendered(values)), node="pod-0")
 
@@ -179,6 +179,8 @@ def test_secrets_reach_only_the_container_that_uses_them() -> None:
         (["log.volume.accessMode=ReadWriteOnce"], "3 members need one volume"),
         (["log.url=file:///mnt/elsewhere"], "not on the volume of the logs"),
         (["curve.enabled=true"], "curve.enabled needs"),
+        (["log.localDisk.enabled=true"], "log.localDisk needs curve.enabled"),
+        (["log.localDisk.enabled=true", "curve.enabled=true", "mode=sidecar-only"], "it excludes"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
         (["cluster.replicas=0"], "cluster"),

@@ -89,6 +89,12 @@ ipc:///run/imap-wal/agent.sock
 {{- if and .Values.log.volume.enabled $file (gt (int .Values.cluster.replicas) 1) (not .Values.log.volume.existingClaim) (ne .Values.log.volume.accessMode "ReadWriteMany") -}}
 {{- fail (printf "log.volume.accessMode is %s, and %d members need one volume: set ReadWriteMany, or cluster.replicas to 1, or log.url to an object store" .Values.log.volume.accessMode (int .Values.cluster.replicas)) -}}
 {{- end -}}
+{{- if and .Values.log.localDisk.enabled (not .Values.curve.enabled) -}}
+{{- fail "log.localDisk needs curve.enabled: agents read each other's disks over the network" -}}
+{{- end -}}
+{{- if and .Values.log.localDisk.enabled (or .Values.log.walDir (eq .Values.mode "sidecar-only")) -}}
+{{- fail "log.localDisk has the segments: it excludes log.walDir, and mode sidecar-only, whose pods are of another chart" -}}
+{{- end -}}
 {{- if and .Values.curve.enabled (not (and .Values.curve.existingSecret .Values.curve.agentPublicKey)) -}}
 {{- fail "curve.enabled needs curve.existingSecret (agent.key, member.key, clients.toml) and curve.agentPublicKey (public-key of agent.pub)" -}}
 {{- end -}}
@@ -98,7 +104,7 @@ ipc:///run/imap-wal/agent.sock
 {{- if and (eq .Values.mode "sidecar-only") (eq (int .Values.sidecarOnly.runAsUser) 0) -}}
 {{- fail "sidecarOnly.runAsUser is 0: the agent does not run as root" -}}
 {{- end -}}
-{{- range list "url" "wal_dir" "node" "cluster" "endpoint" "http_address" "credentials" "key" "clients" "log" -}}
+{{- range list "url" "wal_dir" "wal_dir_is_local" "tail_endpoint" "tail_address" "node" "cluster" "endpoint" "http_address" "credentials" "key" "clients" "log" -}}
 {{- if hasKey $.Values.agent.settings . -}}
 {{- fail (printf "agent.settings.%s: the chart writes this setting" .) -}}
 {{- end -}}
@@ -122,11 +128,23 @@ chart's pods. */ -}}
 {{- if and .Values.log.volume.enabled (or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir)) -}}true{{- end -}}
 {{- end -}}
 
+{{- /* The headless service of the members, as DNS knows it. */ -}}
+{{- define "imap-wal.serviceName" -}}
+{{ include "imap-wal.fullname" . }}.{{ .Release.Namespace }}.svc.{{ .Values.cluster.dnsDomain }}
+{{- end -}}
+
 {{- define "imap-wal.agentToml" -}}
 {{- /* The node is the name of the pod, which a StatefulSet keeps. */ -}}
 url = {{ include "imap-wal.url" . | quote }}
 {{- with .Values.log.walDir }}
 wal_dir = {{ . | quote }}
+{{- end }}
+{{- if .Values.log.localDisk.enabled }}
+wal_dir = "file:///var/lib/wal-segments"
+wal_dir_is_local = true
+tail_endpoint = "tcp://0.0.0.0:7702"
+# The name of the pod in the headless service.
+tail_address = "tcp://{node}.{{ include "imap-wal.serviceName" . }}:7702"
 {{- end }}
 cluster = {{ .Values.cluster.name | quote }}
 endpoint = {{ include "imap-wal.endpoint" . | quote }}
@@ -198,7 +216,7 @@ map:
 
 {{- define "imap-wal.hazelcastYaml" -}}
 {{- $own := include "imap-wal.hazelcastCommon" . | fromYaml -}}
-{{- $join := dict "auto-detection" (dict "enabled" false) "multicast" (dict "enabled" false) "kubernetes" (dict "enabled" true "service-dns" (printf "%s.%s.svc.%s" (include "imap-wal.fullname" .) .Release.Namespace .Values.cluster.dnsDomain)) -}}
+{{- $join := dict "auto-detection" (dict "enabled" false) "multicast" (dict "enabled" false) "kubernetes" (dict "enabled" true "service-dns" (include "imap-wal.serviceName" .)) -}}
 {{- $health := dict "enabled" true "endpoint-groups" (dict "HEALTH_CHECK" (dict "enabled" true)) -}}
 {{- $network := dict "port" (dict "port" 5701 "auto-increment" false) "join" $join "rest-api" $health -}}
 {{- $all := mergeOverwrite $own (dict "network" $network) (deepCopy .Values.cluster.config) -}}
@@ -217,6 +235,9 @@ command: [imap-wal, agent]
 args: ["--config", {{ .config | quote }}]
 ports:
   - { name: metrics, containerPort: 9413 }
+  {{- if $root.Values.log.localDisk.enabled }}
+  - { name: tails, containerPort: 7702 }
+  {{- end }}
 env:
   # The home folder of drivers of storages; the root file system cannot be written.
   - { name: HOME, value: /tmp }
@@ -245,6 +266,9 @@ volumeMounts:
 - { name: tmp, mountPath: /tmp, subPath: agent }
 {{- if include "imap-wal.onVolume" . }}
 - { name: log, mountPath: /var/lib/imap-wal }
+{{- end }}
+{{- if .Values.log.localDisk.enabled }}
+- { name: disk, mountPath: /var/lib/wal-segments }
 {{- end }}
 {{- if include "imap-wal.credentialsSecret" . }}
 - { name: credentials, mountPath: /etc/imap-wal/credentials, readOnly: true }
