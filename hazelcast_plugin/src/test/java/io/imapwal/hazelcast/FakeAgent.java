@@ -123,6 +123,19 @@ final class FakeAgent implements Closeable {
         open.clear();
     }
 
+    /** Whether it stops within a second. */
+    boolean stops() throws InterruptedException {
+        for (int i = 0; i < 100; i++) {
+            synchronized (this) {
+                if (server == null) {
+                    return true;
+                }
+            }
+            Thread.sleep(10);
+        }
+        return false;
+    }
+
     @Override
     public void close() throws IOException {
         stop();
