@@ -241,7 +241,7 @@ def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
     keys.mkdir()
     for name, rights in (("member", ()), ("agent", ("--right", "read"))):
         for words in (
-            ("new", str(keys / f"{name}.key")),
+            ("new", name, "--folder", str(keys)),
             ("allow", str(keys / "clients.toml"), str(keys / f"{name}.pub"), *rights),
         ):
             subprocess.run([imap_wal, "keys", *words], check=True, capture_output=True)

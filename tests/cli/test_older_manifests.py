@@ -287,6 +287,7 @@ def test_snapshots_alone_are_no_healthy_log(
     url, expected = log
     assert run("rewrite", url).code == 0
     root = Path(url.removeprefix("file://")) / CLUSTER
+    (root / "rewrite.lock").unlink()
     for path in list(root.iterdir()):
         if path.name != "snapshot":
             shutil.rmtree(path)
