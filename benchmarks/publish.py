@@ -47,7 +47,13 @@ def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
             f"| {row['measurement']} | {row['median']:,} | {spread} | {row['unit']} | "
             f"{row['ratio']:g} | {row['to']} |"
         )
+    lines += [f"\nOn another machine: {name}." for name in elsewhere(measured)]
     return "\n".join([*lines, ""])
+
+
+def elsewhere(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The machines of rows that were not measured on the machine of the others."""
+    return sorted({row["machine"] for row in rows if "machine" in row})
 
 
 def filled(page: str, measured: Mapping[str, Any]) -> str:
@@ -66,23 +72,20 @@ def images(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
 
 
 def combined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The newest rows of each part, of runs on one machine.
+    """The newest rows of each part. A row names its machine if it is not that of the first result.
 
     Raises:
-        ValueError: they were measured on different machines, or some of them with `--quick`.
+        ValueError: some of them were measured with `--quick`.
     """
-    machines = {(each["machine"], each["quick"]) for each in results}
-    if len(machines) != 1:
-        raise ValueError(f"results of different kinds: {sorted(machines)}")
+    first = results[0]
+    if len({each["quick"] for each in results}) != 1:
+        raise ValueError("some of these results are of --quick, others are not")
     parts: dict[str, list[dict[str, Any]]] = {}
     for each in results:
-        parts.update(
-            {
-                name: [row for row in each["rows"] if row["part"] == name]
-                for name in dict.fromkeys(row["part"] for row in each["rows"])
-            }
-        )
-    return {**results[0], "rows": [row for rows in parts.values() for row in rows]}
+        other = {} if each["machine"] == first["machine"] else {"machine": each["machine"]}
+        for name in dict.fromkeys(row["part"] for row in each["rows"]):
+            parts[name] = [{**other, **row} for row in each["rows"] if row["part"] == name]
+    return {**first, "rows": [row for rows in parts.values() for row in rows]}
 
 
 def main(*results: Path) -> None:

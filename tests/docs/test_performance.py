@@ -26,14 +26,16 @@ def test_the_page_shows_only_the_measured_run() -> None:
 
 
 def test_the_newest_result_of_each_part_is_published() -> None:
-    def result(machine: str, **parts: int) -> dict[str, Any]:
+    def result(machine: str, *, quick: bool = False, **parts: int) -> dict[str, Any]:
         rows = [{"part": name, "median": median} for name, median in parts.items()]
-        return {"machine": machine, "quick": False, "rows": rows}
+        return {"machine": machine, "quick": quick, "rows": rows}
 
     found = publish.combined([result("a", rewrite=1, member=2), result("a", rewrite=3)])
     assert found == result("a", rewrite=3, member=2)
-    with pytest.raises(ValueError, match="different kinds"):
-        publish.combined([result("a", rewrite=1), result("b", member=2)])
+    found = publish.combined([result("a", rewrite=1), result("b", member=2)])
+    assert publish.elsewhere(found["rows"]) == ["b"]
+    with pytest.raises(ValueError, match="--quick"):
+        publish.combined([result("a", rewrite=1), result("a", quick=True, member=2)])
 
 
 def test_a_chart_names_every_measurement() -> None:
