@@ -126,7 +126,7 @@ class Settings:
     auto_rewrite_percentage: int = 100
     """Compact the log when it has grown by this percentage of its snapshots since the last
     compaction; 0: only on request. Changes that were replaced are then no longer there for
-    `history`, `--as-of` and similar reads."""
+    `get --history`, `--as-of` and similar reads."""
     auto_rewrite_min_bytes: int = 8 * 1024 * 1024
     """For `auto_rewrite_percentage`: the log must have grown by this size at least."""
     auto_rewrite_bytes_per_second: int = 128 * 1024 * 1024

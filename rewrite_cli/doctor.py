@@ -224,7 +224,8 @@ def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:
             "agent's restore",
             PROBLEM,
             f"entries of node {node!r} are left out: {why}",
-            "start the agent on the machine with that disk; its entries count again then",
+            "start the agent on the machine with that disk: its entries then count again; if the "
+            "disk is lost: docs/how-to/local-disks.md",
         )
 
 

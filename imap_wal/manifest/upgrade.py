@@ -22,7 +22,7 @@ from storage_backends import SegmentStore
 
 @dataclass(frozen=True, slots=True)
 class NodeLevel:
-    """What the program can read that opened a node's log last. `release`: its version; "": it did
+    """What the program that last opened a node's log can read. `release`: its version; "": it did
     not know levels, or the log is missing."""
 
     node: str
@@ -58,7 +58,8 @@ class LevelReport:
         """Why the newest level cannot be reached; "" if it can."""
         older = [str(each) for each in self.nodes if each.level < NEWEST]
         return (
-            f"level {NEWEST:d} needs every node to read it, and these cannot: {'; '.join(older)}"
+            f"level {NEWEST:d} needs every node to read it, and these cannot: {'; '.join(older)}. "
+            "Upgrade their programs and start them, or forget the nodes (imap-wal forget-node)"
             if older and self.level < NEWEST
             else ""
         )

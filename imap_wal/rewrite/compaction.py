@@ -65,8 +65,8 @@ class Compaction:
 @dataclass(frozen=True, slots=True)
 class CompactionStatistics:
     """Automatic and requested compactions since the log was opened, and how many of them failed.
-    `seconds`, `written_bytes`, `removed_bytes`: of all others together. `error`: why the last
-    automatic one failed; "" if it did not."""
+    `seconds`, `written_bytes`, `removed_bytes`: of those that succeeded, together. `error`: why the
+    last automatic one failed; "" if it did not."""
 
     runs: int = 0
     failures: int = 0

@@ -9,9 +9,9 @@ from imap_wal.write.node_log import NodeLog
 
 
 def sizes(logs: ClusterLog, own: NodeLog) -> tuple[int, int]:
-    """How many bytes archives and sealed segments with entries have that no snapshot covers, with
-    the segment that `own` writes; and how many all snapshots have. The segments that others write
-    do not count: they cannot be removed yet, and their sizes include space that is only reserved.
+    """Two sizes in bytes: of what no snapshot covers (archives, sealed segments with entries, and
+    the segment that `own` writes), and of all snapshots. The segments that others write do not
+    count: they cannot be removed yet, and their sizes include space that is only reserved.
     Raises StorageError, `LogError`."""
     state = logs.state()
     uncovered = own.unsealed_bytes

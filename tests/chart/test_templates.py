@@ -181,6 +181,7 @@ def test_secrets_reach_only_the_container_that_uses_them() -> None:
         (["curve.enabled=true"], "curve.enabled needs"),
         (["log.localDisk.enabled=true"], "log.localDisk needs curve.enabled"),
         (["log.localDisk.enabled=true", "curve.enabled=true", "mode=sidecar-only"], "it excludes"),
+        (["log.localDisk.enabled=true", "curve.enabled=true", "rewrite.enabled=true"], "the root"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
         (["cluster.replicas=0"], "cluster"),

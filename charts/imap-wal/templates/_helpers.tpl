@@ -79,7 +79,7 @@ ipc:///run/imap-wal/agent.sock
 {{- define "imap-wal.check" -}}
 {{- $file := or (not .Values.log.url) (hasPrefix "file:" .Values.log.url) (hasPrefix "file:" .Values.log.walDir) -}}
 {{- if and $file (not .Values.log.volume.enabled) -}}
-{{- fail "no place for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk does not work." -}}
+{{- fail "no place for the logs: set log.url to an object store (s3://bucket/maps), or log.volume.enabled to true. All agents read the logs of all nodes, so a pod's own disk alone is not enough (log.localDisk needs such a root too)." -}}
 {{- end -}}
 {{- range list .Values.log.url .Values.log.walDir -}}
 {{- if and (hasPrefix "file:" .) (not (or (hasPrefix "file:///var/lib/imap-wal" .) (hasPrefix "file:///data/external" .))) -}}
@@ -91,6 +91,9 @@ ipc:///run/imap-wal/agent.sock
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled (not .Values.curve.enabled) -}}
 {{- fail "log.localDisk needs curve.enabled: agents read each other's disks over the network" -}}
+{{- end -}}
+{{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
+{{- fail "rewrite.enabled: the job reads the root alone, and with log.localDisk it fails while agents run. Run imap-wal rewrite --partial instead" -}}
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled (or .Values.log.walDir (eq .Values.mode "sidecar-only")) -}}
 {{- fail "log.localDisk has the segments: it excludes log.walDir, and mode sidecar-only, whose pods are of another chart" -}}

@@ -10,7 +10,7 @@ import java.util.function.LongSupplier;
 final class Breaker {
     static final long PAUSE_MIN_MS = 100;
     static final long PAUSE_MAX_MS = 5_000;
-    /** An agent that was used for so long counts as well. */
+    /** An agent that was used for this time without a failure counts as healthy. */
     static final long WELL_MS = 10_000;
 
     private final LongSupplier clock;
