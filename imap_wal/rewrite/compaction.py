@@ -290,4 +290,5 @@ class Compactor:
             try:
                 self._compact(automatic=True)
             except RewriteRunning:
+                self._growth.at = -inf  # perhaps nothing is left to do afterwards
                 self._pause = OTHERS_S

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from imap_wal import layout
 from imap_wal.disposal import tell_links
+from imap_wal.entry import SHARED_SESSIONS
 from imap_wal.errors import InvalidSetting, LogError, LostRace, MissingNode, WriterLocked
 from imap_wal.manifest import key_checks
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
@@ -366,8 +367,10 @@ class _Opening:
                 raise WriterLocked(
                     self._identity.node, "a process that took it over while it was opened"
                 )
-            # This manifest may be an older copy without the last sessions in the log.
-            manifest = replace(manifest, session=max(manifest.session, *recovered.requests, 0))
+            # This manifest may be an older copy without the last sessions in the log. Shared ones
+            # are not numbered by this node.
+            own = [each for each in recovered.requests if each < SHARED_SESSIONS]
+            manifest = replace(manifest, session=max(manifest.session, *own, 0))
             newest, requests = (
                 max(manifest.newest, recovered.next_segment - 1),
                 manifest.known_requests(recovered.requests),

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from imap_wal.clock import SystemClock
+from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.entry import SHARED_SESSIONS, is_shared, shared_session
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
@@ -22,13 +22,16 @@ from imap_wal.rewrite.plan import TombstonePolicy
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
+from imap_wal.write.context import LogContext
+from imap_wal.write.opening import open_node_log
 from pyspark_imap_wal.changes.chain import AFTER, BEFORE, DELETE, INSERT, KeyState
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.copies import NODES, SESSION, Copying
-from tests.kit.logs import append, cluster, node, values, view
+from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import archive, members, run
+from tests.support import FakeClock
 
 SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
 names = itertools.count(1)
@@ -154,3 +157,24 @@ def test_numbers_of_shared_sessions() -> None:
     late = put("a", None, (3, 1, one, 1))
     assert TombstonePolicy(0, True, current=3).decide(late, "n1", False) == "kept"
     assert TombstonePolicy(0, True, current=4).decide(late, "n1", False) == "gone"
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_node_never_continues_the_numbers_of_shared_sessions(
+    memory: MemoryStore, clean: bool
+) -> None:
+    """After an open, its own sessions begin after its own ones: otherwise they count as copies."""
+    first = node(memory)
+    first.new_session("copying/1", shared=SESSION)
+    own = first.new_session("own/1")
+    append(first, put("k", "v", (1, 1, SESSION, 1)), put("j", "v", (1, 1, own, 1)))
+    first.requests.update({SESSION: 1, own: 1})
+    if clean:
+        first.close()
+    second = open_node_log(
+        LogContext(memory, first.identity, SMALL, FakeClock(), SeededRandomness(5)),
+        what="a test",
+        takeover=True,
+    )
+    assert second.manifests.read()[1].requests == {SESSION: 1, own: 1}
+    assert second.new_session("next/1") == own + 1
