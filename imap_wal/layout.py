@@ -121,7 +121,9 @@ _PREFIX_BYTES = 120
 
 
 def check_map_name(name: str) -> None:
-    """`check_name` for a map. Its name may be longer, because its folder name is shortened."""
+    """`check_name` for a map. Its name may be longer, because its folder name is shortened. Raises
+    `InvalidSetting` if it is not text, is empty, has a lone surrogate, or takes more than
+    `MAP_NAME_BYTES_MAX` bytes of UTF-8."""
     if type(name) is not str:
         raise InvalidSetting(f"the name of a map is {name!r:.100}; it takes text")
     try:
@@ -141,7 +143,7 @@ def check_map_name(name: str) -> None:
 def map_component(name: str) -> str:
     """A map's name as one path component. If the encoded name takes more than 200 bytes, it is cut
     off, followed by `~` and a SHA-256; only manifests and files then have the full name, see
-    `map_of`."""
+    `map_of`. Raises the error of `encode`."""
     encoded = encode(name)
     if len(encoded) <= MAP_COMPONENT_BYTES_MAX:
         return encoded
@@ -175,11 +177,12 @@ def decode(component: str) -> str:
 
 
 def cluster_folder(namespace: str, cluster: str) -> str:
+    """The folder of a cluster. Raises the error of `encode`."""
     return f"{encode(namespace)}/{encode(cluster)}"
 
 
 def node_folder(cluster: str, node: str) -> str:
-    """The folder of a node."""
+    """The folder of a node. Raises the error of `encode`."""
     return f"{cluster}/nodes/{encode(node)}"
 
 
@@ -315,7 +318,7 @@ def alive_folder(cluster: str) -> str:
 
 def alive_path(cluster: str, node: str, epoch: int, number: int) -> str:
     """A sign that a node's agent hears its members; each renewal has a new name. It affects when
-    another cluster may claim the log, never which entries count."""
+    another cluster may claim the log, never which entries count. Raises the error of `encode`."""
     return f"{alive_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 
@@ -325,7 +328,8 @@ def present_folder(cluster: str) -> str:
 
 def present_path(cluster: str, node: str, epoch: int, number: int) -> str:
     """A sign that a node's agent runs and hears no member of the cluster that has the log. The file
-    contains the id of its member's cluster, or nothing. Renewed and used like `alive_path`."""
+    contains the id of its member's cluster, or nothing. Renewed and used like `alive_path`. Raises
+    the error of `encode`."""
     return f"{present_folder(cluster)}/{encode(node)}-{epoch:08d}-{number:08d}"
 
 

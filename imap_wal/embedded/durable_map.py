@@ -130,6 +130,10 @@ class DurableMap(MapReads, MutableMapping[Any, Any]):
                 here: `update({"ttl": 5})`.
             ttl: lifetime of all these keys in seconds; None: they do not expire.
             **more: more keys and values.
+
+        Raises:
+            InvalidSetting: `ttl` is not a number of seconds above 0 and up to 100 years.
+            TooLarge: a key and its value exceed `max_value_bytes`, or the commit is too large.
         """
         self._writer.check_open()
         changes = self.changes(chain(pairs(other), more.items()), ttl)

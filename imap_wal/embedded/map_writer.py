@@ -45,7 +45,8 @@ class MapWriter:
 
     def change(self, batches: Sequence[WriteBatch]) -> None:
         """Log the changes as one commit, apply them in memory, and return when the durability
-        setting allows it. Changes of unlogged maps are applied after the commit."""
+        setting allows it. Changes of unlogged maps are applied after the commit. Raises the errors
+        of `submit`, and that of the commit, such as `OutcomeUnknown` or `Fenced`."""
         if self.some_unlogged:
             unlogged = [batch for batch in batches if not batch.state.logged]
             if unlogged:
@@ -62,14 +63,15 @@ class MapWriter:
 
     def submit(self, batches: Sequence[WriteBatch]) -> CommitRequest:
         """Number, encode and publish the changes as one request. The caller must wait for it
-        (`committer.wait`)."""
+        (`committer.wait`). Raises `Closed`, `TooLarge` if one commit cannot have so many changes or
+        bytes, and the error of an earlier commit if commits are not awaited."""
         self.check_open()
         with self.order_lock:
             return self._publish(batches)
 
     def evaluate(self, steps: Sequence[WriteBatch]) -> None:
         """Log and apply the steps in one commit. A decision among them sees all changes that were
-        published before it."""
+        published before it. Raises the errors of `change`."""
         for logged in (True, False):
             of_kind = [step for step in steps if step.state.logged is logged]
             if of_kind:

@@ -48,7 +48,8 @@ class _Packer(threading.local):
 
 class MsgpackSerializer:
     """The default: for None, bool, int, float, str, bytes, and lists and dicts of these. A tuple in
-    a key is read as a tuple, a tuple in a value as a list."""
+    a key is read as a tuple, a tuple in a value as a list. `dump` raises `NotSerializable` for
+    what msgpack cannot write: other types, ints beyond 64 bits, text with a lone surrogate."""
 
     name = "msgpack"
 
@@ -82,7 +83,8 @@ class MsgpackSerializer:
 
 
 class RawSerializer:
-    """For keys and values that are bytes; they are stored unchanged."""
+    """For keys and values that are bytes; they are stored unchanged. `dump` raises
+    `NotSerializable` unless it gets bytes, a bytearray or a memoryview."""
 
     name = "raw"
 
