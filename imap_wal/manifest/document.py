@@ -124,6 +124,7 @@ class Packed(Generic[C]):
 
     @property
     def whole(self) -> C:
+        """The value. Raises `CorruptLog` if the text in the manifest has another form."""
         if self._whole is None:
             with whole(self._file):
                 self._whole = self._from_document(unpacked(self._text))

@@ -235,6 +235,7 @@ class NodeManifest:
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
+        """The inverse of `to_json`. Raises ValueError if a field is missing or has another type."""
         require(
             data,
             "directory",

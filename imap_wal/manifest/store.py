@@ -97,7 +97,9 @@ class ManifestLog(Generic[C]):
         """The floor in the last manifest read."""
 
     def read(self) -> tuple[int, C]:
-        """The newest manifest and its number; (0, the empty one) if there is none yet."""
+        """The newest manifest and its number; (0, the empty one) if there is none yet. Raises
+        `CorruptLog` if it is damaged, `UnsupportedVersion` if a newer version wrote it, and
+        `NotFound` if it is listed but cannot be read."""
         for _ in range(READ_ATTEMPTS):
             files = self._files()
             if not files:
@@ -119,7 +121,8 @@ class ManifestLog(Generic[C]):
         )
 
     def former(self) -> Iterator[C]:
-        """The manifests before the newest one that are still there, newest first."""
+        """The manifests before the newest one that are still there, newest first. Raises
+        `CorruptLog` and `UnsupportedVersion`, as `read` does."""
         for number in sorted(self._files(), reverse=True)[1:]:
             with suppress(NotFound):  # a writer deletes the oldest ones
                 yield self._decode(number)[1]
@@ -130,7 +133,7 @@ class ManifestLog(Generic[C]):
         """Publish `change(newest)` as the next manifest. If another writer published first, try
         again with its manifest. `change` may run several times. It returns None (or an equal value)
         to change nothing, and raises to give up. Raises `LostRace` after `attempts`. `alone`: see
-        `publish`."""
+        `publish`. Raises the errors of `read` and `publish`, too."""
         for _ in range(attempts):
             number, current = self.read()
             wanted = change(current)
@@ -147,7 +150,8 @@ class ManifestLog(Generic[C]):
         """Publish `content` as the successor of manifest `after`. Returns False if there is another
         successor. For a caller that has used only manifest `after`. After a StorageError it is
         unknown whether it was published. `alone`: delete all earlier manifests; a writer that still
-        publishes one of their numbers loses."""
+        publishes one of their numbers loses. Raises `CorruptLog` and `UnsupportedVersion` for a
+        later manifest that cannot be read."""
         number = after + 1
         nonce = self._randomness.token().hex()
         # Never lower than before: otherwise a deleted number would look like the next one.

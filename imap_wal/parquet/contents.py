@@ -75,7 +75,8 @@ def demand_checksum(path: str, found: int, wanted: int) -> None:
 
 
 def chunks(source: BinaryIO, path: str) -> Iterator[bytes]:
-    """The bytes of a file. Errors of the driver that opened it are raised as StorageErrors."""
+    """The bytes of a file. Raises `NotFound` if the file is gone, and `StorageError` for other
+    errors of the driver that opened it."""
     while True:
         try:
             data = source.read(CHUNK_BYTES)

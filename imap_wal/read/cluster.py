@@ -94,7 +94,8 @@ class ClusterLog:
         Nodes are read first, the cluster's manifest after them: then anything removed from a node
         before it was read is in a snapshot that this manifest names. Each removal records in the
         node's manifest which manifest of the cluster justified it; an older one, from a stale
-        listing, is refused."""
+        listing, is refused. Raises `NotFound` if nodes joined or left during each attempt, and the
+        errors of `node`."""
         evidence, where = "", self.manifests.folder
         registered = self.manifest().nodes
         for _ in range(ATTEMPTS):
@@ -174,7 +175,8 @@ class ClusterLog:
         return found.missing
 
     def node(self, name: str) -> NodeState:
-        """One node's log; an empty manifest if there is none."""
+        """One node's log; an empty manifest if there is none. Raises `ShortLog` if a segment is
+        missing, and the errors of `ManifestLog.read`."""
         folder = self.node_folder(name)
         manifests = node_manifests(self.store, folder, self.clock, self.randomness)
         gap = ""
@@ -336,7 +338,9 @@ class ClusterLog:
     def replaced(
         self, scan: FileScan, place: Position | None, maps: Collection[str] | None
     ) -> list[FileScan]:
-        """The files that now have the entries of a scan above `place`, with the same rules."""
+        """The files that now have the entries of a scan above `place`, with the same rules. Raises
+        `MissingNode` if this process cannot read the node's log, `NotFound` if a snapshot covers
+        the entries and their log was removed, and the errors of `node`."""
         here = (scan.epoch, scan.number)
         end = scan.last if scan.kind == ARCHIVE else Position(*here, END.epoch, END.epoch)
         until = end if scan.until is None else min(end, scan.until)
@@ -381,7 +385,7 @@ class ClusterLog:
 
     def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
         """Position of the last entry of every node's log. With `since`, an earlier answer, less is
-        read."""
+        read. Raises the errors of `state`."""
         return {
             node: self._end(node, (since or {}).get(node, START))
             for node in sorted(self.state().nodes)
@@ -418,7 +422,7 @@ class ClusterLog:
 
     def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
         """All entries of one key that count, with node and position (START: in a snapshot). Reads
-        the whole log."""
+        the whole log. Raises the errors of `changes`."""
         found: list[tuple[str, Position, Row]] = []
         for changes in self.changes(maps=(name,), policy=RecoveryPolicy.PARTIAL, positions=True):
             places = changes.positions or [START] * len(changes.rows)

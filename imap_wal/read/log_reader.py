@@ -427,7 +427,7 @@ def _record(placed: _Placed) -> Record:
 
 @contextmanager
 def storage_errors(what: str) -> Iterator[None]:
-    """Turns errors of a storage into imap-wal's."""
+    """Raises `StorageUnavailable` for errors of a storage. `what`: the beginning of its text."""
     try:
         yield
     except StorageError as error:

@@ -26,7 +26,7 @@ def read_archive(
 ) -> Iterator[EntryBatch]:
     """The entries of an archive that count; with positions in log order, otherwise in the order of
     the file, which is that of the log for each key. `first` and `last` of the batches are those of
-    the archive, unless positions are read."""
+    the archive, unless positions are read. Raises the errors of `imap_wal.parquet.file.batches`."""
     below = max(scan.since or START, scan.covered.get(scan.map, START))
     if scan.last <= below or (scan.until is not None and scan.first > scan.until):
         return
@@ -82,7 +82,8 @@ def read_archive(
 
 
 def read_snapshot(store: SegmentStore, scan: FileScan) -> Iterator[EntryBatch]:
-    """The rows of a snapshot's file, separated by the node that wrote them."""
+    """The rows of a snapshot's file, separated by the node that wrote them. Raises the errors of
+    `imap_wal.parquet.file.batches`."""
     for batch in batches(
         store,
         scan.path,

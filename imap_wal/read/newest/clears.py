@@ -29,7 +29,8 @@ and each of them makes a lookup longer."""
 
 
 class Floors:
-    """The newest clears of one map."""
+    """The newest clears of one map. `add` raises `ImapWalError` for a clear of a partition that
+    cannot exist, or if the clears have more than `COUNTS_MAX` numbers of partitions."""
 
     __slots__ = ("_newest", "_top")
 

@@ -65,7 +65,8 @@ class StoredRows:
         self._labels = _Labels()
 
     def add(self, tables: Mapping[str, Table]) -> None:
-        """Write the tables as one run."""
+        """Write the tables as one run. Raises `StorageUnavailable` if the scratch folder is full or
+        fails."""
         entries = sum(
             len(table.rows) + sum(map(len, table.rivals.values())) for table in tables.values()
         )
@@ -98,7 +99,8 @@ class StoredRows:
             self.merge(smallest[: max(count, 2)])
 
     def merge(self, merging: Sequence[Run]) -> None:
-        """Merge several runs into one."""
+        """Merge several runs into one. Raises `StorageUnavailable` if the scratch folder is full or
+        fails."""
         if not merging:
             return
         by_number = {run.number: run for run in merging}
