@@ -239,7 +239,8 @@ def cipher_that_opens(
 
 
 def resealed(store: object, head: bytes, file: str) -> bytes:
-    """A changed header with a new check value and CRC."""
+    """A changed header with a new check value and CRC. Raises the errors of `decode_header`, and
+    `EncryptionError` if the key is missing."""
     header, end = decode_header(with_crc(head[:-_CRC_BYTES]), file)
     if not header.key_id:
         return head

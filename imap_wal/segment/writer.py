@@ -53,7 +53,8 @@ class SegmentWriter:
         return self._appender.size
 
     def append(self, kind: int, count: int, payload: list[bytes]) -> int:
-        """Write one frame at the end; returns its offset. Not safe before `sync`."""
+        """Write one frame at the end; returns its offset. Not safe before `sync`. Raises `TooLarge`
+        if the frame would be too large to read."""
         offset = self._appender.size
         if self._cipher is not None:
             payload = self._cipher.seal(offset, kind, count, self.synced, payload)

@@ -221,7 +221,8 @@ class Committer:
 
     def sync(self) -> None:
         """Durability barrier: everything acknowledged before is safe when this returns, at any
-        durability."""
+        durability. Raises the error of a write or sync that failed, also an earlier one:
+        `OutcomeUnknown`, `Fenced`, or `NotAppended` after `close`."""
 
         def work() -> None:
             self._commit_ready()

@@ -232,6 +232,7 @@ class UntilStop(GatedStore):
         self._stop = stop
 
     def there(self, path: str = "") -> SegmentStore:
+        """The storage. Raises `Closed` after the stop."""
         if self._stop.is_set():
             raise Closed(
                 "the log was closed during this maintenance run; nothing is lost, it is done "

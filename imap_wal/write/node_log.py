@@ -123,7 +123,8 @@ class NodeLog:
 
     def write(self, kind: int, count: int, payload: list[bytes]) -> Position:
         """Append one frame; returns the position of its first entry. Not safe before `sync`. A
-        StorageError poisons this log, see `rewind`."""
+        StorageError poisons this log, see `rewind`. Raises `Fenced` in a forked child, and
+        `TooLarge`."""
         if os.getpid() != self._process:
             raise Fenced(
                 f"this log was opened by process {self._process}, and this is a forked "
@@ -137,7 +138,7 @@ class NodeLog:
         return Position(self.epoch, segment.header.number, offset, 0)
 
     def sync(self) -> None:
-        """Make all frames safe. `Fenced` if another process has taken over."""
+        """Make all frames safe. Raises `Fenced` if another process has taken over."""
         if self._segment is not None:
             self._segment.sync()
         self.check_fence()
@@ -145,7 +146,8 @@ class NodeLog:
             self._finish()
 
     def check_fence(self) -> None:
-        """`Fenced` if another process has raised the epoch. One stat on a local file system."""
+        """Raises `Fenced` if another process has raised the epoch. One stat on a local file
+        system."""
         if self._appends and not self.store.exists(self._permit):
             raise self._fenced()
 
@@ -240,7 +242,8 @@ class NodeLog:
         return 0.0 if began is None else self.clock.monotonic() - began
 
     def rotate(self) -> None:
-        """Seal the current segment (a sync); the next write begins another."""
+        """Seal the current segment (a sync); the next write begins another. Raises `Fenced` if
+        another process has taken over."""
         if self._segment is not None:
             if not self._appends:
                 self._segment.sync()
@@ -373,7 +376,7 @@ class NodeLog:
         return self._lock.expires_ms > 0
 
     def renew(self) -> None:
-        """Renew the lease. `Fenced` if another process has it."""
+        """Renew the lease. Raises `Fenced` if another process has it."""
         try:
             self._lock.renew()
         except Locked as error:
@@ -462,7 +465,8 @@ class NodeLog:
 
     def close(self, clean: bool = True) -> None:
         """Seal the log, mark it as clean in log and manifest if `clean`, and release the lock. Safe
-        to call twice."""
+        to call twice. Raises `Fenced` if `clean` and another process has taken over; the lock is
+        released then, too."""
         # A forked child must not end its parent's log, nor release its lock.
         if self._closed or os.getpid() != self._process:
             return

@@ -20,7 +20,8 @@ from storage_backends import AlreadyExists, NotFound, SegmentStore
 
 class ObjectSegment:
     """Collects frames; `sync` publishes them as one object. It has the methods of
-    `SegmentWriter`."""
+    `SegmentWriter`. `append` raises `TooLarge`, `sync` raises `Fenced` if another process has
+    created the object, and `rewind` always raises `StorageUnavailable`."""
 
     def __init__(
         self,

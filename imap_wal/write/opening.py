@@ -118,7 +118,8 @@ def open_node_log(
 def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:
     """Take over and close the log of every other node that is not closed. `embedded`: only logs
     that programs opened, not agents. Call it after a claim that a later open sees. Returns the
-    names of those nodes. `what`: the new owner's name, for their writers."""
+    names of those nodes. `what`: the new owner's name, for their writers. Raises the errors of
+    `open_node_log`; `MissingNode` only if `recovery_policy` is full."""
     who, found = log.identity, []
     for node in sorted(log.clusters.read()[1].nodes):
         if node == who.node:
