@@ -28,7 +28,8 @@ class Held:
 
 
 class FileView:
-    """A `SegmentStore` of given files.
+    """A `SegmentStore` of given files. Reads raise `NotFound` for a file that is not given, or
+    whose content is not; all methods that write, and `lock`, raise `Unsupported`.
 
     Args:
         files: Path → file.

@@ -67,7 +67,8 @@ def _content(plan: NodePlan, write: Write) -> bytes:
 def frame_of(
     plan: NodePlan, head: bytes, path: str, offset: int, kind: int, count: int, payload: list[bytes]
 ) -> tuple[list[bytes], int]:
-    """The chunks of a frame in a segment with that header, and their length."""
+    """The chunks of a frame in a segment with that header, and their length. Raises the errors of
+    `decode_header`, `EncryptionError` if its key is missing, and `TooLarge`."""
     header, _ = format.decode_header(head, path)
     cipher = cipher_of(plan.store, header, head, path, plan.randomness) if header.key_id else None
     if cipher is not None:

@@ -48,7 +48,9 @@ class SegmentPlanner:
         self._plan = plan
 
     def decide(self, *, given_up: bool) -> None:
-        """Decide for each segment. `given_up`: nothing of them is kept."""
+        """Decide for each segment. `given_up`: nothing of them is kept. Raises `NotRepairable` if
+        too many segments are missing, or if entries to drop are in a damaged segment or not
+        there."""
         manifest, folder = self._plan.manifest, self._plan.node.folder
         found = self._found()
         epochs = self._known_epochs()

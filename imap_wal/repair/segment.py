@@ -223,7 +223,8 @@ def pieces_of(payload: bytes, frame: WholeFrame, path: str) -> list[bytes]:
 def dropped(
     scan: Scan, data: bytes, frame: WholeFrame, drops: Collection[Position], path: str
 ) -> dict[int, bytes]:
-    """Index → bytes of those entries of a frame of the segment `data` that are in `drops`."""
+    """Index → bytes of those entries of a frame of the segment `data` that are in `drops`. Raises
+    the error of `pieces_of`."""
     indexes = {each.index for each in drops if each.frame == frame.offset}
     pieces = pieces_of(scan.payload(data, frame), frame, path) if indexes else []
     return {index: pieces[index] for index in indexes}

@@ -26,7 +26,8 @@ from imap_wal.settings import Settings
 
 class LocalEngine:
     """See the module. Memory: about `settings.restore_memory_bytes`, and about 100 MB more; the
-    rest is written to `settings.scratch`."""
+    rest is written to `settings.scratch`. `run` raises `StorageUnavailable` if that folder is full
+    or fails, and the errors of reading the log."""
 
     name = "local"
 

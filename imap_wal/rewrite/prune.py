@@ -44,10 +44,11 @@ def prune(
     skipped (`skipped` says why), and so are files reached through a symbolic link. `check`: a dry
     run also reads the files of the snapshots. `unsealed`: node → number of its first segment that
     is not sealed, if its writer says so; otherwise the newest segment is kept, as it may be in use.
+    `skew_ms_max`: in milliseconds.
 
     Raises `CorruptLog` for a damaged or missing file of a snapshot; nothing that it covers is
     removed then. With `ttl_s`, raises `InvalidSetting` if this machine's clock differs from the
-    storage's by more than `skew_ms_max`."""
+    storage's by more than `skew_ms_max`. Raises the errors of `ClusterLog.state`, too."""
     if ttl_s and not dry_run:
         demand_clock(log.store, log.folder, log.clock, log.randomness, skew_ms_max)
     state = log.state()

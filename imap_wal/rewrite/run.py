@@ -31,8 +31,8 @@ def rewrite(
     resolve: Resolution | None = None,
 ) -> RewriteReport:
     """Prepare, merge, publish. Writers and readers may run at the same time. `resolve` decides
-    conflicts; without it, the new snapshots keep all claims. `maps`: None: all maps. `as_of_ms`: as
-    for `prepare`.
+    conflicts; without it, the new snapshots keep all claims. `maps`: None: all maps. `as_of_ms`
+    (Unix time in milliseconds): as for `prepare`. `skew_ms_max`: in milliseconds.
 
     Raises `LostRace` if another process published first; nothing was published then, run it again.
     Raises `InvalidSetting` if this machine's clock differs from the storage's by more than

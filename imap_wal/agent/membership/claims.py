@@ -295,7 +295,8 @@ class Claims:
 
 
 def reserve(cluster: ClusterLog) -> int:
-    """Reserve the next incarnation of this cluster, and create its permit."""
+    """Reserve the next incarnation of this cluster, and create its permit. Raises `CorruptLog` if
+    an older copy replaced the cluster's manifest."""
     current_cluster(
         cluster.store, cluster.folder, cluster.manifests, cluster.clock, cluster.randomness
     )

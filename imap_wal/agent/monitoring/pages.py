@@ -15,7 +15,7 @@ from imap_wal.clock import Clock
 
 def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -> HttpListener:
     """Serves the status page, `/metrics`, `/livez` and `/readyz`. `observe` is called on the
-    listener's thread."""
+    listener's thread. Raises `InvalidSetting` if `address` is not valid."""
     exporter, status = Exporter(observe), StatusPage(observe, clock)
     pages = {
         "/": Page(lambda: Answer(status.html(), content_type=HTML, headers=HEADERS), kept=True),

@@ -43,7 +43,8 @@ class _Peer:
 
 class AgentTails:
     """The `Tails` of `storage_backends.own_disk`. Thread-safe. `key`: what the agents admit this
-    process with; None: they have no keys."""
+    process with; None: they have no keys. Methods raise `Unavailable` if the agent does not answer
+    or refuses, and `NotFound` if it does not have the file or is of another node."""
 
     def __init__(
         self, root: SegmentStore, key: KeyPair | None, clock: Clock, randomness: Randomness

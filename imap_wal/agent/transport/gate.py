@@ -121,7 +121,8 @@ def check_pair(pair: KeyPair) -> None:
 
 
 def identify(socket: zmq.Socket[bytes], own: KeyPair, server: str) -> None:
-    """Make a client's socket use CURVE. `server`: the agent's public key."""
+    """Make a client's socket use CURVE. `server`: the agent's public key. Raises `InvalidSetting`
+    if that is not a key."""
     socket.setsockopt(zmq.CURVE_PUBLICKEY, bytes.fromhex(own.public))
     socket.setsockopt(zmq.CURVE_SECRETKEY, bytes.fromhex(own.secret))
     socket.setsockopt(zmq.CURVE_SERVERKEY, key_bytes(server, "the agent's public key"))

@@ -173,6 +173,7 @@ class Copies:
         self._end = 0
 
     def copy(self, path: str) -> None:
+        """Copy a file. Raises the errors of `chunks`."""
         with self.inner.open_input(path) as source:
             data = b"".join(chunks(source, path))
         if self._file is None:
