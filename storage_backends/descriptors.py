@@ -67,7 +67,8 @@ def sync_folder(folder: str) -> os.stat_result:
 
 
 def read_local(local_file: str) -> bytes:
-    """The content of a file of this machine, outside any store."""
+    """The content of a file of this machine, outside any store. Raises the `StorageError` of
+    `translate`."""
     try:
         with open(local_file, "rb") as source:
             return source.read()
@@ -111,7 +112,8 @@ os.register_at_fork(after_in_child=Descriptor._after_fork_in_child)
 
 class LocalAppender(Descriptor):
     """An open segment. It keeps its own offset: with preallocated space the end of the file is not
-    the end of the data."""
+    the end of the data. Methods raise the errors that `Appender` names, `Unavailable` also after a
+    failed sync or `close`; `truncate` raises `StorageError` for more bytes than there are."""
 
     def __init__(
         self,

@@ -99,7 +99,8 @@ class Operation:
 
 
 class FaultyStore:
-    """A `SegmentStore` around another one. `operations` lists the calls in order."""
+    """A `SegmentStore` around another one. `operations` lists the calls in order. Methods raise the
+    errors of the other one, and those of the plan."""
 
     def __init__(self, inner: SegmentStore, plan: Plan = Plan()) -> None:
         self.inner = inner

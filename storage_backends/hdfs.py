@@ -65,7 +65,8 @@ _REFUSED = {
 
 class HdfsStore(LeasedLocks):
     """A `SegmentStore` on HDFS. `storage_options` are those of fsspec's WebHDFS (user, token,
-    kerberos, use_https, …), and `http_port`, `sync_on_close`."""
+    kerberos, use_https, …), and `http_port`, `sync_on_close`. Methods raise the errors that
+    `SegmentStore` names."""
 
     def __init__(
         self,
@@ -318,7 +319,8 @@ class HdfsStore(LeasedLocks):
 
 class HdfsAppender:
     """A growing file. After a failed append nothing more is written: the next append would begin at
-    an unknown end."""
+    an unknown end. Methods raise the errors that `Appender` names, `Unavailable` also after
+    `close`; `truncate` raises `StorageError` for more bytes than there are."""
 
     def __init__(self, store: HdfsStore, path: str) -> None:
         self.path = path

@@ -100,7 +100,7 @@ class LeasedLocks:
     _lease_ms: int
 
     def lock(self, path: str, holder: str, *, take: bool = False) -> Lock:
-        """A `Lease`: it runs out unless its holder renews it."""
+        """A `Lease`: it runs out unless its holder renews it. Raises the errors of `acquire`."""
         store = cast(SegmentStore, self)
         return acquire(
             store, path, holder, take=take, clock_ms=self._clock_ms, lease_ms=self._lease_ms
@@ -147,7 +147,7 @@ def acquire(
 
 def holder(store: SegmentStore, path: str) -> str:
     """How the holder of the lock or lease at `path` names itself; "" if it is free or the storage
-    does not say."""
+    does not say. Raises `StorageError` if the storage fails."""
     numbers = _numbers(store, path)
     if numbers:
         return str(_read(store, path, numbers[-1])["holder"])

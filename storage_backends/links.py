@@ -12,7 +12,8 @@ from storage_backends.paths import is_wal
 
 def links(url: str, paths: Iterable[str]) -> dict[str, str]:
     """The paths that are a link, or are reached through one, with the first link on the way (its
-    full path). `paths` are relative to the root. {} if `url` is not a local folder."""
+    full path). `paths` are relative to the root. {} if `url` is not a local folder. Raises the
+    error of `located`."""
     place = located(url)
     roots = {
         True: local_folder(Location(place.wal_dir) if place.wal_dir else place),

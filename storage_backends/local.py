@@ -66,7 +66,7 @@ class LocalStore:
     """A `SegmentStore` over the directory `root`, which the first write creates. New files get
     `file_mode`, and the same users may enter new folders. A mode wider than private is set whatever
     the umask; existing files keep their modes. `folder_mode` is for folders that other users than
-    those of the files may enter."""
+    those of the files may enter. Methods raise the errors that `SegmentStore` names."""
 
     def __init__(self, root: str, file_mode: int = PRIVATE, folder_mode: int = 0) -> None:
         self.root = os.path.abspath(root)

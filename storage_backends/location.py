@@ -92,7 +92,8 @@ class Location(str):
         return self._with(disk_of=node_folder)
 
     def knowing(self, known: Mapping[str, Mapping[str, Any]]) -> Location:
-        """The same with the known options for it and for its `wal_dir`; existing options win."""
+        """The same with the known options for it and for its `wal_dir`; existing options win.
+        Raises the error of `located`."""
         fitting = [name for name in known if self == name or self.startswith(f"{name}/")]
         options = known[max(fitting, key=len)] if fitting else {}
         wal_dir = located(self.wal_dir).knowing(known) if self.wal_dir else ""

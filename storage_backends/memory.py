@@ -49,7 +49,8 @@ def forget(name: str) -> None:
 
 
 class MemoryAppender:
-    """A growing file in memory."""
+    """A growing file in memory. Methods raise `Unavailable` after `close`; `truncate` raises
+    `StorageError` for more bytes than there are."""
 
     def __init__(self, medium: _Medium, path: str, data: bytearray) -> None:
         self.path = path
@@ -106,7 +107,8 @@ class MemoryLock(LockContext):
 
 
 class MemoryStore:
-    """A `SegmentStore` in the memory of this process. Its durability ends with the process."""
+    """A `SegmentStore` in the memory of this process. Its durability ends with the process. Methods
+    raise the errors that `SegmentStore` names."""
 
     capabilities = Capabilities(
         durable_append=True,

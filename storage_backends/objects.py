@@ -71,7 +71,7 @@ class _Immutable(LeasedLocks):
 class ObjectStore(_Immutable):
     """A `SegmentStore` of immutable objects. An `AlreadyExists` from `create` may be the caller's
     own object, which a driver sent twice after the first answer was lost. A caller that must know
-    puts a nonce into the content."""
+    puts a nonce into the content. Methods raise the errors that `SegmentStore` names."""
 
     def __init__(
         self,

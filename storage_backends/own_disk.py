@@ -43,7 +43,7 @@ class Tails(Protocol):
 
 
 class Unasked:
-    """`Tails` of a process that asks no agents."""
+    """`Tails` of a process that asks no agents. `files` and `read` raise `Unavailable`."""
 
     def __init__(self, root: SegmentStore) -> None:
         pass
@@ -60,7 +60,8 @@ class Unasked:
 
 class OwnDiskStore:
     """A `SegmentStore`; see the module's docstring. `disk`: of the node with the folder `own`;
-    None: this process has none."""
+    None: this process has none. Methods raise the errors that `SegmentStore` names. `Unsupported`:
+    a write to another node's disk."""
 
     def __init__(
         self, root: SegmentStore, disk: SegmentStore | None, own: str, tails: Tails

@@ -12,7 +12,7 @@ from storage_backends.location import PRIVATE, located
 
 def doubts(url: str) -> list[str]:
     """Warnings before this user works on the log at `url`. [] for the user's own log, a log that
-    does not exist, and storages that are not a local folder."""
+    does not exist, and storages that are not a local folder. Raises the error of `located`."""
     place = located(url)
     path = local_folder(place)
     if not path:
@@ -39,7 +39,8 @@ def doubts(url: str) -> list[str]:
 
 def mode_of(url: str) -> int:
     """The mode of new files in the log at `url`: the users that its root and all its namespaces
-    admit. `PRIVATE` if there is no local log. Only the group can get the right to write."""
+    admit. `PRIVATE` if there is no local log. Only the group can get the right to write. Raises the
+    error of `located`."""
     root = local_folder(located(url))
     if not root:
         return PRIVATE

@@ -24,7 +24,8 @@ def is_path(path: str) -> bool:
 
 
 def folder_prefix(folder: str) -> str:
-    """The prefix of the paths of all files below `folder` ("" is the root)."""
+    """The prefix of the paths of all files below `folder` ("" is the root). Raises `StorageError`
+    if it is not valid."""
     return f"{check_path(folder.rstrip('/'))}/" if folder else ""
 
 
