@@ -117,7 +117,8 @@ class ImapWalReader(DataSourceReader):
             yield FilePartition(log.namespace, log.cluster, part, metadata, log.store.url)
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """The rows of a task, as record batches."""
+        """The rows of a task, as record batches. Raises the errors of `read_columns` and
+        `read_latest`."""
         if not partition.scans:
             return
         store = open_store(known(partition.place))

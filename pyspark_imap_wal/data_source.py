@@ -27,7 +27,8 @@ from pyspark_imap_wal.tables.schemas import HISTORY, METADATA_TABLES
 
 
 class ImapWalDataSource(DataSource):
-    """`spark.read.format("imap_wal")`; options as in `Options`."""
+    """`spark.read.format("imap_wal")`; options as in `Options`. Methods raise `InvalidSetting` for
+    an option that is not valid or not for this use."""
 
     @classmethod
     def name(cls) -> str:

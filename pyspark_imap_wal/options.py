@@ -47,7 +47,8 @@ class AsOf:
 
     @classmethod
     def parse(cls, text: str) -> AsOf:
-        """`text`: an ISO 8601 time, milliseconds, or a JSON object of node → position."""
+        """`text`: an ISO 8601 time, milliseconds, or a JSON object of node → position. Raises
+        `InvalidSetting` for another text."""
         try:
             if text.lstrip().startswith("{"):
                 return cls(positions=positions_of(json.loads(text)))
@@ -185,7 +186,8 @@ class Options:
         return made
 
     def starts(self) -> Mapping[str, Position] | None:
-        """The positions after which a stream starts; None for earliest and latest."""
+        """The positions after which a stream starts; None for earliest and latest. Raises
+        `InvalidSetting` for another text."""
         if self.starting in (EARLIEST, LATEST):
             return None
         try:
@@ -197,7 +199,8 @@ class Options:
             ) from error
 
     def kinds(self) -> dict[str, str]:
-        """Column → type of Spark, for the columns that are read."""
+        """Column → type of Spark, for the columns that are read. Raises `InvalidSetting` if a
+        column does not exist."""
         if self.table in METADATA_TABLES:
             return METADATA_TABLES[self.table]
         known = dict(ENTRY_COLUMNS)
@@ -253,7 +256,8 @@ def clusters_of(
 def known(url: str) -> Location:
     """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
     machine. Options that the driver has come with the task, and override the file of a worker. Of
-    the keys of an encrypted log, Spark sends only the name of their source."""
+    the keys of an encrypted log, Spark sends only the name of their source. Raises `InvalidSetting`
+    if the file cannot be used."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

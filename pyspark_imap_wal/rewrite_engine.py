@@ -85,7 +85,8 @@ class SparkEngine:
     """Executes a plan with Spark. The workers must reach the storage: a shared directory or an
     object store. They get the options of the storages, with secrets, inside the tasks, which
     Spark does not show (`docs/decisions/0038-spark-of-the-user.md`). A dry run writes nothing on
-    the storage, not even runs, and so it is one task."""
+    the storage, not even runs, and so it is one task. `run` raises `EngineFailed` if Spark cannot
+    start or finish, and the errors of tasks."""
 
     name = "spark"
 

@@ -79,7 +79,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- on the driver ----
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query starts."""
+        """Where a new query starts. Raises the error of `Options.starts`."""
         log, options = self._open(), self._options
         start = Offset(start=options.starting)
         if (places := options.starts()) is not None:
@@ -175,7 +175,8 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Everything up to `end` is in Spark's checkpoint as done: prune may remove it."""
+        """Everything up to `end` is in Spark's checkpoint as done: prune may remove it. Raises
+        `InvalidSetting` if the reader was forgotten."""
         log = self._open()
         if self._options.reader_name:
             self._reader(log).advance(Offset.from_json(end).nodes)
@@ -189,7 +190,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- in a worker ----
 
     def read(self, partition: Any) -> Iterator[Any]:
-        """The rows of a task, as record batches."""
+        """The rows of a task, as record batches. Raises the errors of `read_columns`."""
         if isinstance(partition, ChangesPartition):
             yield from read_task(partition, self._options, self._kinds, Filters())
             return

@@ -103,7 +103,7 @@ class ImapWalWriter(DataSourceArrowWriter):
         return self.of_partition(context.partitionId(), iterator)
 
     def of_partition(self, partition: int, batches: Iterator[Any]) -> Written:
-        """`write` of one partition."""
+        """`write` of one partition. Raises `InvalidSetting` if a row has no map or no key."""
         store, log = self._target.open()
         try:
             with tempfile.TemporaryDirectory(prefix="imap-wal-backfill-") as folder:
@@ -126,7 +126,8 @@ class ImapWalWriter(DataSourceArrowWriter):
             yield name, batch.filter(pc.equal(batch["map"], name))
 
     def commit(self, messages: list[Any]) -> None:
-        """Make all rows a part of the log, at once."""
+        """Make all rows a part of the log, at once. Raises `LostRace` if two attempts of a task say
+        that they wrote, and the errors of `backfill.publish`."""
         written = [each for each in messages if each is not None]
         partitions = [each.partition for each in written]
         if len({*partitions}) != len(partitions):

@@ -82,7 +82,8 @@ class ImagesReader(DataSourceReader):
         return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks of a query."""
+        """The tasks of a query. Raises `InvalidSetting` if the positions of one cluster are given
+        for several."""
         options, filters = self._options, self._filters
         store = open_store(known(options.path))
         try:
