@@ -33,7 +33,8 @@ def key_options(command: F) -> F:
 
 
 def own_key(key_file: Path | None, agent_key: str | None) -> tuple[KeyPair | None, str]:
-    """These options as arguments for `Client`."""
+    """These options as arguments for `Client`. Raises `UsageError` if one of the two is missing,
+    and `InvalidSetting` if one is no key."""
     if bool(key_file) != bool(agent_key):
         raise click.UsageError(
             "--key-file and --agent-key belong together: your own key, and the agent's public one"

@@ -58,7 +58,7 @@ def defaults(
     path: Path, ctx: click.Context, commands: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """A click `default_map`, and the properties of Spark. Top-level keys apply to every command; a
-    command's table overrides them. An unknown key is refused."""
+    command's table overrides them. An unknown key is refused. Raises `UsageError` for it."""
     group = ctx.command
     assert isinstance(group, click.Group)
     data = read_toml(path)

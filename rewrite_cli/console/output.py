@@ -283,7 +283,8 @@ def note(text: str) -> None:
 
 def agree(question: str, yes: bool, look: str = "--dry-run") -> None:
     """Return after `--yes` or a confirmation on the terminal. Otherwise exit without a change.
-    `look`: how the user can see what would be done."""
+    `look`: how the user can see what would be done. Raises `UsageError` if there is no terminal,
+    and `Abort` for a no."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -266,7 +266,7 @@ def _place(url: str) -> tuple[str, tuple[str, ...]]:
 
 def open_empty(url: str) -> None:
     """Refuse a place that has logs already: the demo and trials must not mix with a user's
-    data."""
+    data. Raises `Failed` then, and if the storage fails."""
     try:
         store = open_store(url)
         present = take_inventory(store)

@@ -42,7 +42,8 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def text_file(target: Path | None) -> Iterator[TextIO]:
-    """The target for text, replaced at the end as by `whole_file`; None: the standard output."""
+    """The target for text, replaced at the end as by `whole_file`; None: the standard output.
+    Raises the error of `whole_file`."""
     if target is None:
         yield sys.stdout
         sys.stdout.flush()

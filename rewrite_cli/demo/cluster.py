@@ -42,7 +42,7 @@ class Members:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Return when the cluster is ready."""
+        """Return when the cluster is ready. Raises `Failed` if it ends before."""
         command = [
             sys.executable,
             "-m",
@@ -90,7 +90,8 @@ class Members:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` consecutive ports on which no process listens."""
+    """The first of `count` consecutive ports on which no process listens. Raises `Failed` if there
+    are none from 5701 to 6700."""
     for first in range(5701, 6701, count):
         if all(_is_free(first + number) for number in range(count)):
             return first

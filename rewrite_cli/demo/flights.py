@@ -70,7 +70,8 @@ def apply(state: State, step: Step) -> None:
 
 
 def load(flights: int = 0) -> Stream:
-    """The stream of the first `flights` flights (0: all)."""
+    """The stream of the first `flights` flights (0: all). Raises `MissingExtra` if a library is not
+    installed."""
     rows = _read(flights)
     events = sorted(_events(rows), key=itemgetter(0))
     steps = tuple(

@@ -19,7 +19,7 @@ PARTS = {"log": "#1f6f8b", "archives": "#66a182", "snapshots": "#edae49"}
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write a PNG."""
+    """Write a PNG. Raises `MissingExtra` if a library is not installed."""
     with needs("demo"):
         import matplotlib as mpl
 

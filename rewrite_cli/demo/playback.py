@@ -74,7 +74,8 @@ class Playback:
     ) -> None:
         """Continue after the last acknowledged step. With `kill`: after the fraction `until` of all
         steps is acknowledged, send SIGKILL to the writer and call `kill` (to end other processes).
-        Returns when the writer has ended and its last acknowledgement is read."""
+        Returns when the writer has ended and its last acknowledgement is read. Raises `Failed` if
+        the writer fails."""
         command = [
             sys.executable,
             "-m",

@@ -53,7 +53,8 @@ def embedded(url: str, steps: list[list[Step]], starts: list[int]) -> None:
 
 
 def cluster(hosts: str, steps: list[list[Step]], starts: list[int]) -> None:
-    """Sends steps before earlier ones have returned, unless they use a key that is in flight."""
+    """Sends steps before earlier ones have returned, unless they use a key that is in flight.
+    Raises `MissingExtra` if a library is not installed."""
     with needs("hazelcast"):
         from hazelcast.core import HazelcastJsonValue
 

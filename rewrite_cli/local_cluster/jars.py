@@ -20,7 +20,8 @@ _FETCH = (
 
 
 def plugin_jar() -> Path:
-    """The plug-in's jar: from the wheel, or from Maven's build in a source tree."""
+    """The plug-in's jar: from the wheel, or from Maven's build in a source tree. Raises `Failed` if
+    there is none, or if it is damaged."""
     shipped = PACKAGE / "jars" / PLUGIN_NAME
     if shipped.is_file():
         _check(shipped)
@@ -47,7 +48,7 @@ def _check(jar: Path) -> None:
 
 def hazelcast_jar(given: Path | None = None) -> Path:
     """Hazelcast's jar: as given, next to the plug-in's build, or from the local Maven
-    repository."""
+    repository. Raises `Failed` if it is not there."""
     if given is not None:
         if not given.is_file():
             raise Failed(
@@ -76,7 +77,7 @@ def hazelcast_jar(given: Path | None = None) -> Path:
 
 
 def java() -> str:
-    """The java to start: from JAVA_HOME, or from the path."""
+    """The java to start: from JAVA_HOME, or from the path. Raises `Failed` if there is none."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
@@ -89,7 +90,8 @@ def java() -> str:
 
 
 def java_version() -> int:
-    """Java's feature release: 17, 21, …"""
+    """Java's feature release: 17, 21, … Raises `Failed` if Java is not there or does not print
+    it."""
     run = subprocess.run(
         [java(), "-XshowSettings:properties", "-version"],
         capture_output=True,

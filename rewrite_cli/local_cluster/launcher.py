@@ -223,8 +223,8 @@ class Cluster:
                     client.shutdown()
 
     def watch(self) -> None:
-        """Return when all members have ended. Restarts an agent that ends, like a service
-        manager."""
+        """Restart each agent that ends, like a service manager. Raises `Failed` when all members
+        have ended."""
         reported: set[int] = set()
         while any(member.ended() is None for member in self.members):
             for member in self.members:
@@ -273,7 +273,7 @@ def ask_stat(
     endpoint: str, timeout_ms: int = 2000, key: KeyPair | None = None, agent_key: str = ""
 ) -> dict[str, Any] | None:
     """An agent's statistics; None if it does not answer. The errors of `Client.answer`. `key`,
-    `agent_key`: as for `Client`."""
+    `agent_key`: as for `Client`. Raises `NoAgent` if the answer is not an agent's."""
     from imap_wal.agent.transport.client import Client, NoAgent
 
     client = Client(endpoint, timeout_ms, key, agent_key)
