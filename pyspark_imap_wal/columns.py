@@ -68,8 +68,9 @@ def read_columns(
     attempts: int = ATTEMPTS,
 ) -> Iterator[Any]:
     """The entries of a scan that count, as record batches, each exactly once. If the file is
-    archived meanwhile, the rest is read from its archives. `NotFound` if the entries were removed;
-    `MissingNode`, `LogError`. `store`: one of `imap_wal.read.scan.ahead` for this scan."""
+    archived meanwhile, the rest is read from its archives. `store`: one of
+    `imap_wal.read.scan.ahead` for this scan. Raises `NotFound` if the entries were removed,
+    `MissingNode` if this process cannot read the node's log, and `LogError`."""
     place = scan.since if scan.kind == SEGMENT else None
     begun = False
     try:

@@ -157,7 +157,7 @@ def group_batches(
 ) -> Iterator[tuple[int, Any]]:
     """The record batches of some row groups, which increase, each with the number of its first row
     in the file. `records`: of the whole file. It is not compared with a checksum: other readers
-    read its other groups. `NotFound`, `CorruptLog`."""
+    read its other groups. Raises `NotFound` and `CorruptLog`."""
     with _reading(store, path, 0, "") as file:
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         if sum(sizes) != records or (groups and groups[-1] >= len(sizes)):
@@ -177,8 +177,8 @@ def rows_at(
 ) -> Iterator[Any]:
     """Only some rows of a file, in batches: those with the numbers `rows`, an Arrow array of
     integers that increase. Row groups without such a row are not read. The whole file must have
-    been read with `batches` before: its checksum is not compared again. `NotFound`,
-    `CorruptLog`."""
+    been read with `batches` before: its checksum is not compared again. Raises `NotFound`
+    and `CorruptLog`."""
     with _reading(store, path, 0, log) as file:
         start = first = 0
         for group in range(file.num_row_groups):

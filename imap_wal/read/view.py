@@ -85,7 +85,7 @@ class _Cursor:
 
 class MaterializedView:
     """The newest change of every key over all nodes. Thread-safe. Nothing is read before the first
-    `catch_up`."""
+    `catch_up`. Methods raise `Closed` after `close`."""
 
     def __init__(
         self,

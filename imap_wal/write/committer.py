@@ -234,8 +234,8 @@ class Committer:
         self._lead(work)
 
     def checkpoint_if_due(self) -> None:
-        """Move the checkpoint, because a recovery reads every object after it. `Fenced`,
-        `LostRace`, StorageError: the checkpoint does not move, and nothing is lost."""
+        """Move the checkpoint, because a recovery reads every object after it. Raises `Fenced`,
+        `LostRace` and `StorageError`: the checkpoint does not move, and nothing is lost."""
         now, new = self._clock.monotonic(), self._commits - self._checkpointed
         if not new or (new < CHECKPOINT_COMMITS and now - self._checkpointed_at < CHECKPOINT_S):
             return

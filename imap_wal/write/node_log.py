@@ -434,7 +434,7 @@ class NodeLog:
         self, end: Position, requests: Mapping[int, int], *, clean: bool = False
     ) -> None:
         """Let the next recovery begin at the frame of `end`, which is safe, with the requests up to
-        there. `Fenced`, `LostRace`, StorageError. Safe from any thread."""
+        there. Raises `Fenced`, `LostRace` and `StorageError`. Safe from any thread."""
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)

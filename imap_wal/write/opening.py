@@ -68,10 +68,32 @@ def open_node_log(
     directory: str | None = None,
     maps: bool = False,
 ) -> NodeLog:
-    """Open a node's log for writing. `embedded`: for a program, not an agent. `directory`: only
-    this log, `LostRace` if it was replaced or forgotten. `maps`: for changes of maps,
-    `InvalidSetting` if `imap_wal.log` made the log. `WriterLocked`, `CorruptLog`, `ShortLog`,
-    `UnsupportedVersion`, `MissingNode`, `StorageUnavailable`."""
+    """Open a node's log for writing.
+
+    Args:
+        context: the storage, the node and its settings.
+        what: this writer's name, for those that find the log locked.
+        takeover: fence a process that has this log open.
+        embedded: for a program, not an agent.
+        directory: only this log; None: whatever log the node has.
+        maps: for changes of maps.
+
+    Returns:
+        The recovered log, with its lock.
+
+    Raises:
+        InvalidSetting: a name is not valid, the storage cannot sync and `durability` is always, or
+            `maps` and `imap_wal.log` made the log.
+        WriterLocked: another process has the log open.
+        CorruptLog: a file is damaged, or an older copy replaced a manifest.
+        ShortLog: a file is missing or too short.
+        UnsupportedVersion: a newer version wrote a file.
+        EncryptionError: the keys do not fit the log.
+        MissingNode: the node's log is missing, is not the registered one, or is being forgotten.
+        LostRace: other processes changed the manifest at each attempt, or replaced or forgot the
+            log `directory`.
+        StorageError: the storage failed, or the segments are on another node's own disk.
+    """
     store, identity = context.store, context.identity
     identity.check()
     can = store.capabilities

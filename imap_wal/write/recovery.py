@@ -113,8 +113,8 @@ def recover(
     context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
 ) -> RecoveredState:
     """Make the log ready for writing, as the module's table says. `claim` is called before the
-    first file is changed: it raises if the log is not the caller's. `CorruptLog`, `ShortLog` or
-    `UnsupportedVersion`; nothing was changed then."""
+    first file is changed: it raises if the log is not the caller's. Raises `CorruptLog`, `ShortLog`
+    or `UnsupportedVersion`; nothing was changed then."""
     return _Recovery(context, manifest, claim).run()
 
 

@@ -38,7 +38,7 @@ class KeyBatch:
 
 
 def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
-    """The keys of an archive or of a file of a snapshot. `NotFound`, `CorruptLog`."""
+    """The keys of an archive or of a file of a snapshot. Raises `NotFound` and `CorruptLog`."""
     columns = [*COLUMNS, *(() if scan.kind == ARCHIVE else ("node",))]
     below, placed = START, False
     if scan.kind == ARCHIVE:
@@ -76,8 +76,8 @@ def read_keys(store: SegmentStore, scan: FileScan) -> Iterator[KeyBatch]:
 def read_group_keys(
     store: SegmentStore, scan: FileScan, groups: Sequence[int]
 ) -> Iterator[KeyBatch]:
-    """The keys of some row groups of a sorted run, which has no clears. `NotFound`,
-    `CorruptLog`."""
+    """The keys of some row groups of a sorted run, which has no clears. Raises `NotFound`
+    and `CorruptLog`."""
     columns = [*COLUMNS, "node"]
     for first, batch in group_batches(store, scan.path, columns, groups, records=scan.records):
         places = pc.indices_nonzero(pc.is_valid(batch.column("key"))).cast(pa.int64())

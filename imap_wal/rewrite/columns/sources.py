@@ -114,7 +114,7 @@ class Sources:
 
     def rows(self, source: int, rows: Any) -> Iterator[Any]:
         """The rows of a source with these numbers, which increase: in batches with
-        `SNAPSHOT_SCHEMA`. `NotFound`, `CorruptLog`."""
+        `SNAPSHOT_SCHEMA`. Raises `NotFound` and `CorruptLog`."""
         place = self._places[source]
         if isinstance(place, str):
             yield from self._rows.some(place, rows)
