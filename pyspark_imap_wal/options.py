@@ -257,7 +257,7 @@ def known(url: str) -> Location:
     """The root with its options, and those from the file that IMAP_WAL_CREDENTIALS names on this
     machine. Options that the driver has come with the task, and override the file of a worker. Of
     the keys of an encrypted log, Spark sends only the name of their source. Raises `InvalidSetting`
-    if the file cannot be used."""
+    if the URL is not valid, or if the file cannot be used."""
     file = os.environ.get("IMAP_WAL_CREDENTIALS")
     place = location(url)
     place = place.with_keys(place.encryption_keys or os.environ.get("IMAP_WAL_ENCRYPTION_KEYS", ""))

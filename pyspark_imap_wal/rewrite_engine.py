@@ -86,7 +86,8 @@ class SparkEngine:
     object store. They get the options of the storages, with secrets, inside the tasks, which
     Spark does not show (`docs/decisions/0038-spark-of-the-user.md`). A dry run writes nothing on
     the storage, not even runs, and so it is one task. `run` raises `EngineFailed` if Spark cannot
-    start or finish, and the errors of tasks."""
+    start or finish, `InvalidSetting` for a log in memory, `LostRace` if the answer of a task is
+    missing, and the errors of tasks."""
 
     name = "spark"
 

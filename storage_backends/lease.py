@@ -116,8 +116,8 @@ def acquire(
     clock_ms: Callable[[], int] = system_clock_ms,
     lease_ms: int = DEFAULT_LEASE_MS,
 ) -> Lease:
-    """The lease at `path`, for `lease_ms` milliseconds from now. `Locked` while another holds it,
-    unless `take`."""
+    """The lease at `path`, for `lease_ms` milliseconds from now. Raises `Locked` while another
+    holds it, unless `take`, and `Unavailable` if it changes hands at each attempt."""
     check_path(path)
     holder = one_line(holder)
     for _ in range(_RACES_MAX):
