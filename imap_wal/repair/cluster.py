@@ -281,7 +281,7 @@ class ClusterRepair:
         if fitting == view.manifest and not self._snapshots.anew:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
-        # The positions of this mark are those of the damaged logs.
+        # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
         self._manifest = replace(fitting, all_maps={})
         status, what = self._why_rewritten()
         self.items.append(
@@ -300,16 +300,17 @@ class ClusterRepair:
         """The manifest of the copy: its positions are those of the repaired logs."""
         view, manifest, lost = self.view, self.view.manifest, self._lost
         repairs = {repair.node.name: repair for repair in self._nodes}
+
+        def moved(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
+            return {
+                node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
+                if node in repairs
+                else mark
+                for node, mark in marks.items()
+            }
+
         snapshots = {
-            name: replace(
-                snapshot,
-                marks={
-                    node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
-                    if node in repairs
-                    else mark
-                    for node, mark in snapshot.marks.items()
-                },
-            )
+            name: replace(snapshot, marks=moved(snapshot.marks))
             for name, snapshot in self._snapshots.planned.items()
         }
         lifetimes = tuple(
@@ -325,6 +326,7 @@ class ClusterRepair:
         return replace(
             manifest,
             snapshots=snapshots,
+            all_maps=moved(manifest.all_maps),
             lifetimes=lifetimes,
             nodes={
                 name: directory
