@@ -18,7 +18,6 @@ from typing import Any
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
-from imap_wal.entry import ORDER
 from imap_wal.errors import NotRepairable
 from imap_wal.format import Position
 from imap_wal.inspect import older_manifests
@@ -28,12 +27,13 @@ from imap_wal.manifest import key_checks
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
+from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
 from imap_wal.manifest.node import LOG, NOTHING_SEEN, Seen, node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark
 from imap_wal.parquet import salvage
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.manifest import encoded, with_made_manifests
-from imap_wal.repair.node import NodeRepair
+from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
@@ -278,10 +278,10 @@ class ClusterRepair:
         if not view.manifest_number:
             self._note_unknown_logs(fitting.nodes.values())
         self._plan_claims(fitting.incarnation)
-        if fitting == view.manifest and not self._snapshots.anew:
+        if fitting == view.manifest and not self._snapshots.anew and not self.older:
             self.items.append(Item(name, "manifest", "clean", COPIED))
             return
-        # The positions of this mark are those of the damaged logs.
+        # Below this mark, a map may have lost its snapshot: the next rewrite reads everything.
         self._manifest = replace(fitting, all_maps={})
         status, what = self._why_rewritten()
         self.items.append(
@@ -299,17 +299,19 @@ class ClusterRepair:
     def _fitting(self) -> ClusterManifest:
         """The manifest of the copy: its positions are those of the repaired logs."""
         view, manifest, lost = self.view, self.view.manifest, self._lost
+        highest = self._highest()
         repairs = {repair.node.name: repair for repair in self._nodes}
+
+        def moved(marks: Mapping[str, LowWaterMark]) -> dict[str, LowWaterMark]:
+            return {
+                node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
+                if node in repairs
+                else mark
+                for node, mark in marks.items()
+            }
+
         snapshots = {
-            name: replace(
-                snapshot,
-                marks={
-                    node: LowWaterMark(mark.directory, repairs[node].position(mark.position))
-                    if node in repairs
-                    else mark
-                    for node, mark in snapshot.marks.items()
-                },
-            )
+            name: replace(snapshot, marks=moved(snapshot.marks))
             for name, snapshot in self._snapshots.planned.items()
         }
         lifetimes = tuple(
@@ -325,6 +327,7 @@ class ClusterRepair:
         return replace(
             manifest,
             snapshots=snapshots,
+            all_maps=moved(manifest.all_maps),
             lifetimes=lifetimes,
             nodes={
                 name: directory
@@ -336,13 +339,14 @@ class ClusterRepair:
                 manifest.incarnation + lost,
                 self._seen.incarnation + self._lost_claims,
                 view.begun,
-                self._incarnation(),
+                highest.incarnation,
             ),
             generation=max(
                 manifest.generation + lost, self._seen.generation, self._snapshots.generation
             ),
             keys=key_checks.with_active(keys_of(self.store).key_ring, manifest.keys),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
+            level=self._level(highest) if self.older else manifest.level,
         )
 
     def _why_rewritten(self) -> tuple[str, str]:
@@ -447,15 +451,36 @@ class ClusterRepair:
                     known.setdefault(node.name, node.manifest.directory)
         return known
 
-    def _incarnation(self) -> int:
-        """If the manifest is older: the highest of all readable entries."""
-        found = [repair.highest.incarnation for repair in self._nodes]
+    def _highest(self) -> Highest:
+        """If the manifest is older: the highest numbers in all readable entries."""
+        found = Highest()
+        for repair in self._nodes:
+            found = found.up_to(repair.highest)
         if self.older:
-            snapshots = self._snapshots.planned.values()
-            paths = [path for snapshot in snapshots for path in snapshot.files]
-            rows = (row for path in paths for row in salvage.rows_of(self.store, path, log=None))
-            found.append(max((row[ORDER][0] for row in rows), default=0))
-        return max(found, default=0)
+            for snapshot in self._snapshots.planned.values():
+                for path in snapshot.files:
+                    for row in salvage.rows_of(self.store, path, log=None):
+                        found = found.with_row(row)
+        return found
+
+    def _level(self, highest: Highest) -> int:
+        """The feature level, if the manifest is older: a lost one may have raised it. It was never
+        above what the agents' nodes can read, and a program's own node, if all other programs were
+        shut out. A level that is too high only makes older releases refuse the copy; with one that
+        is too low, they would misread it."""
+        manifest = self.view.manifest
+        if not self.view.manifest_number:
+            return int(NEWEST)
+        known = [repair.node.manifest for repair in self._nodes if not repair.older]
+        reads = [node.level for node in known if not node.embedded]
+        programs = [node.level for node in known if node.embedded]
+        reads += [max(programs)] if programs else []
+        needed = FeatureLevel.COPIES if highest.shared else FIRST
+        if any(repair.sorted_archives for repair in self._nodes):
+            needed = max(needed, FeatureLevel.SORTED_ARCHIVES)
+        lowest = max(min(reads, default=NEWEST), needed)
+        level = max(each for each in FeatureLevel if each <= lowest)
+        return int(level) if level > manifest.feature_level else manifest.level
 
     def _forgotten(self) -> str:
         adopted = (

@@ -35,15 +35,24 @@ from storage_backends import SegmentStore
 
 class Highest(NamedTuple):
     """The highest incarnation, and the highest session that its node has numbered, in the orders of
-    entries."""
+    entries. `shared`: there are also sessions that no node has numbered."""
 
     incarnation: int = 0
     session: int = 0
+    shared: bool = False
 
     def with_row(self, row: Row) -> Highest:
         incarnation, _, session, _ = row[ORDER]
-        own = 0 if is_shared(row[ORDER]) else session
-        return Highest(max(self.incarnation, incarnation), max(self.session, own))
+        shared = is_shared(row[ORDER])
+        return self.up_to(Highest(incarnation, 0 if shared else session, shared))
+
+    def up_to(self, other: Highest) -> Highest:
+        """The higher values of both, field by field."""
+        return Highest(
+            max(self.incarnation, other.incarnation),
+            max(self.session, other.session),
+            self.shared or other.shared,
+        )
 
 
 class NodeRepair:
@@ -125,6 +134,11 @@ class NodeRepair:
     def manifest(self) -> NodeManifest | None:
         """The copy's manifest; None: the log's manifest is copied. Complete after `write`."""
         return self._plan.manifest if self._plan.changed else None
+
+    @property
+    def sorted_archives(self) -> bool:
+        """Whether archives may be sorted by key."""
+        return self._plan.manifest.by_key
 
     def position(self, place: Position) -> Position:
         """The position in the copy for a position of this log."""

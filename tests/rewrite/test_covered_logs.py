@@ -229,6 +229,42 @@ def test_a_repaired_copy_has_no_mark_of_all_maps(memory: MemoryStore) -> None:
     assert cluster(memory).manifest().all_maps and not cluster(copy).manifest().all_maps
 
 
+@pytest.mark.parametrize("damage", ["a flipped bit", "an entry is left out"])
+def test_a_map_after_the_mark_survives_a_repair(memory: MemoryStore, damage: str) -> None:
+    """Its entry moves to where the mark of all maps was. No other position in the cluster's
+    manifest moves: the mark of the only snapshot is in the next segment."""
+    log = node(memory)
+    append(log, put("k0", "0" * 400, (1, 1, 5, 1)))
+    first = log.end
+    append(log, put("k1", "1", (1, 1, 5, 2)))
+    run(memory)
+    append(log, put("z", "acknowledged", (1, 1, 5, 3), "other"))
+    log.rotate()
+    append(log, put("k2", "2", (1, 1, 5, 4)))
+    run(memory, maps=("orders",))
+    log.close()
+    drops = frozenset({first})
+    if damage == "a flipped bit":
+        path, drops = segments(memory)[0], frozenset()
+        content = memory.read(path)
+        memory.replace(path, content.replace(b"0" * 400, b"0" * 399 + b"4"))
+    copy, _ = repaired(memory, f"after-the-mark-{next(_numbers)}", drops=drops)
+    assert values(view(copy), "other") == {"z": "acknowledged"}
+    run(copy)
+    prune(cluster(copy))
+    assert values(view(copy), "other") == {"z": "acknowledged"}
+
+
+def test_a_whole_log_keeps_its_mark_of_all_maps(memory: MemoryStore) -> None:
+    log = node(memory)
+    fill(log, 0, 3)
+    run(memory)
+    log.close()
+    copy, _ = repaired(memory, "whole-mark")
+    assert cluster(copy).manifest() == cluster(memory).manifest()
+    assert cluster(copy).manifest().all_maps
+
+
 def both_prunes(log: ClusterLog, **options: Any) -> PruneReport:
     """`prune`, after two in copies: one that decodes no entry if it need not, and one that decodes
     all. Both must remove and keep the same."""

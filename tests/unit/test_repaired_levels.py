@@ -1,0 +1,129 @@
+"""The feature level of a repaired copy: never below that of the log."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from imap_wal.entry import shared_session
+from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
+from imap_wal.rewrite.prune import prune
+from storage_backends.memory import MemoryStore
+from tests.histories import put
+from tests.kit.logs import append, cluster, node, values, view
+from tests.kit.repairs import repaired
+from tests.kit.rewrites import archive, members, run
+
+_numbers = itertools.count()
+COPY = shared_session("a plug-in", 1)
+
+
+def written(store: MemoryStore, session: int = 1, level: int = 0, reads: int = NEWEST) -> None:
+    """A log of two nodes whose older manifests have no level; `level`: in the newest ones. `reads`:
+    what the programs of the nodes can read."""
+    logs = [node(store, name) for name in ("n1", "n2")]
+    for path in [each.path for each in store.list(f"{cluster(store).folder}/manifest")][:-1]:
+        store.delete(path)
+    cluster(store).manifests.update(lambda now: replace(now, level=0, incarnation=1))
+    members(store)
+    for log in logs:
+        append(log, put("k", "1", (1, 1, session, 1)))
+        log.rotate()
+        log.manifests.update(lambda now: replace(now, level=reads))
+        log.close()
+    cluster(store).manifests.update(lambda now: replace(now, level=level, orphan_floor=1))
+
+
+def lose(store: MemoryStore, *, all_of_them: bool = False) -> None:
+    """Damage the cluster's newest manifest, or all."""
+    paths = sorted(each.path for each in store.list(f"{cluster(store).folder}/manifest"))
+    for path in paths if all_of_them else paths[-1:]:
+        store.replace(path, b"damaged")
+
+
+def copied_level(store: MemoryStore) -> int:
+    """The level in the manifest of a repaired copy."""
+    copy, _ = repaired(store, f"levels-{next(_numbers)}")
+    assert values(view(copy)) == {"k": "1"}
+    return cluster(copy).manifest().level
+
+
+@pytest.mark.parametrize("session", [1, COPY])
+def test_without_manifests_it_is_the_newest_level(memory: MemoryStore, session: int) -> None:
+    written(memory, session)
+    lose(memory, all_of_them=True)
+    assert copied_level(memory) == NEWEST
+
+
+@pytest.mark.parametrize("reads", [0, FeatureLevel.SORTED_ARCHIVES, NEWEST, NEWEST + 1])
+def test_a_lost_manifest_may_have_raised_it(memory: MemoryStore, reads: int) -> None:
+    """As far as the nodes can read."""
+    written(memory, level=min(reads, NEWEST), reads=reads)
+    lose(memory)
+    assert copied_level(memory) == min(reads, NEWEST)
+
+
+@pytest.mark.parametrize("place", ["segment", "archive", "snapshot"])
+def test_copies_in_files_need_their_level(memory: MemoryStore, place: str) -> None:
+    written(memory, COPY, reads=0)
+    if place == "archive":
+        for name in ("n1", "n2"):
+            log = node(memory, name)
+            archive(memory, log)
+            log.manifests.update(lambda now: replace(now, level=0))
+            log.close()
+    elif place == "snapshot":
+        run(memory)
+        prune(cluster(memory))
+    cluster(memory).manifests.update(lambda now: replace(now, level=NEWEST, orphan_floor=2))
+    lose(memory)
+    assert copied_level(memory) == FeatureLevel.COPIES
+
+
+def test_sorted_archives_need_their_level(memory: MemoryStore) -> None:
+    written(memory, level=FeatureLevel.SORTED_ARCHIVES)
+    log = node(memory)
+    archive(memory, log)
+    assert log.manifests.read()[1].by_key
+    log.manifests.update(lambda now: replace(now, level=0))
+    log.close()
+    lose(memory)
+    assert copied_level(memory) == FeatureLevel.SORTED_ARCHIVES
+
+
+def test_a_node_with_a_lost_manifest_does_not_lower_it(memory: MemoryStore) -> None:
+    """Its older manifest may name an older release."""
+    written(memory, level=NEWEST)
+    log = node(memory)
+    log.manifests.update(lambda now: replace(now, level=0))
+    log.manifests.update(lambda now: replace(now, level=NEWEST))
+    newest = max(each.path for each in memory.list(f"{log.identity.node_folder}/manifest"))
+    memory.replace(newest, b"damaged")
+    lose(memory)
+    assert copied_level(memory) == NEWEST
+
+
+@pytest.mark.parametrize("level", [0, FeatureLevel.SORTED_ARCHIVES, NEWEST])
+def test_an_intact_manifest_keeps_it(memory: MemoryStore, level: int) -> None:
+    written(memory, level=level)
+    assert copied_level(memory) == level
+
+
+@pytest.mark.parametrize("level", [0, NEWEST])
+def test_an_older_manifest_is_not_copied_unchanged(memory: MemoryStore, level: int) -> None:
+    """Only its number shows that a newer one is missing, which had the level. A node that has seen
+    the newer one would refuse a copy of it."""
+    written(memory, level=level, reads=level)
+    number, newest = cluster(memory).manifests.read()
+    log = node(memory)
+    log.manifests.update(lambda now: replace(now, level=level, cluster=newest.seen(number)))
+    log.close()
+    memory.delete(max(each.path for each in memory.list(f"{cluster(memory).folder}/manifest")))
+    copy, items = repaired(memory, f"levels-{next(_numbers)}")
+    (item,) = [each for each in items if each["file"].startswith("ns/c/manifest/")]
+    assert (item["status"], item["action"]) == ("corrupt", "rewritten")
+    assert cluster(copy).manifests.read()[0] > number
+    assert cluster(copy).manifest().level == level
+    node(copy).close()
