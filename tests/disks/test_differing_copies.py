@@ -6,8 +6,12 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
+
+from imap_wal.errors import CorruptLog
 from storage_backends.memory import MemoryStore
-from tests.disks.test_uploads import Writer
+from storage_backends.own_disk import OwnDiskStore, Unasked
+from tests.disks.test_uploads import NODE, Writer, restored
 
 _names = itertools.count()
 
@@ -31,3 +35,103 @@ def test_a_lost_disk_makes_former_answers_unknown() -> None:
     writer.log._lock.release()  # as the end of its process would
     later = Writer(root, stores()[1], 2, "partial")
     assert later.log.manifests.read()[1].former == {7: -1, 8: -1}
+
+
+def alone(root: MemoryStore) -> dict[str, str]:
+    """What the root has without the disk."""
+    return restored(OwnDiskStore(root, None, "", Unasked(root)))[0]
+
+
+def files(store: MemoryStore) -> dict[str, bytes]:
+    return {
+        file.path: store.read(file.path)
+        for file in store.list(f"{NODE}/wal")
+        if not file.path.endswith(".writer")
+    }
+
+
+def put_back(now: MemoryStore, before: dict[str, bytes]) -> None:
+    """Roll a disk back to an older image."""
+    for path in files(now):
+        now.delete(path)
+    for path, data in before.items():
+        now.create(path, data)
+
+
+def rolled_back() -> tuple[MemoryStore, MemoryStore, dict[str, str]]:
+    """The disk has two of the five changes of its only segment, which was uploaded when sealed."""
+    root, disk = stores()
+    writer = Writer(root, disk, 1)
+    for request in (1, 2):
+        writer.put(f"k{request}", f"v{request}", request)
+    image = files(disk)
+    for request in (3, 4, 5):
+        writer.put(f"k{request}", f"v{request}", request)
+    writer.log.rotate()
+    writer.uploads.run()
+    writer.log._lock.release()  # as the end of its process would
+    put_back(disk, image)
+    return root, disk, {f"k{each}": f"v{each}" for each in range(1, 6)}
+
+
+@pytest.mark.parametrize("policy", ["full", "partial"])
+def test_a_disk_that_was_rolled_back_is_refused(policy: str) -> None:
+    root, disk, known = rolled_back()
+    before = files(root), files(disk)
+    with pytest.raises(CorruptLog, match="put back from an older copy") as refused:
+        Writer(root, disk, 2, policy)
+    assert disk.url in str(refused.value)
+    assert root.url in str(refused.value)
+    assert (files(root), files(disk)) == before
+    assert alone(root) == known
+    writer = Writer(root, stores()[1], 3, policy)  # with an empty disk, as the advice says
+    assert restored(writer.store)[0] == known
+
+
+def test_a_recovery_never_deletes_a_better_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the disk was rolled back after the open had compared them."""
+    root, disk, known = rolled_back()
+    monkeypatch.setattr("imap_wal.write.opening.demand_same", lambda *_: None)
+    with pytest.raises(CorruptLog, match="put back from an older copy"):
+        Writer(root, disk, 2)
+    monkeypatch.undo()
+    for file in files(disk):
+        disk.delete(file)
+    assert alone(root) == known
+
+
+def flip(store: MemoryStore, path: str, text: bytes) -> None:
+    data = bytearray(store.read(path))
+    data[data.index(text)] ^= 4
+    store.replace(path, bytes(data))
+
+
+def test_a_damaged_disk_is_refused_before_it_is_emptied() -> None:
+    """`point-in-time` would give up what follows the damage, and delete the whole copy."""
+    root, disk = stores()
+    writer = Writer(root, disk, 1)
+    for request in (1, 2, 3):
+        writer.put(f"k{request}", f"v{request}" * 50, request)
+    writer.log.close(True)
+    writer.uploads.finish(10)
+    (path,) = (path for path in files(root) if path.endswith(".wal"))
+    flip(disk, path, b"v2" * 50)
+    whole = root.read(path)
+    with pytest.raises(CorruptLog, match="move that file away"):
+        Writer(root, disk, 2, recovery_mode="point-in-time")
+    assert root.read(path) == whole
+    disk.delete(path)  # as the advice says
+    found = restored(Writer(root, disk, 3, recovery_mode="point-in-time").store)[0]
+    assert found == {f"k{each}": f"v{each}" * 50 for each in (1, 2, 3)}
+
+
+def test_reserved_space_on_the_disk_is_no_difference() -> None:
+    root, disk = stores()
+    writer = Writer(root, disk, 1)
+    writer.put("a", "1", 1)
+    writer.log.rotate()
+    writer.uploads.run()
+    writer.log._lock.release()
+    (path,) = (path for path in files(root) if path.endswith(".wal"))
+    disk.replace(path, disk.read(path) + bytes(4096))
+    assert restored(Writer(root, disk, 2).store)[0] == {"a": "1"}

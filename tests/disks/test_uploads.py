@@ -44,11 +44,20 @@ class Writer:
     """One life of a node with its own disk."""
 
     def __init__(
-        self, root: SegmentStore, disk: SegmentStore, seed: int, policy: str = "full"
+        self,
+        root: SegmentStore,
+        disk: SegmentStore,
+        seed: int,
+        policy: str = "full",
+        recovery_mode: str = "torn-tail",
     ) -> None:
         self.clock, self.randomness = FakeClock(), SeededRandomness(seed)
         self.store = OwnDiskStore(root, disk, NODE, Unasked(root))
-        settings = Settings(preallocate=False, recovery_policy=policy)  # type: ignore[arg-type]
+        settings = Settings(
+            preallocate=False,
+            recovery_policy=policy,  # type: ignore[arg-type]
+            recovery_mode=recovery_mode,  # type: ignore[arg-type]
+        )
         identity = Identity("ns", "c", "n1")
         self.log: NodeLog = open_node_log(
             LogContext(
