@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from imap_wal.errors import CorruptLog
+from storage_backends import Unavailable
 from storage_backends.memory import MemoryStore
 from storage_backends.own_disk import OwnDiskStore, Unasked
 from tests.disks.test_uploads import NODE, Writer, restored
@@ -135,3 +136,76 @@ def test_reserved_space_on_the_disk_is_no_difference() -> None:
     (path,) = (path for path in files(root) if path.endswith(".wal"))
     disk.replace(path, disk.read(path) + bytes(4096))
     assert restored(Writer(root, disk, 2).store)[0] == {"a": "1"}
+
+
+def uploaded() -> tuple[MemoryStore, MemoryStore, str]:
+    """After a clean stop: a root, a disk, and the only segment."""
+    root, disk = stores()
+    writer = Writer(root, disk, 1)
+    for request in (1, 2, 3):
+        writer.put(f"k{request}", f"v{request}" * 50, request)
+    writer.log.close(True)
+    writer.uploads.finish(10)
+    (path,) = (path for path in files(root) if path.endswith(".wal"))
+    return root, disk, path
+
+
+def test_a_damaged_disk_never_replaces_its_upload() -> None:
+    root, disk, path = uploaded()
+    whole, known = root.read(path), alone(root)
+    flip(disk, path, b"v2" * 50)
+    uploads = Writer(root, disk, 2).uploads  # after a clean stop, only the last frame is read
+    for _ in range(2):
+        with pytest.raises(CorruptLog, match="move that file away") as stopped:
+            uploads.run()
+    assert f"{disk.url}/{path}" in str(stopped.value)
+    assert root.url in str(stopped.value)
+    assert root.read(path) == whole
+    assert alone(root) == known
+
+
+def test_a_damaged_disk_is_in_the_upload_state() -> None:
+    root, disk, path = uploaded()
+    flip(disk, path, b"v2" * 50)
+    writer = Writer(root, disk, 2)
+    writer.put("k4", "v4", 4)
+    writer.log.rotate()
+    writer.uploads._pause = 0.01
+    assert not writer.uploads._turn(writer.uploads.worker)
+    assert writer.uploads.statistics.failures == 1
+    assert "is damaged" in writer.uploads.statistics.error
+    disk.delete(path)  # as the advice says
+    writer.uploads._pause = 0.01
+    assert writer.uploads._turn(writer.uploads.worker)
+    assert writer.uploads.statistics.error == ""
+    assert alone(root)["k4"] == "v4"
+
+
+def test_two_damaged_copies_are_both_kept() -> None:
+    root, disk, path = uploaded()
+    flip(disk, path, b"v2" * 50)
+    flip(root, path, b"v3" * 50)
+    before = root.read(path)
+    with pytest.raises(CorruptLog, match="both are damaged"):
+        Writer(root, disk, 2).uploads.run()
+    assert root.read(path) == before
+
+
+def test_a_damaged_upload_is_replaced_later_too() -> None:
+    root, disk, path = uploaded()
+    flip(root, path, b"v2" * 50)
+    uploads = Writer(root, disk, 2).uploads
+    with pytest.raises(Unavailable, match="made again"):
+        uploads.run()
+    uploads.run()
+    assert root.read(path) == disk.read(path)
+
+
+def test_a_cut_upload_is_replaced_by_the_disk() -> None:
+    root, disk, path = uploaded()
+    root.replace(path, root.read(path)[:-100])
+    uploads = Writer(root, disk, 2).uploads
+    with pytest.raises(Unavailable, match="made again"):
+        uploads.run()
+    uploads.run()
+    assert root.read(path) == disk.read(path)
