@@ -75,7 +75,10 @@ def demand_disk_is_right(store: OwnDiskStore, path: str, directory: str) -> None
         what = f"it is damaged ({here.what}), and the uploaded copy is whole"
     else:
         what, advice = f"both are damaged ({here.what}; {there.what})", BOTH_ADVICE
-    files = f"the segment {store.disk.url}/{path} is not as it was uploaded to {store.root.url}"
+    files = (
+        f"the segment {store.disk.url}/{path} differs from its uploaded copy "
+        f"{store.root.url}/{path}"
+    )
     raise CorruptLog(path, min(here.end, there.end), f"{files}: {what}", advice)
 
 

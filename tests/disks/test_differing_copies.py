@@ -12,7 +12,7 @@ from imap_wal.errors import CorruptLog
 from storage_backends import Unavailable
 from storage_backends.memory import MemoryStore
 from storage_backends.own_disk import OwnDiskStore, Unasked
-from tests.disks.test_uploads import NODE, Writer, restored
+from tests.kit.disk_writer import NODE, Writer, restored
 
 _names = itertools.count()
 
@@ -101,6 +101,18 @@ def test_a_recovery_never_deletes_a_better_upload(monkeypatch: pytest.MonkeyPatc
     assert alone(root) == known
 
 
+def uploaded(*keys: str) -> tuple[MemoryStore, MemoryStore, str]:
+    """After a clean stop: a root, a disk, and the only segment."""
+    root, disk = stores()
+    writer = Writer(root, disk, 1, keys=keys)
+    for request in (1, 2, 3):
+        writer.put(f"k{request}", f"v{request}" * 50, request)
+    writer.log.close(True)
+    writer.uploads.finish(10)
+    (path,) = (path for path in files(root) if path.endswith(".wal"))
+    return root, disk, path
+
+
 def flip(store: MemoryStore, path: str, text: bytes) -> None:
     data = bytearray(store.read(path))
     data[data.index(text)] ^= 4
@@ -109,13 +121,7 @@ def flip(store: MemoryStore, path: str, text: bytes) -> None:
 
 def test_a_damaged_disk_is_refused_before_it_is_emptied() -> None:
     """`point-in-time` would give up what follows the damage, and delete the whole copy."""
-    root, disk = stores()
-    writer = Writer(root, disk, 1)
-    for request in (1, 2, 3):
-        writer.put(f"k{request}", f"v{request}" * 50, request)
-    writer.log.close(True)
-    writer.uploads.finish(10)
-    (path,) = (path for path in files(root) if path.endswith(".wal"))
+    root, disk, path = uploaded()
     flip(disk, path, b"v2" * 50)
     whole = root.read(path)
     with pytest.raises(CorruptLog, match="move that file away"):
@@ -138,18 +144,6 @@ def test_reserved_space_on_the_disk_is_no_difference() -> None:
     assert restored(Writer(root, disk, 2).store)[0] == {"a": "1"}
 
 
-def uploaded() -> tuple[MemoryStore, MemoryStore, str]:
-    """After a clean stop: a root, a disk, and the only segment."""
-    root, disk = stores()
-    writer = Writer(root, disk, 1)
-    for request in (1, 2, 3):
-        writer.put(f"k{request}", f"v{request}" * 50, request)
-    writer.log.close(True)
-    writer.uploads.finish(10)
-    (path,) = (path for path in files(root) if path.endswith(".wal"))
-    return root, disk, path
-
-
 def test_a_damaged_disk_never_replaces_its_upload() -> None:
     root, disk, path = uploaded()
     whole, known = root.read(path), alone(root)
@@ -158,8 +152,8 @@ def test_a_damaged_disk_never_replaces_its_upload() -> None:
     for _ in range(2):
         with pytest.raises(CorruptLog, match="move that file away") as stopped:
             uploads.run()
-    assert f"{disk.url}/{path}" in str(stopped.value)
-    assert root.url in str(stopped.value)
+    assert f"{disk.url}/{path} differs" in str(stopped.value)
+    assert f"{root.url}/{path}:" in str(stopped.value)
     assert root.read(path) == whole
     assert alone(root) == known
 
@@ -209,3 +203,19 @@ def test_a_cut_upload_is_replaced_by_the_disk() -> None:
         uploads.run()
     uploads.run()
     assert root.read(path) == disk.read(path)
+
+
+def test_encrypted_copies_are_compared_without_keys() -> None:
+    root, disk, path = uploaded("a")
+    for damaged, error in ((root, Unavailable), (disk, CorruptLog)):
+        data = bytearray(damaged.read(path))
+        data[len(data) // 2] ^= 4
+        damaged.replace(path, bytes(data))
+        writer = Writer(root, disk, 2, keys=["a"])
+        with pytest.raises(error):
+            writer.uploads.run()
+        if damaged is root:
+            writer.uploads.run()
+            assert root.read(path) == disk.read(path)
+        writer.log.close(True)
+    assert root.read(path) != disk.read(path)
