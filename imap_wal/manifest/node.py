@@ -30,6 +30,9 @@ from imap_wal.segment.listing import WalFolder
 from storage_backends import SegmentStore
 
 LOG = "log"
+UNKNOWN = -1
+"""Instead of the number of the last request that counts: files with the later entries may have been
+removed, or were lost with a disk."""
 SESSIONS_KEPT = 64
 """The number of sessions whose last request the manifest keeps, besides those of the plug-ins that
 it names."""
@@ -157,7 +160,7 @@ class NodeManifest:
     """The last open was a program's, not an agent's: a cluster of Hazelcast members that claims
     this log fences the program."""
     former: Mapping[Whole, int] = field(default_factory=dict)
-    """Session of a plug-in in an older incarnation → its last request that counts."""
+    """Session of a plug-in in an older incarnation → its last request that counts, or `UNKNOWN`."""
     cluster: Seen = NOTHING_SEEN
     """The newest cluster manifest that the publisher of this one had seen or acted on. An older one
     must not be used with it."""

@@ -31,8 +31,9 @@ from imap_wal.manifest.older import (
     older_manifest,
     opened_epochs,
 )
+from imap_wal.segment.copies import demand_same
 from imap_wal.segment.listing import WalFolder, sorted_out, wal_folder
-from imap_wal.settings import Durability, RecoveryPolicy
+from imap_wal.settings import Durability, RecoveryMode, RecoveryPolicy
 from imap_wal.version import VERSION
 from imap_wal.write.context import LogContext
 from imap_wal.write.node_log import NodeLog
@@ -287,6 +288,7 @@ class _Opening:
         wal = self._wal_of(before, cluster)
         before = self._registration.check_place(before, wal, cluster)
         demand_current(self._store.list(self._folder), self._folder, before, wal)
+        self._demand_no_better(before, wal)
         claimed = self._claimed(before, self._registration.first_session(cluster, cluster_number))
 
         def claim() -> None:
@@ -300,6 +302,14 @@ class _Opening:
         manifest = self._note_recovered(claimed, recovered)
         self._registration.enter(manifest, self._opened)
         return manifest, recovered
+
+    def _demand_no_better(self, before: NodeManifest, wal: WalFolder) -> None:
+        """Refuse an own disk whose segments are older or worse than their uploaded copies."""
+        if self._context.settings.recovery_mode is not RecoveryMode.TORN_TAIL:
+            read = len(wal.segments)
+        else:
+            read = 0 if before.clean else 1
+        demand_same(self._store, self._folder, wal.segments, before.directory, read)
 
     def _demand_same(self, before: NodeManifest) -> None:
         """Refuse a log of another kind, and one that is being forgotten."""

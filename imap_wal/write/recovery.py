@@ -29,6 +29,7 @@ from imap_wal.format import START, Frame, Position, SegmentHeader
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.progress import Progress
 from imap_wal.security.encryption import sealed
+from imap_wal.segment.copies import demand_no_better_copy
 from imap_wal.segment.listing import WalFolder, wal_folder
 from imap_wal.segment.read_ahead import held, read_ahead
 from imap_wal.segment.reader import SegmentReader
@@ -417,6 +418,11 @@ class _Recovery:
         except AlreadyExists:
             if self._store.read(path) != data:  # equal: our own create, its answer was lost
                 raise
+        self._delete(wal)
+
+    def _delete(self, wal: str) -> None:
+        """From the own disk and the root, if the root has nothing better."""
+        demand_no_better_copy(self._store, wal, self._manifest.directory)
         self._store.delete(wal)
 
     def _cut(self, file: _File, verdict: Verdict) -> RecoveredState:
@@ -438,7 +444,7 @@ class _Recovery:
             )
             self._tell(lost)
         if verdict.status == HEADER_TORN:
-            self._store.delete(file.path)  # it never had a frame, and no manifest names it
+            self._delete(file.path)  # it never had a frame, and no manifest names it
             self._next_segment = file.number
         elif self._store.capabilities.durable_append:
             self._copy_newest(verdict.end)

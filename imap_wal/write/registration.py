@@ -12,7 +12,7 @@ from imap_wal.errors import MissingNode
 from imap_wal.format import START
 from imap_wal.manifest import evidence
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import NodeManifest
+from imap_wal.manifest.node import UNKNOWN, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE, foreign_wal, older_manifest, unseen_text
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.listing import WalFolder, wal_folder
@@ -155,6 +155,8 @@ class Registration:
             # repetition.
             checkpoint=START,
             requests={},
+            # Those answers too: the entries that they name may be lost.
+            former=dict.fromkeys(before.former, UNKNOWN),
             given_up=(before.epoch, unseen[0], unseen[-1]),
         )
 

@@ -432,6 +432,20 @@ MUTATIONS = (
         "tests/disks/test_uploads.py::test_a_damaged_upload_is_deleted_and_made_again",
     ),
     Mutation(
+        "a damaged segment on an own disk replaces its uploaded copy",
+        "imap_wal/agent/own_disk/uploads.py",
+        "demand_disk_is_right(self._store, path",
+        "print(self._store, path",
+        "tests/disks/test_differing_copies.py::test_a_damaged_disk_never_replaces_its_upload",
+    ),
+    Mutation(
+        "a recovery deletes an upload that is better than the own disk",
+        "imap_wal/write/recovery.py",
+        "        demand_no_better_copy(self._store, wal, self._manifest.directory)\n",
+        "",
+        "tests/disks/test_differing_copies.py::test_a_recovery_never_deletes_a_better_upload",
+    ),
+    Mutation(
         "entries on an own disk that the root does not know of",
         "imap_wal/write/node_log.py",
         "if self.context.address:",

@@ -15,6 +15,7 @@ from dataclasses import replace
 from imap_wal.entry import ORDER
 from imap_wal.errors import LogError
 from imap_wal.format import START, Position
+from imap_wal.manifest.node import UNKNOWN
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import CutBack, read_scan
@@ -22,9 +23,6 @@ from imap_wal.read.scan_list import node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.write.node_log import NodeLog
 from storage_backends import NotFound
-
-UNKNOWN = -1
-"""Instead of a request number: files with entries above the cutoff may have been removed."""
 
 
 def last_that_count(

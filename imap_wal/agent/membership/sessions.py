@@ -21,6 +21,7 @@ from imap_wal.agent.requests import About, Wish
 from imap_wal.entry import shared_session
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.node import UNKNOWN
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.write.committer import CommitRequest
 from imap_wal.write.node_log import PLUGINS_KEPT, NodeLog
@@ -202,7 +203,7 @@ class SessionRegistry:
         return [
             (number, last)
             for number in numbers
-            if (last := manifest.former.get(number, former.UNKNOWN)) != former.UNKNOWN
+            if (last := manifest.former.get(number, UNKNOWN)) != UNKNOWN
         ]
 
     def view(self, sender: bytes, wish: Wish, peer: Peer = LOCAL) -> ClaimedView:

@@ -2,6 +2,9 @@
 
     sealed segment ─▶ root: create, exclusive and whole ─▶ read back, compare checksums ─▶ next one
 
+If they differ, their frames decide (`imap_wal.segment.copies`): the copy in the root is deleted and
+made again if the one on the disk is whole. If not, uploads stop with an error.
+
 The oldest first, so what is in the root has no gaps. A run that was killed is repeated: a segment
 that is in the root already has the same name, and only the last one may be unchecked. A segment is
 kept on the disk until it is archived: reading it there is faster.
@@ -14,20 +17,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import google_crc32c
 import structlog
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness
 from imap_wal.disposal import dispose
 from imap_wal.errors import LogError
+from imap_wal.segment.copies import checksum, demand_disk_is_right
 from imap_wal.segment.reader import SegmentReader
 from imap_wal.worker import Worker
 from imap_wal.write.node_log import NodeLog
 from storage_backends import (
     AlreadyExists,
     NotFound,
-    SegmentStore,
     StorageError,
     StoredFile,
     Unavailable,
@@ -41,7 +43,6 @@ LOOK_S = 0.5
 PAUSE_S, PAUSE_S_MAX = 1.0, 120.0
 """The pause after a failed run; it doubles each time, up to the maximum. A random part of up to a
 half is added or left out: agents that lost the same storage do not all return at once."""
-CHUNK_BYTES = 1024 * 1024
 
 _log = structlog.get_logger("imap_wal.agent")
 
@@ -198,12 +199,12 @@ class Uploads:
         except NotFound:
             return False
         try:
-            here = _checksum(self._disk, path)
+            here = checksum(self._disk, path)
         except NotFound:
             return False
-        there = _checksum(self._root, path)
+        there = checksum(self._root, path)
         if here != there:
-            # Only this agent writes files of this name, and its disk has what it acknowledged.
+            demand_disk_is_right(self._store, path, self._log.manifests.read()[1].directory)
             self._root.delete(path)
             raise Unavailable(
                 f"the uploaded copy has checksum {there:08x}, the segment on the disk {here:08x}; "
@@ -231,12 +232,3 @@ class Uploads:
 def _number(file: StoredFile) -> int:
     name = layout.parse_wal_path(file.path)
     return name[1] if name is not None else 2**32
-
-
-def _checksum(store: SegmentStore, path: str) -> int:
-    """CRC-32C of a whole file."""
-    found = offset = 0
-    while chunk := store.read(path, offset, CHUNK_BYTES):
-        found = google_crc32c.extend(found, chunk)
-        offset += len(chunk)
-    return found
