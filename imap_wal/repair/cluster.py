@@ -37,6 +37,7 @@ from imap_wal.repair.node import Highest, NodeRepair
 from imap_wal.repair.node_plan import NodePlan
 from imap_wal.repair.report import COPIED, GIVEN_UP, LEFT_OUT, REWRITTEN, Extent, Item
 from imap_wal.repair.snapshots import SnapshotRepair
+from imap_wal.retention import backfill
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -466,12 +467,16 @@ class ClusterRepair:
     def _level(self, highest: Highest) -> int:
         """The feature level, if the manifest is older: a lost one may have raised it. It was never
         above what the agents' nodes can read, and a program's own node, if all other programs were
-        shut out. A level that is too high only makes older releases refuse the copy; with one that
-        is too low, they would misread it."""
+        shut out; nodes of backfills have no reader. A level that is too high only makes older
+        releases refuse the copy; with one that is too low, they would misread it."""
         manifest = self.view.manifest
         if not self.view.manifest_number:
             return int(NEWEST)
-        known = [repair.node.manifest for repair in self._nodes if not repair.older]
+        known = [
+            repair.node.manifest
+            for repair in self._nodes
+            if not repair.older and not repair.node.name.startswith(backfill.PREFIX)
+        ]
         reads = [node.level for node in known if not node.embedded]
         programs = [node.level for node in known if node.embedded]
         reads += [max(programs)] if programs else []

@@ -1,15 +1,24 @@
-"""The feature level of a repaired copy: never below that of the log."""
+"""The feature level of a copy that repair, a backup or restore makes: never below the log's."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import imap_wal
+from imap_wal.backup.restore import put_back
+from imap_wal.backup.run import back_up
+from imap_wal.clock import SystemClock
 from imap_wal.entry import shared_session
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
+from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.prune import prune
+from rewrite_cli.cli import group
+from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import append, cluster, node, values, view
@@ -105,6 +114,21 @@ def test_a_node_with_a_lost_manifest_does_not_lower_it(memory: MemoryStore) -> N
     assert copied_level(memory) == NEWEST
 
 
+@pytest.mark.parametrize("nodes", [{"backfill-1": 0}, {"former": 0, "program": NEWEST}])
+def test_nodes_that_nobody_reads_do_not_lower_it(
+    memory: MemoryStore, nodes: dict[str, int]
+) -> None:
+    """A backfill, and a program that another one has shut out."""
+    written(memory)
+    for name, reads in nodes.items():
+        log = node(memory, name)
+        log.manifests.update(lambda now, reads=reads: replace(now, level=reads, embedded=True))
+        log.close()
+    cluster(memory).manifests.update(lambda now: replace(now, level=NEWEST))
+    lose(memory)
+    assert copied_level(memory) == NEWEST
+
+
 @pytest.mark.parametrize("level", [0, FeatureLevel.SORTED_ARCHIVES, NEWEST])
 def test_an_intact_manifest_keeps_it(memory: MemoryStore, level: int) -> None:
     written(memory, level=level)
@@ -127,3 +151,31 @@ def test_an_older_manifest_is_not_copied_unchanged(memory: MemoryStore, level: i
     assert cluster(copy).manifests.read()[0] > number
     assert cluster(copy).manifest().level == level
     node(copy).close()
+
+
+def test_a_backup_keeps_level_and_marks(memory: MemoryStore, tmp_path: Path) -> None:
+    """Its files are those of the log, at the same positions."""
+    written(memory, COPY, level=FeatureLevel.COPIES)
+    run(memory)
+    backups, place = open_store(f"{tmp_path}/backups"), MemoryStore(f"levels-{next(_numbers)}")
+    made = back_up([cluster(memory)], backups, clock=SystemClock(), holder="test")
+    put_back(backups, made.backup, place)
+    manifest = cluster(place).manifest()
+    assert manifest == cluster(memory).manifest()
+    assert (manifest.level, manifest.all_maps.keys()) == (FeatureLevel.COPIES, {"n1", "n2"})
+
+
+def test_a_clean_copy_begins_anew(tmp_path: Path) -> None:
+    """`imap-wal restore --to` writes another log, with other positions."""
+    with imap_wal.open(f"file://{tmp_path}/log") as store:
+        store.map("orders")["k"] = 1
+        store.compact()
+    command = ["restore", f"{tmp_path}/log", "--to", f"file://{tmp_path}/copy"]
+    ended = CliRunner().invoke(group, command)
+    assert ended.exit_code == 0, ended.output
+    manifests = [
+        ClusterLog(open_store(f"{tmp_path}/{name}"), "default", "embedded").manifest()
+        for name in ("log", "copy")
+    ]
+    assert [bool(each.all_maps) for each in manifests] == [True, False]
+    assert [each.level for each in manifests] == [NEWEST, NEWEST]
