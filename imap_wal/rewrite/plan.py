@@ -18,7 +18,8 @@ not cover. So it is dropped if no such change can exist:
     entries with a lower pair as void (`PartitionVersions`).
   - A change with a shared session may be appended to a further log later, with the same pair, by an
     agent that was stopped meanwhile. So its tombstones are kept until a later incarnation has
-    begun: then what such an agent appends is void.
+    begun that cut the log of every node: then what such an agent appends is void. A lifetime that
+    could not read a node's log does not cut it.
   - Embedded stores have no such pairs: there, only the tombstone's own node may be open.
 Otherwise it is kept, and a later rewrite decides again. A clear (`imap_wal.read.newest.clears`)
 counts as a tombstone here; the entries that it hides are dropped in any case. Expired entries
@@ -50,11 +51,11 @@ from imap_wal.entry import (
 )
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import START, Position
-from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.snapshots import NO_VERSIONS, PartitionVersions, Snapshot
 from imap_wal.parquet.file import written_otherwise
 from imap_wal.read.cluster import ClusterLog
-from imap_wal.read.file_scan import EntryBatch, FileScan
+from imap_wal.read.file_scan import END, EntryBatch, FileScan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
@@ -76,7 +77,8 @@ class TombstonePolicy:
     """Which newest rows a snapshot keeps. `now_ms`: Unix time for expiry. `complete`: all logs were
     read. `open_nodes`: nodes of embedded stores that may append more; empty in a cluster of
     members. `skew_ms_max`: the allowed difference between clocks, in milliseconds. `current`:
-    changes with shared sessions of this incarnation, and of later ones, may still be appended."""
+    changes with shared sessions of this incarnation, and of later ones, may still be appended and
+    count (`first_unfinished`)."""
 
     now_ms: int
     complete: bool
@@ -327,7 +329,7 @@ def prepare(
             if members
             else frozenset(node for node, found in state.nodes.items() if not found.manifest.clean),
             skew_ms_max,
-            max((each.incarnation for each in before.lifetimes), default=0),
+            first_unfinished(before.lifetimes, state.manifest.nodes),
         ),
         generation=generation,
         dry_run=dry_run,
@@ -358,6 +360,19 @@ def _look_twice(
 def is_of_members(manifest: ClusterManifest) -> bool:
     """Whether Hazelcast members write this log: only their changes have partition versions."""
     return bool(manifest.claims or manifest.lifetimes)
+
+
+def first_unfinished(lifetimes: Iterable[IncarnationRecord], nodes: Iterable[str]) -> int:
+    """The lowest incarnation of which one of these nodes may still append an entry that counts.
+    What a node appends from now on is void if it is older than the newest lifetime that cuts the
+    node's log at its end; a lifetime that could not read the log cuts it at `END`, and voids
+    nothing."""
+    newest = dict.fromkeys(nodes, 0)
+    for each in lifetimes:
+        for node in newest:
+            if each.cuts.get(node, START) < END:
+                newest[node] = max(newest[node], each.incarnation)
+    return min(newest.values(), default=0)
 
 
 def known_versions(manifest: ClusterManifest) -> PartitionVersions:

@@ -6,19 +6,24 @@ from __future__ import annotations
 import itertools
 import random
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
 from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.entry import SHARED_SESSIONS, is_shared, shared_session
+from imap_wal.format import Position
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.inspect.verify import check, plan
+from imap_wal.manifest.cluster import IncarnationRecord
+from imap_wal.read.cluster import pin_cuts
+from imap_wal.read.file_scan import END
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.columns import merge
 from imap_wal.rewrite.local_engine import LocalEngine
-from imap_wal.rewrite.plan import TombstonePolicy
+from imap_wal.rewrite.plan import TombstonePolicy, first_unfinished
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
@@ -30,7 +35,7 @@ from storage_backends.memory import MemoryStore, forget
 from tests.histories import put
 from tests.kit.copies import NODES, SESSION, Copying
 from tests.kit.logs import SMALL, append, cluster, node, values, view
-from tests.kit.rewrites import archive, members, run
+from tests.kit.rewrites import archive, members, run, snapshot
 from tests.support import FakeClock
 
 SPILLED = Settings(preallocate=False, restore_memory_bytes=1)
@@ -145,6 +150,45 @@ def test_a_copy_that_comes_late_does_not_undo_a_deletion(
     append(logs["n2"], put("a", "old", (1, 1, SESSION, 1)))
     assert values(view(memory)) == {"b": "1"}
     assert cluster(memory).manifest().snapshots["orders"].tombstones == 0, "it was dropped"
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+def test_late_copy_of_a_node_that_no_lifetime_cut(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch, columns: bool
+) -> None:
+    """The disk of n2 could not be read when incarnation 2 began. So what n2 appends in incarnation
+    1 still counts, and the tombstone must stay until a lifetime has cut the log of n2."""
+    if columns:
+        monkeypatch.setattr(merge, "COLUMN_ROWS", 1)
+    logs = {name: node(memory, name) for name in NODES}
+    members(memory)
+    append(logs["n1"], put("a", "old", (1, 1, SESSION, 1)))
+    for name in ("n1", "n3"):
+        append(logs[name], put("a", None, (1, 1, SESSION, 2)), put("b", "1", (1, 1, SESSION, 3)))
+        archive(memory, logs[name])
+    cuts = {**pin_cuts(cluster(memory)), "n2": END}
+    second = IncarnationRecord("id-2", 2, cuts)
+    cluster(memory).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, second)))
+    run(memory)
+    assert snapshot(memory).tombstones == 1
+    append(logs["n2"], put("a", "old", (1, 1, SESSION, 1)))
+    assert values(view(memory)) == {"b": "1"}
+    members(memory, 3)
+    run(memory)
+    assert values(view(memory)) == {"b": "1"}
+    assert snapshot(memory).tombstones == 0
+
+
+def test_first_unfinished_incarnation_is_of_the_worst_node() -> None:
+    cut = Position(1, 1, 1, 0)
+    one = IncarnationRecord("id-1", 1, {"n1": cut})
+    two = IncarnationRecord("id-2", 2, {"n1": cut, "n2": END})
+    three = IncarnationRecord("id-3", 3, {"n1": END, "n2": cut})
+    assert first_unfinished([one, two], ["n1"]) == 2
+    assert first_unfinished([one, two], ["n1", "n2"]) == 1  # n2 had no log when 1 began
+    assert first_unfinished([two], ["n1", "n2"]) == 0
+    assert first_unfinished([one, two, three], ["n1", "n2"]) == 2
+    assert first_unfinished([two], []) == 0
 
 
 def test_numbers_of_shared_sessions() -> None:

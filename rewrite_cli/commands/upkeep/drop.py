@@ -24,7 +24,8 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
     empty. Needs --map.
 
     For maps that no cluster has in memory: in a running cluster, use Hazelcast's destroy(). Later
-    changes of the map count again. `prune` then frees the space.
+    changes of the map count again. `prune` then frees the space. A map with `copies` is refused
+    until the next view or start of the cluster: a copy of a change may still arrive.
 
     \b
     Examples:
@@ -53,8 +54,9 @@ def command(selection: Selection, yes: bool, dry_run: bool, output: str) -> None
         names = ", ".join(f"{name!r} of {view}" for view, name in found)
         if not dry_run:
             out.agree(f"Forget {names}?", yes)
-            for view, name in found:
-                drop_map(ClusterLog(store, view.namespace, view.cluster), name)
+        for view, name in found:
+            drop_map(ClusterLog(store, view.namespace, view.cluster), name, dry_run=dry_run)
+            if not dry_run:
                 audit(
                     "map dropped",
                     log=f"{view.namespace}/{view.cluster}",
