@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from imap_wal.entry import Row
+from imap_wal.entry import VALUE, Row
 from imap_wal.format import START, Position
 from imap_wal.inspect.decode import Decoder, text
 from imap_wal.parquet.columns import SNAPSHOT_SCHEMA, to_rows
@@ -279,7 +279,7 @@ def _texts(batch: Any, wanted: Wanted) -> dict[str, Any]:
     rows, decoder = to_rows(batch), Decoder(wanted.metadata)
     made = {
         "key_text": [text(decoder.key(row)) for row in rows],
-        "value_text": [None if row[3] is None else text(decoder.value(row)) for row in rows],
+        "value_text": [None if row[VALUE] is None else text(decoder.value(row)) for row in rows],
     }
     return {name: pa.array(made[name], pa.string()) for name in names}
 
