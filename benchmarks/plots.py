@@ -3,6 +3,7 @@ is rectangles and texts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -76,7 +77,7 @@ def charts(rows: Sequence[Row]) -> dict[str, str]:
     drawn: dict[str, str] = {}
     for (part, unit), group in groups.items():
         if len(group) > 1:
-            name = part if part not in drawn else f"{part}-{unit.replace('/', '-')}"
+            name = part if part not in drawn else f"{part}-{re.sub(r'[^a-zA-Z0-9]+', '-', unit)}"
             drawn[name] = chart(
                 f"{part}, {unit}",
                 [{**row, "measurement": short(row["measurement"])} for row in group],
