@@ -3,13 +3,13 @@ All share the processors and one disk; on separate machines the second agent has
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.member import agent, member
+from benchmarks.rows import compared
 
 COPIES = (1, 2)
 LOADS: dict[str, dict[str, Any]] = {
@@ -31,7 +31,13 @@ def run(rounds: int, seconds: int) -> list[dict[str, Any]]:
                 rates.setdefault((load, copies), []).append(found["sets_per_second"])
                 notes[load, copies] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms"
     return [
-        _row(load, copies, seen, rates[load, 1], notes[load, copies])
+        compared(
+            f"member set, {load}, copies = {copies}",
+            seen,
+            rates[load, 1],
+            "one copy",
+            notes[load, copies],
+        )
         for (load, copies), seen in rates.items()
     ]
 
@@ -51,19 +57,3 @@ def _measure(copies: int, options: dict[str, Any]) -> dict[str, Any]:
             "property.copy-agents": ",".join(endpoints),
         }
         return member(mode="set", store="wal", **options, **properties)
-
-
-def _row(load: str, copies: int, seen: list[float], one: list[float], note: str) -> dict[str, Any]:
-    return {
-        "measurement": f"member set, {load}, copies = {copies}",
-        "median": round(statistics.median(seen)),
-        "least": round(min(seen)),
-        "most": round(max(seen)),
-        "unit": "sets/s",
-        "ratio": round(
-            statistics.median(rate / other for rate, other in zip(seen, one, strict=True)), 3
-        ),
-        "to": "one copy",
-        "target": None,
-        "note": note,
-    }

@@ -5,7 +5,6 @@ durability."""
 from __future__ import annotations
 
 import socket
-import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.member import agent, member
+from benchmarks.rows import compared
 from imap_wal.agent.access import keys
 from imap_wal.agent.access.peers import Peer, Right
 from imap_wal.agent.transport.gate import new_pair
@@ -48,7 +48,13 @@ def run(rounds: int, seconds: int) -> list[dict[str, Any]]:
                 rates.setdefault((load, way), []).append(found["sets_per_second"])
                 notes[load, way] = f"p50 {found['p50_ms']} ms, p99 {found['p99_ms']} ms"
     return [
-        _row(load, way, seen, rates[load, WAYS[0]], notes[load, way])
+        compared(
+            f"member set, {load}, {way}",
+            seen,
+            rates[load, WAYS[0]],
+            "the Unix socket",
+            notes[load, way],
+        )
         for (load, way), seen in rates.items()
     ]
 
@@ -79,19 +85,3 @@ def _agent(way: str, folder: Path) -> Iterator[dict[str, str]]:
         }
     with agent(folder, DURABILITY, endpoint=endpoint, **settings):
         yield properties
-
-
-def _row(load: str, way: str, seen: list[float], sockets: list[float], note: str) -> dict[str, Any]:
-    return {
-        "measurement": f"member set, {load}, {way}",
-        "median": round(statistics.median(seen)),
-        "least": round(min(seen)),
-        "most": round(max(seen)),
-        "unit": "sets/s",
-        "ratio": round(
-            statistics.median(rate / other for rate, other in zip(seen, sockets, strict=True)), 3
-        ),
-        "to": "the Unix socket",
-        "target": None,
-        "note": note,
-    }

@@ -8,7 +8,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +101,6 @@ def _once(options: dict[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name, agent(Path(name)) as (endpoint, pid):
         before = Used.of(pid)
         ours = member(**options, store="wal", property__agent=endpoint)
-        time.sleep(0.1)
         after = Used.of(pid)
     bare = member(**options, store="none")
     # The agent also worked while the member warmed up, at the same rate.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,12 @@ class Pushes:
         return filters  # Spark checks them again
 
 
-class ImapWalReader(DataSourceReader):
-    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark, see
-    `Options.kinds`."""
+class ClusterReader(DataSourceReader):
+    """Plans the tasks of each cluster on the driver, and reads in the workers. `kinds`: column →
+    type of Spark."""
 
-    def __init__(self, options: Options, kinds: dict[str, str] | None = None) -> None:
-        self._options = options
-        self._kinds = kinds or options.kinds()
+    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
+        self._options, self._kinds = options, dict(kinds)
         self._filters = Filters()
 
     @property
@@ -80,22 +79,37 @@ class ImapWalReader(DataSourceReader):
         return Pushes(self._filters)
 
     def partitions(self) -> list[InputPartition]:
-        """The tasks of a query."""
+        """The tasks of a query. Raises `InvalidSetting` if the options do not fit the clusters."""
         options, filters = self._options, self._filters
         store = open_store(known(options.path))
-        found: list[InputPartition] = []
         try:
-            for namespace, cluster in clusters_of(
-                store,
-                filters.only("namespace", options.namespaces),
-                filters.only("cluster", options.clusters),
-            ):
-                found += self._of_cluster(ClusterLog(store, namespace, cluster))
+            namespaces = filters.only("namespace", options.namespaces)
+            found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
+            self._check(found)
+            made = [task for names in found for task in self._of_cluster(ClusterLog(store, *names))]
         finally:
             store.close()
-        if not found:  # Spark requires at least one
-            found.append(FilePartition("", "", [], (), options.path))
-        return found
+        return made or [self._nothing()]  # Spark requires at least one
+
+    def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
+        """Refuse clusters that do not fit the options."""
+
+    def _of_cluster(self, log: ClusterLog) -> Iterable[InputPartition]:
+        raise NotImplementedError
+
+    def _nothing(self) -> InputPartition:
+        """A task without rows."""
+        raise NotImplementedError
+
+
+class ImapWalReader(ClusterReader):
+    """Raw entries, or the latest of each key. `kinds`: default: see `Options.kinds`."""
+
+    def __init__(self, options: Options, kinds: dict[str, str] | None = None) -> None:
+        super().__init__(options, kinds or options.kinds())
+
+    def _nothing(self) -> InputPartition:
+        return FilePartition("", "", [], (), self._options.path)
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters

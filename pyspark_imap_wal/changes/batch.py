@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
@@ -14,13 +14,13 @@ from imap_wal.read.file_scan import FileScan, Metadata
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy
-from pyspark_imap_wal.batch import Pushes, metadata_of, schema_of
+from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
 from pyspark_imap_wal.columns import Wanted
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import demand_unpruned
-from pyspark_imap_wal.options import LATEST, Options, clusters_of, known
+from pyspark_imap_wal.options import LATEST, Options, known
 from pyspark_imap_wal.tables.schemas import DECODED_COLUMNS
 
 
@@ -63,8 +63,8 @@ def read_task(
         store.close()
 
 
-class ImagesReader(DataSourceReader):
-    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark."""
+class ImagesReader(ClusterReader):
+    """The images of a batch."""
 
     def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
         if options.starting == LATEST:
@@ -73,32 +73,16 @@ class ImagesReader(DataSourceReader):
             raise InvalidSetting(
                 "as_of is a time; with images, it takes the last position of every node"
             )
-        self._options, self._kinds = options, dict(kinds)
-        self._filters = Filters()
+        super().__init__(options, kinds)
 
-    @property
-    def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
-        """Called by Spark with the filters of a query."""
-        return Pushes(self._filters)
+    def _check(self, clusters: Sequence[tuple[str, str]]) -> None:
+        if self._options.starts() is not None and len(clusters) > 1:
+            raise InvalidSetting(
+                "positions are those of one cluster: name it with the options namespace and cluster"
+            )
 
-    def partitions(self) -> list[InputPartition]:
-        """The tasks of a query. Raises `InvalidSetting` if the positions of one cluster are given
-        for several."""
-        options, filters = self._options, self._filters
-        store = open_store(known(options.path))
-        try:
-            namespaces = filters.only("namespace", options.namespaces)
-            found = clusters_of(store, namespaces, filters.only("cluster", options.clusters))
-            if options.starts() is not None and len(found) > 1:
-                raise InvalidSetting(
-                    "positions are those of one cluster: name it with the options namespace and "
-                    "cluster"
-                )
-            made = [task for names in found for task in self._of_cluster(ClusterLog(store, *names))]
-        finally:
-            store.close()
-        nothing = ChangesPartition("", "", [], [], 0, 1, (), options.path)
-        return [*made] or [nothing]  # Spark requires at least one
+    def _nothing(self) -> InputPartition:
+        return ChangesPartition("", "", [], [], 0, 1, (), self._options.path)
 
     def _of_cluster(self, log: ClusterLog) -> list[ChangesPartition]:
         options = self._options

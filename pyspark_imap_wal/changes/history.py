@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import InputPartition
 
 from imap_wal.entry import KEY, VALUE, DataEntry, Order, Row, is_clear
 from imap_wal.format import START, Position
@@ -26,12 +26,11 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy
-from pyspark_imap_wal.batch import Pushes, metadata_of, schema_of
+from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
 from pyspark_imap_wal.columns import Wanted, of_rows, read_columns, shaped
-from pyspark_imap_wal.filters import Filters
-from pyspark_imap_wal.options import Options, clusters_of, known
+from pyspark_imap_wal.options import known
 from pyspark_imap_wal.tables.schemas import (
     DECODED_COLUMNS,
     ENTRY_COLUMNS,
@@ -66,33 +65,11 @@ class Version:
     position: Position | None
 
 
-class HistoryReader(DataSourceReader):
-    """Plans on the driver, and reads in the workers. `kinds`: column → type of Spark."""
+class HistoryReader(ClusterReader):
+    """A task for each bucket of keys."""
 
-    def __init__(self, options: Options, kinds: Mapping[str, str]) -> None:
-        self._options, self._kinds = options, dict(kinds)
-        self._filters = Filters()
-
-    @property
-    def pushFilters(self) -> Callable[[list[Any]], Iterable[Any]]:  # noqa: N802
-        """Called by Spark with the filters of a query."""
-        return Pushes(self._filters)
-
-    def partitions(self) -> list[InputPartition]:
-        """A task for each bucket of keys."""
-        options, filters = self._options, self._filters
-        store = open_store(known(options.path))
-        found: list[InputPartition] = []
-        try:
-            for names in clusters_of(
-                store,
-                filters.only("namespace", options.namespaces),
-                filters.only("cluster", options.clusters),
-            ):
-                found += self._of_cluster(ClusterLog(store, *names))
-        finally:
-            store.close()
-        return found or [HistoryPartition("", "", [], 0, (), {}, options.path)]
+    def _nothing(self) -> InputPartition:
+        return HistoryPartition("", "", [], 0, (), {}, self._options.path)
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters

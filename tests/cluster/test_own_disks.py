@@ -8,31 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hazelcast.errors import HazelcastError
 
+from tests.cluster.contents import contents, refusal
 from tests.cluster.harness import Cluster, logged_map, until
 
 pytestmark = pytest.mark.timeout(400)
 NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
-
-
-def refusal(cluster: Cluster) -> str:
-    """The error of a client that uses the map; "" if there is none."""
-    client = cluster.client()
-    try:
-        client.get_map(NAME).blocking().size()
-    except HazelcastError as error:
-        return str(error)
-    else:
-        return ""
-    finally:
-        client.shutdown()
-
-
-def contents(cluster: Cluster) -> dict[str, str]:
-    client = cluster.client()
-    return dict(until("the map is there", lambda: client.get_map(NAME).blocking().entry_set()))
 
 
 def put_all(cluster: Cluster, entries: dict[str, str]) -> None:
@@ -55,7 +37,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
 
         # All machines are there again: each agent reads the other disks from their agents.
         cluster.start(3)
-        assert contents(cluster) == ENTRIES
+        assert contents(cluster, NAME) == ENTRIES
 
         # One machine is lost while the cluster runs. Its partitions are settled from its log, so
         # they wait for its disk.
@@ -64,7 +46,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         cluster.members[2].kill()
         cluster.agents[2].kill()
         cluster.agents[2].launch()
-        assert contents(cluster) == {**ENTRIES, **more}
+        assert contents(cluster, NAME) == {**ENTRIES, **more}
 
         # What that agent had on its disk was sealed and uploaded when it opened its log again. So
         # the machine writes again, before it is lost once more.
@@ -77,13 +59,13 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         cluster.start(2, "wait-most")
         text: Any = until(
             "the error names the disk",
-            lambda: "own disk of this node" in (found := refusal(cluster)) and found,
+            lambda: "own disk of this node" in (found := refusal(cluster, NAME)) and found,
             pause=1,
         )
         assert "node 'node-3': all entries in segments" in text, text
         assert "no agent listens at" in text, text
         cluster.agents[2].launch()
-        assert contents(cluster) == {**ENTRIES, **more}
+        assert contents(cluster, NAME) == {**ENTRIES, **more}
 
         # The third disk is lost for good, with what its machine wrote since it started.
         cluster.join(3)
@@ -93,7 +75,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
         for agent in cluster.agents:
             agent.configure(recovery_policy="partial")
         cluster.start(2, "wait-most")
-        left = contents(cluster)
+        left = contents(cluster, NAME)
         assert {**ENTRIES, **more}.items() <= left.items(), "what was uploaded is not lost"
         lost = 300 - sum(key.startswith("end") for key in left)
         assert 0 < lost < 300, "only what that disk alone had is lost"

@@ -5,30 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hazelcast.errors import HazelcastError
-
+from tests.cluster.contents import contents, refusal
 from tests.cluster.harness import Cluster, logged_map, until
 
 NAME = "orders"
 ENTRIES = {f"k{number}": f"value {number}" for number in range(300)}
-
-
-def refusal(cluster: Cluster) -> str:
-    """The error of a client that uses the map; "" if there is none."""
-    client = cluster.client()
-    try:
-        client.get_map(NAME).blocking().size()
-    except HazelcastError as error:
-        return str(error)
-    else:
-        return ""
-    finally:
-        client.shutdown()
-
-
-def contents(cluster: Cluster) -> dict[str, str]:
-    client = cluster.client()
-    return dict(until("the map is there", lambda: client.get_map(NAME).blocking().entry_set()))
 
 
 def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str) -> None:
@@ -45,15 +26,15 @@ def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str
         # still exists.
         text: Any = until(
             "it waits for the third only",
-            lambda: (found := refusal(cluster)) and "node 'node-3': " in found and found,
+            lambda: (found := refusal(cluster, NAME)) and "node 'node-3': " in found and found,
         )
         assert "LogUnavailable" in text and "'wait-all' waits for all 3 nodes" in text
         assert "node 'node-1': " not in text and "node 'node-2': " not in text
         starts = [(agent.stat(5000) or {})["start"] for agent in cluster.agents[:2]]
         assert ["node-3"] in [list(start["nodes"]) for start in starts]
         cluster.join(3)
-        assert contents(cluster) == ENTRIES, "it came, and the map with it"
+        assert contents(cluster, NAME) == ENTRIES, "it came, and the map with it"
 
         cluster.kill_everything()
         cluster.start(2, "wait-most")
-        assert contents(cluster) == ENTRIES
+        assert contents(cluster, NAME) == ENTRIES

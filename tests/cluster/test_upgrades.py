@@ -17,6 +17,7 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.upgrade import LevelReport, Upgrade
 from rewrite_cli.cli import group
 from storage_backends import open_store
+from tests.cluster.contents import contents, filled
 from tests.cluster.harness import Agent, Cluster, connect, logged_map, until
 from tests.cluster.load import Load
 
@@ -35,12 +36,6 @@ def maps(endpoint: str) -> dict[str, Any]:
     return {NAME: logged_map(endpoint, backup_count=1)}
 
 
-def contents(cluster: Cluster) -> dict[Any, Any]:
-    entries = cluster.client().get_map(NAME).blocking()
-    found: Any = until("the map is there", lambda: entries.entry_set() or None)
-    return dict(found)
-
-
 @pytest.mark.parametrize("older", ["plug-in", "agent"])
 def test_versions_of_plug_in_and_agent_work_side_by_side(
     older: str, classpath: str, older_classpath: str, tmp_path: Path
@@ -50,23 +45,15 @@ def test_versions_of_plug_in_and_agent_work_side_by_side(
     with Cluster(tmp_path, used, maps, offsets_ms=(0, 0)) as cluster:
         for agent in cluster.agents:
             agent.program = OLDER / "agent.zip" if older == "agent" else None
-        cluster.start(1)
+        expected = filled(cluster, NAME, KEYS)
         entries = cluster.client().get_map(NAME).blocking()
-        expected: dict[Any, Any] = {f"k{number}": f"first {number}" for number in range(KEYS)}
-        entries.put_all(expected)
-        cluster.join(2)
-        for number in range(0, KEYS, 5):
-            entries.remove(f"k{number}")
-            del expected[f"k{number}"]
-        entries.set("long", "lived", ttl=3600)
-        expected["long"] = "lived"
         assert entries.get("k1") == "first 1"
         cluster.members[1].kill()
         cluster.wait_safe(1)
-        assert contents(cluster) == expected, "after a member was lost"
+        assert contents(cluster, NAME) == expected, "after a member was lost"
         cluster.kill_everything()
         cluster.start(2)
-        assert contents(cluster) == expected, "after everything was killed"
+        assert contents(cluster, NAME) == expected, "after everything was killed"
 
 
 @pytest.mark.parametrize("first", ["older", "newer"])
@@ -118,10 +105,10 @@ def test_a_rolling_update_loses_nothing_and_keeps_one_cluster(
             assert not sorted_archives(cluster)
             raised(cluster)
             until("an archive is sorted", lambda: sorted_archives(cluster), 90)
-        assert not load.stale and not load.differences(contents(cluster)), load.seed
+        assert not load.stale and not load.differences(contents(cluster, NAME)), load.seed
         cluster.kill_everything()
         cluster.start(3)
-        assert not load.differences(contents(cluster)), load.seed
+        assert not load.differences(contents(cluster, NAME)), load.seed
     refused(cluster.agents[0])
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.harness import ROOT, Cluster, connect, logged_map, until
+from tests.cluster.contents import contents, filled
+from tests.cluster.harness import ROOT, Cluster, connect, logged_map
 
 OLDER = ROOT / "hazelcast_plugin/target/older"
 NAME = "versions"
@@ -28,12 +29,6 @@ def maps(endpoint: str) -> dict[str, Any]:
     return {NAME: logged_map(endpoint)}
 
 
-def contents(cluster: Cluster) -> dict[Any, Any]:
-    entries = cluster.client().get_map(NAME).blocking()
-    found: Any = until("the map is there", lambda: entries.entry_set() or None)
-    return dict(found)
-
-
 def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:
     """A transaction that changes keys of both members, while only the first one has an agent."""
     changed = {f"t{number}": "committed" for number in range(20)}
@@ -49,18 +44,9 @@ def committed_by_the_first_member(cluster: Cluster) -> dict[str, str]:
 
 def test_an_older_member_keeps_its_map(classpath_of: str, tmp_path: Path) -> None:
     """Over a migration, the loss of a member and a kill of everything."""
-    expected: dict[Any, Any] = {}
     with Cluster(tmp_path, classpath_of, maps, offsets_ms=(0, 0)) as cluster:
-        cluster.start(1)
+        expected = filled(cluster, NAME, KEYS)
         entries = cluster.client().get_map(NAME).blocking()
-        expected |= {f"k{number}": f"first {number}" for number in range(KEYS)}
-        entries.put_all(expected)
-        cluster.join(2)
-        for number in range(0, KEYS, 5):
-            entries.remove(f"k{number}")
-            del expected[f"k{number}"]
-        entries.set("long", "lived", ttl=3600)
-        expected["long"] = "lived"
         assert entries.replace_if_same("k1", "first 1", "second")
         expected["k1"] = "second"
         cluster.agents[1].kill()
@@ -69,11 +55,11 @@ def test_an_older_member_keeps_its_map(classpath_of: str, tmp_path: Path) -> Non
 
         cluster.members[1].kill()
         cluster.wait_safe(1)
-        assert contents(cluster) == expected, "after a member was lost"
+        assert contents(cluster, NAME) == expected, "after a member was lost"
         entries = cluster.client().get_map(NAME).blocking()
         entries.set("alone", 1)
         expected["alone"] = 1
 
         cluster.kill_everything()
         cluster.start(2)
-        assert contents(cluster) == expected, "after everything was killed"
+        assert contents(cluster, NAME) == expected, "after everything was killed"

@@ -31,6 +31,7 @@ from storage_backends.split import SegmentsPlace, record
 from tests.agent.harness import Plugin, plugin, serve_in_process, serving
 from tests.kit.agents import Process
 from tests.kit.own_disks import own_disk_config
+from tests.support import eventually
 
 NODES = ("n1", "n2", "n3")
 
@@ -58,10 +59,10 @@ def restored(config: AgentConfig, cluster: str = "cluster-2") -> dict[str, str]:
 
 def until_uploaded(folder: Path, *nodes: str) -> None:
     """Wait until each node has a segment in the root."""
-    until = time.monotonic() + 30
-    while not all(list((folder / "root").glob(f"*/*/nodes/{node}/wal/*.wal")) for node in nodes):
-        assert time.monotonic() < until, "nothing was uploaded"
-        time.sleep(0.05)
+    root = folder / "root"
+    eventually(
+        lambda: all(list(root.glob(f"*/*/nodes/{node}/wal/*.wal")) for node in nodes), "an upload"
+    )
 
 
 def kill(processes: list[Process]) -> None:
@@ -193,11 +194,9 @@ def test_a_segment_is_uploaded_when_it_reaches_the_interval(tmp_path: Path) -> N
     with serving(settings) as agent, plugin(settings) as member:
         assert member.put(a="1")[0] == "ack"
         until_uploaded(tmp_path, "n1")
-        until = time.monotonic() + 20
-        assert agent._log.uploads is not None
-        while agent._log.uploads.statistics.bytes:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        uploads = agent._log.uploads
+        assert uploads is not None
+        eventually(lambda: not uploads.statistics.bytes, "all is uploaded")
     kept = {file.name: file.read_bytes() for file in (tmp_path / "disk-n1").rglob("*.wal")}
     there = {file.name: file.read_bytes() for file in (tmp_path / "root").rglob("*.wal")}
     assert kept == there
@@ -316,9 +315,7 @@ def test_archived_segments_leave_the_disk_and_the_root(tmp_path: Path) -> None:
             key = f"k{len(written)}"
             assert member.put(**{key: "x" * 2000})[0] == "ack"
             written[key] = "x" * 2000
-        while len(places := list(tmp_path.rglob("*.wal"))) > 2:
-            assert time.monotonic() < until, places
-            time.sleep(0.1)
+        eventually(lambda: len(list(tmp_path.rglob("*.wal"))) <= 2, "archived segments leave", 60)
         assert member.values() == written
     assert not list((tmp_path / "disk-n1").rglob("*.parquet"))
     assert restored_by_reading(settings.url) == written

@@ -11,7 +11,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal.entry import is_clear
@@ -36,6 +36,7 @@ from pyspark_imap_wal.tables.schemas import ENTRY_COLUMNS, POSITION_COLUMNS
 from storage_backends import NotFound, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, MAPS, NODES, Cluster, put, steps
+from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import SMALL, append, cluster, node
 
 pytestmark = pytest.mark.spark
@@ -129,17 +130,7 @@ def pushed(draw: st.DrawFn) -> tuple[Any, Callable[[dict[str, Any]], bool | None
     return made, rule
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.function_scoped_fixture,
-    ],
-)
+@OF_HISTORIES
 @given(history=steps, filters=st.lists(pushed(), max_size=3), seed=st.integers(0, 2**16))
 def test_columns_have_the_rows_of_every_other_reader(
     history: list[tuple[str, int, int, int]], filters: list[Any], seed: int

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from rewrite_cli.local_cluster.launcher import die_with_parent
 from storage_backends import open_store
 from tests.histories import put
 from tests.kit.logs import append, node
+from tests.support import eventually
 
 pytest.importorskip("grpc", reason="the client of Spark Connect needs pyspark[connect]")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -69,14 +69,15 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 
 def _await(process: subprocess.Popen[bytes], port: int, output: Path) -> None:
-    limit = time.monotonic() + START_S
-    while time.monotonic() < limit and process.poll() is None:
+    def answers() -> bool:
+        assert process.poll() is None, output.read_text(errors="replace")[-3000:]
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
         except OSError:
-            time.sleep(0.2)
-    raise AssertionError(f"the server did not start: {output.read_text(errors='replace')[-3000:]}")
+            return False
+        return True
+
+    eventually(answers, "the server answers", START_S)
 
 
 def test_a_client_reads_follows_and_adds(server: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
@@ -27,6 +27,7 @@ from pyspark_imap_wal.options import Options
 from storage_backends import SegmentStore, open_store
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
+from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import SMALL, append, cluster, node
 from tests.kit.stream_engine import Engine, archive
 
@@ -101,17 +102,7 @@ def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
 
 
 @pytest.mark.timeout(900)
-@settings(
-    max_examples=40,
-    deadline=None,
-    print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.function_scoped_fixture,
-    ],
-)
+@OF_HISTORIES
 @given(
     history=steps,
     every=st.integers(1, 9),
@@ -132,8 +123,8 @@ def test_images_equal_a_dict_over_random_histories(
     keys: int,
 ) -> None:
     """In batches of any size, beside archive runs, rewrites and restarts of the reader. With
-    prunes, the reader has read the log before each rewrite; without, it may be any number of
-    rewrites behind."""
+    prunes, the reader has read the log before each rewrite; without, it may have missed any number
+    of rewrites."""
     monkeypatch.setattr(images, "MEMORY_BYTES", memory)
     monkeypatch.setattr(images, "KEYS_BYTES", keys)
     monkeypatch.setattr(sorter, "RUNS_MAX", 3)
@@ -277,7 +268,7 @@ def test_only_wanted_keys_and_maps_are_read(store: SegmentStore) -> None:
 
 
 def test_a_map_without_a_former_snapshot_is_read_whole(store: SegmentStore) -> None:
-    """Another map had one, and then all maps were rewritten while the reader was behind."""
+    """Another map had one, and then all maps were rewritten before the reader read them."""
     log = node(store)
     engine = ImageEngine(store.url)
     append(log, put("a", 1, (1, 1, 1, 1)), put("x", 1, (1, 1, 1, 2), "other"))

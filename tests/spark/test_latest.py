@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
@@ -22,6 +22,7 @@ from pyspark_imap_wal.latest import LatestPartition
 from pyspark_imap_wal.options import Options
 from storage_backends.memory import MemoryStore, forget
 from tests.histories import KEYS, Cluster, put, steps
+from tests.kit.examples import OF_HISTORIES
 from tests.kit.logs import SMALL, append, cluster, node
 from tests.kit.stream_engine import archive
 
@@ -52,17 +53,7 @@ def lines(made: ImapWalReader) -> list[dict[str, Any]]:
     ]
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    print_blob=True,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-    suppress_health_check=[
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.function_scoped_fixture,
-    ],
-)
+@OF_HISTORIES
 @given(history=steps, task_bytes=st.sampled_from(("1", "4000")), buckets=st.sampled_from("12"))
 def test_the_tasks_have_the_map_over_random_histories(
     monkeypatch: pytest.MonkeyPatch,
