@@ -25,8 +25,8 @@ class FeatureLevel(IntEnum):
 
 _BRINGS = {
     FeatureLevel.CLEARS: "the formats of the first releases",
-    FeatureLevel.SORTED_ARCHIVES: "archives sorted by key: rewrites merge them without sorting, "
-    "and a read of one key reads a small part of them",
+    FeatureLevel.SORTED_ARCHIVES: "archives sorted by key: a read of one key reads a small part of "
+    "them",
     FeatureLevel.COPIES: "copies: a plug-in may append each change to several agents",
 }
 FIRST = min(FeatureLevel)
