@@ -10,9 +10,9 @@ from tests.cluster.harness import Cluster, until
 
 
 def contents(cluster: Cluster, name: str) -> dict[Any, Any]:
-    """All entries, when there are some."""
-    entries = cluster.client().get_map(name).blocking()
-    found: Any = until("the map is there", lambda: entries.entry_set())
+    """All entries, when there are some. The map may not be available yet."""
+    client = cluster.client()
+    found: Any = until("the map is there", lambda: client.get_map(name).blocking().entry_set())
     return dict(found)
 
 
