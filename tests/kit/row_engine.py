@@ -89,12 +89,21 @@ class ComparedEngine(LocalEngine):
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
         # Without other writers each reading of a log is the same.
         reference = replace(job, generation=job.generation + 1_000_000)
-        expected = summary(RowEngine(self._settings).run(reference, log), log)
+        expected = RowEngine(self._settings).run(reference, log)
         result = super().run(job, log)
-        found = summary(result, log)
-        for name in {*expected, *found}:
-            assert found.get(name) == expected.get(name), name
+        compare(result, expected, log)
         return result
+
+
+def compare(result: Result, expected: Result, log: ClusterLog) -> None:
+    """The same entries and counts, from as many bytes or fewer: `RowEngine` does not use the mark
+    of all maps, so it also reads what other engines need not read."""
+    found, wanted = summary(result, log), summary(expected, log)
+    for name in {*wanted, *found}:
+        assert found.get(name) == wanted.get(name), name
+    bytes_max = {item.map: item.read_bytes for item in expected.maps}
+    for item in result.maps:
+        assert item.read_bytes <= bytes_max[item.map], item.map
 
 
 def summary(result: Result, log: ClusterLog) -> dict[str, object]:
@@ -111,7 +120,7 @@ def summary(result: Result, log: ClusterLog) -> dict[str, object]:
         first = [part.first_expiry_ms for part in parts if part.first_expiry_ms]
         found[item.map] = (
             rows,
-            (item.records, item.read_bytes, item.unchanged),
+            (item.records, item.unchanged),
             sum(part.live for part in parts),
             sum(part.tombstones for part in parts),
             sum(part.conflicts for part in parts),
