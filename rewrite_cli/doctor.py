@@ -143,8 +143,7 @@ def agent(endpoint: str, key: KeyPair | None = None, agent_key: str = "") -> Ite
             PROBLEM,
             f"no answer from {endpoint} within 2 s",
             "is it running (systemctl status imap-wal-agent), and is this the `endpoint` of "
-            "its configuration?"
-            + (" An agent with another key than --agent-key does not answer either" if key else ""),
+            "its configuration?",
         )
         return
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from typing import Any
 
 import msgpack
@@ -43,16 +44,19 @@ class Client:
         self._socket.setsockopt(zmq.LINGER, 0)
         if key is not None:
             identify(self._socket, key, agent_key)
-        self._refusals = self._socket.get_monitor_socket(
+        self._events = self._socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_FAILED_AUTH
             | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
             | (0 if waits else zmq.EVENT_CONNECT_RETRIED)
         )
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._refusals, zmq.POLLIN)
+        self._poller.register(self._events, zmq.POLLIN)
         self._socket.connect(endpoint)
         self._number = 0
+        self._is_hung_up = False
 
     def ask(self, kind: str, *fields: Any, payload: bytes = b"") -> tuple[list[Any], bytes]:
         """Send `[kind, number, *fields]`. Returns the answer's header and payload."""
@@ -66,12 +70,19 @@ class Client:
 
     def answer(self, number: int) -> tuple[list[Any], bytes]:
         """The answer to the request of this number; answers to earlier requests are skipped."""
-        while ready := dict(self._poller.poll(self._timeout_ms)):
+        until = time.monotonic() + self._timeout_ms / 1000
+        while ready := dict(self._poller.poll(_ms_until(until))):
             if self._socket not in ready:
-                raise self._refusal()
+                self._note_event()
+                continue
             header, payload = self._parts(self._socket.recv())
             if header[1] == number:
                 return header, payload
+        if self._is_hung_up:
+            raise NotAllowed(
+                f"{self.endpoint} ended each handshake: the agent has keys and this client has "
+                "none, or the reverse, or the agent has another key than the one given"
+            )
         raise TimeoutError(f"no answer from {self.endpoint} within {self._timeout_ms} ms")
 
     def _parts(self, frame: bytes) -> tuple[list[Any], bytes]:
@@ -86,20 +97,29 @@ class Client:
             )
         return header, payload
 
-    def _refusal(self) -> ImapWalError:
-        event = int.from_bytes(self._refusals.recv_multipart()[0][:2], sys.byteorder)
+    def _note_event(self) -> None:
+        """Raises what an event of the connection means for certain."""
+        event = int.from_bytes(self._events.recv_multipart()[0][:2], sys.byteorder)
         if event == zmq.EVENT_CONNECT_RETRIED:
-            return NoAgent(f"no agent listens at {self.endpoint}")
+            raise NoAgent(f"no agent listens at {self.endpoint}")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            return NotAllowed(
+            raise NotAllowed(
                 f"the agent at {self.endpoint} does not admit this user or key; its log "
                 "lines name the refused peers and the reasons"
             )
-        return NotAllowed(
-            f"{self.endpoint} did not accept the handshake: the agent has keys and this "
-            "client has none, or the reverse"
-        )
+        if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            raise NotAllowed(
+                f"{self.endpoint} did not accept the handshake: the agent has keys and this "
+                "client has none, or the reverse"
+            )
+        # The side that sees first that the two do not agree closes the connection. The other one
+        # only sees that it was closed, which an agent that stops does too.
+        self._is_hung_up = event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
+
+
+def _ms_until(until: float) -> int:
+    return max(0, round(1000 * (until - time.monotonic())))
