@@ -1,7 +1,7 @@
 """A background thread that records its failures.
 
-Every background thread of an open log is a `Worker`: the keeper and the archiver of
-`imap_wal.write.maintenance`; in an agent also those of reads, mender, signs of life, door and gate.
+Every background thread of an open log is a `Worker`: those of `imap_wal.write.maintenance`; in an
+agent also those of reads, mender, signs of life, door and gate.
 It calls one function, the turn, repeatedly. An exception of a turn is logged, counted and kept in
 `state` until a later turn succeeds. After a pause, the next turn is tried.
 """

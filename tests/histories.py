@@ -14,7 +14,20 @@ import hypothesis.strategies as st
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
-from imap_wal.entry import Order, Row, clear_of, is_clear, pack
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    MAP,
+    ORDER,
+    PARTITION,
+    VALUE,
+    Order,
+    Row,
+    clear_of,
+    is_clear,
+    pack,
+)
 from imap_wal.layout import Identity
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import ClusterLog, pin_cuts
@@ -210,14 +223,18 @@ class Cluster:
         )
         log.sync()
         for row in rows:
-            session, request = row[9][2:]
+            session, request = row[ORDER][2:]
             log.requests[session] = max(request, log.requests.get(session, 0))
             for key in (
-                [key for key in KEYS if partition_of(key) == row[8]] if is_clear(row) else [row[1]]
+                [key for key in KEYS if partition_of(key) == row[PARTITION]]
+                if is_clear(row)
+                else [row[KEY]]
             ):
-                known = self.reference.get((row[0], key))
-                if row[9][0] == self.incarnation and (known is None or known[9] < row[9]):
-                    self.reference[row[0], key] = row
+                known = self.reference.get((row[MAP], key))
+                if row[ORDER][0] == self.incarnation and (
+                    known is None or known[ORDER] < row[ORDER]
+                ):
+                    self.reference[row[MAP], key] = row
 
     def arrive(self, node: str) -> None:
         held, self.held[node] = self.held[node], []
@@ -229,13 +246,13 @@ class Cluster:
     def repeat(self, row: Row) -> None:
         """A change whose partition has a new owner by the time it is in the log is not
         acknowledged: Hazelcast repeats it there."""
-        incarnation, version = row[9][:2]
-        if incarnation == self.incarnation and version < self.version[row[8]]:
+        incarnation, version = row[ORDER][:2]
+        if incarnation == self.incarnation and version < self.version[row[PARTITION]]:
             if is_clear(row):
-                self.append(*self.clearing(row[8], row[0]))
+                self.append(*self.clearing(row[PARTITION], row[MAP]))
                 return
-            node, again = self.change(row[1], row[0], row[3])
-            self.append(node, (*again[:7], row[7], *again[8:]))
+            node, again = self.change(row[KEY], row[MAP], row[VALUE])
+            self.append(node, (*again[:7], row[EXPIRES_AT_MS], *again[8:]))
 
     # ---- steps ----
 
@@ -290,7 +307,7 @@ class Cluster:
                     place: row for place, row in self.reference.items() if place[0] != name
                 }
                 self.held = {
-                    each: [held for held in rows if held.row[0] != name]
+                    each: [held for held in rows if held.row[MAP] != name]
                     for each, rows in self.held.items()
                 }
             case "catch_up":
@@ -318,7 +335,7 @@ class Cluster:
         return {
             place: row
             for place, row in self.reference.items()
-            if not row[5] and not 0 < row[7] <= now
+            if not row[DELETED] and not 0 < row[EXPIRES_AT_MS] <= now
         }
 
     def check(self) -> None:
@@ -354,12 +371,12 @@ def play_and_maintain(
 
 def live_of(view: MaterializedView) -> dict[tuple[str, bytes], Row]:
     found = {
-        (name, row[1]): row for name in view.maps() for rows in view.rows(name) for row in rows
+        (name, row[KEY]): row for name in view.maps() for rows in view.rows(name) for row in rows
     }
     for name in {name for name, _ in found}:
         keys = [key for of, key in found if of == name]
         assert sorted(key for batch in view.keys(name, 4) for key in batch) == sorted(keys)
-        assert {row[1]: row for row in view.load(name, [*keys, b"absent"])} == {
+        assert {row[KEY]: row for row in view.load(name, [*keys, b"absent"])} == {
             key: found[name, key] for key in keys
         }
     return found

@@ -270,8 +270,8 @@ class Committer:
         self.log.move_checkpoint(*safe)
 
     def sync_if_due(self) -> None:
-        """For `interval`: sync before the oldest unsynced byte is too old. The keeper
-        (`imap_wal.write.maintenance`) calls this four times per interval."""
+        """For `interval`: sync before the oldest unsynced byte is too old.
+        Maintenance calls this four times per interval."""
         since = self._unsynced_since
         if (
             since is None

@@ -1,6 +1,6 @@
 """Background maintenance of a log: sync by interval, drain the ring of `async`, renew a lease, move
 the checkpoint, rotate by time, archive by time and size, remove covered files by age and size.
-Threads start only if a setting needs them: the keeper for the short work, the archiver for archives
+Threads start only if a setting needs them: one for the short work, the archiver for archives
 and removal."""
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Maintenance:
             or settings.rotate_interval_s
             or committer.log.leased
         ):
-            self.workers.append(Worker("imap-wal-keeper", self._keep(committer)))
+            self.workers.append(Worker("imap-wal-maintenance", self._keep(committer)))
         archives = bool(settings.archive_interval_s or settings.max_total_wal_size)
         # Another thread, because syncs and leases must not wait for an archive.
         if archives or _retain_every(settings):

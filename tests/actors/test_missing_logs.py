@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import Fenced, LostRace, MissingNode, OutcomeUnknown, WriterLocked
 from imap_wal.read.cluster import pin_cuts
 from imap_wal.read.view import MaterializedView
@@ -25,7 +26,7 @@ from tests.kit.actors import Interrupted, embedded, log_of
 def values(store: Any) -> dict[str, Any]:
     view = MaterializedView(log_of(store), Settings())
     view.catch_up()
-    found = {row[1]: row[3] for rows in view.rows("m") for row in rows}
+    found = {row[KEY]: row[VALUE] for rows in view.rows("m") for row in rows}
     view.close()
     return found  # type: ignore[return-value]
 

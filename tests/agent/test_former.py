@@ -125,7 +125,7 @@ def test_former_is_omitted_when_files_are_missing(
 
 
 def test_former_is_read_from_archives_too(halves: Halves) -> None:
-    """The keeper archived what was above the cut before the member said hello."""
+    """Maintenance archived what was above the cutoff before the member said hello."""
     session = halves.b.session
     view(halves.a, "ab", "c")
     assert halves.b.put(void="1")[0] == "error"

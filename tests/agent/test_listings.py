@@ -16,6 +16,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
+from imap_wal.entry import MAP
 from imap_wal.manifest.snapshots import Snapshot
 from tests.agent.harness import Plugin, config, entry, plugin, serving
 
@@ -161,7 +162,7 @@ def hazelcast_key(number: int) -> bytes:
 def put_keys(member: Plugin, keys: list[bytes]) -> None:
     rows = [entry("", "v", member.order(1 + number)) for number in range(len(keys))]
     payload = b"".join(
-        msgpack.packb([row[0], key, *row[2:]]) for row, key in zip(rows, keys, strict=True)
+        msgpack.packb([row[MAP], key, *row[2:]]) for row, key in zip(rows, keys, strict=True)
     )
     assert member.client.ask("append", member.session, 1, len(keys), payload=payload)[0][0] == "ack"
 

@@ -158,17 +158,17 @@ def test_a_dead_read_thread_is_reported(
         assert member.put(a="1")[0] == "ack", "writes continue"
 
 
-def test_an_error_of_the_keeper_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The keeper continues."""
+def test_an_error_of_maintenance_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance continues."""
     monkeypatch.setattr(worker, "PAUSE_S", 0.01)
     settings = config(tmp_path, durability="interval", sync_interval_ms=20)
     with serving(settings) as agent, plugin(settings) as member:
         with monkeypatch.context() as patch:
             patch.setattr(agent._committer, "rotate_if_due", lambda: full())
-            assert unhealthy(member, "imap-wal-keeper", "No space left")["alive"]
+            assert unhealthy(member, "imap-wal-maintenance", "No space left")["alive"]
         healthy(member)
         member.put(a="1")
-        eventually(lambda: agent._committer.statistics.syncs > 0, "the keeper syncs")
+        eventually(lambda: agent._committer.statistics.syncs > 0, "maintenance syncs")
 
 
 def test_an_unexpected_error_of_an_archive_run_is_shown(

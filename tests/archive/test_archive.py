@@ -10,7 +10,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from imap_wal.entry import Row
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, Row
 from imap_wal.errors import CorruptLog
 from imap_wal.format import Position
 from imap_wal.manifest.node import NodeManifest
@@ -82,7 +82,7 @@ def test_rows_are_read_from_parquet_as_they_were_written(seed: int) -> None:
         for _ in range(100)
     ]
     rows = [
-        (*row[:7], 0 if row[5] else row[7], *row[8:]) for row in rows
+        (*row[:7], 0 if row[DELETED] else row[EXPIRES_AT_MS], *row[8:]) for row in rows
     ]  # a tombstone does not expire
     positions = [Position(1, 2, number, number % 3) for number in range(100)]
     batch = to_batch(rows, "n1", positions)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from imap_wal import format
 from imap_wal import log as wal_log
-from imap_wal.entry import clear_of, is_clear, pack
+from imap_wal.entry import KEY, clear_of, is_clear, pack
 from imap_wal.errors import CorruptLog, StorageUnavailable, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.log import LogReader
@@ -48,7 +48,7 @@ def test_an_archive_is_sorted_by_key_and_then_by_position(
     archive(memory, log)
     (item,) = log.manifests.read()[1].archives
     read = list(batches(memory, item.path))
-    keys = [row[1] for batch in read for row in to_rows(batch)]
+    keys = [row[KEY] for batch in read for row in to_rows(batch)]
     places = [place for batch in read for place in to_positions(batch)]
     assert list(zip(keys, places, strict=True)) == sorted(zip(keys, places, strict=True))
     assert (item.first, item.last) == (min(places), max(places)) and item.records == 60
@@ -280,7 +280,7 @@ def test_row_groups_without_a_wanted_key_are_not_read(
             for row in batch.rows
         ]
         assert len(found) in (10 * groups, 10 * groups - 9)
-        assert {each for each in wanted if each != b"none"} <= {row[1] for row in found}
+        assert {each for each in wanted if each != b"none"} <= {row[KEY] for row in found}
         assert any(is_clear(row) for row in found), "a clear may delete any key"
     memory.delete(scan.path)
     memory.create(scan.path, b"x" * scan.bytes)

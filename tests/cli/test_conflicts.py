@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import imap_wal
+from imap_wal.entry import KEY, VALUE
 from imap_wal.parquet.columns import nodes_of, to_rows
 from imap_wal.parquet.file import batches
 from imap_wal.read.cluster import ClusterLog
@@ -70,7 +71,7 @@ def test_stat_counts_what_is_not_in_doubt(run: Run, split: str) -> None:
 def live(store: SegmentStore) -> dict[bytes, bytes | None]:
     with closing(MaterializedView(ClusterLog(store, "ns", "c"), Settings())) as view:
         view.catch_up()
-        return {row[1]: row[3] for rows in view.rows("orders") for row in rows}
+        return {row[KEY]: row[VALUE] for rows in view.rows("orders") for row in rows}
 
 
 def test_a_rewrite_keeps_all_claims_without_a_resolution(
@@ -174,7 +175,7 @@ def test_a_repair_decides_in_the_copy_and_keeps_what_lost(
     (decided,) = done.json["summary"]["preferred"]
     copy = open_store(f"file://{tmp_path}/copy")
     rows = [row for batch in batches(copy, decided["set_aside"]) for row in to_rows(batch)]
-    assert [(row[1], row[3]) for row in rows] == [(b"a", lost)]
+    assert [(row[KEY], row[VALUE]) for row in rows] == [(b"a", lost)]
     assert live(copy) == {b"a": kept, b"b": b"1", b"c": b"3"}
     assert run("verify", f"file://{tmp_path}/copy").code == 0
     assert [
@@ -216,12 +217,14 @@ def test_a_rewrite_decides_and_keeps_what_lost(
     done = run("rewrite", split, "--resolve", how, "-o", "json").json["clusters"][0]["maps"][0]
     assert done["conflicts"] == 1
     rows = [row for batch in batches(store, done["set_aside"]) for row in to_rows(batch)]
-    assert [(row[1], row[3]) for row in rows] == [(b"a", lost)]
+    assert [(row[KEY], row[VALUE]) for row in rows] == [(b"a", lost)]
     for command in ("verify", "stat", "doctor"):
         assert "b'a'" not in run(command, split).out
     assert run("verify", split).code == 0
     held = {
-        row[1]: row[3] for changes in ClusterLog(store, "ns", "c").changes() for row in changes.rows
+        row[KEY]: row[VALUE]
+        for changes in ClusterLog(store, "ns", "c").changes()
+        for row in changes.rows
     }
     assert held == {b"a": kept.encode(), b"b": b"1", b"c": b"3"}
     assert run("prune", split, "--yes").code == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import imap_wal
 from imap_wal import entry, format
-from imap_wal.entry import ORDER, Row
+from imap_wal.entry import DELETED, MAP, ORDER, VALUE, Row
 from imap_wal.format import Position
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.repair.report import POINT_IN_TIME, summary
@@ -184,7 +184,7 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
         for frame in whole
         for index, row in enumerate(frame.rows)
         if Position(frame.epoch, frame.number, frame.offset, index)
-        > covered[frame.node].get(row[0], format.START)
+        > covered[frame.node].get(row[MAP], format.START)
     ]
     of_archives = list((Counter(uncovered_archives) & Counter(archived)).elements())
     newest: dict[Any, Row] = {}
@@ -192,7 +192,7 @@ def test_salvage_keeps_every_whole_frame_and_nothing_else(seed: int) -> None:
         known = newest.get(row[:2])
         if known is None or row[ORDER] > known[ORDER]:
             newest[row[:2]] = row
-    expected = {place: row[3] for place, row in newest.items() if not row[5]}
+    expected = {place: row[VALUE] for place, row in newest.items() if not row[DELETED]}
     import msgpack
 
     with imap_wal.open(copy.url, node="n1") as opened:

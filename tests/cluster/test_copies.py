@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hazelcast.proxy.map import BlockingMap
 
-from imap_wal.entry import KEY, ORDER, is_shared
+from imap_wal.entry import KEY, MAP, ORDER, is_shared
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from tests.cluster.harness import Agent, Cluster, logged_map, until
@@ -90,7 +90,7 @@ def logs_of(cluster: Cluster) -> dict[tuple[int, ...], set[str]]:
     found: dict[tuple[int, ...], set[str]] = {}
     for changes in log.changes():
         for row in changes.rows:
-            if row[0] == NAME:
+            if row[MAP] == NAME:
                 newest[row[KEY]] = max(newest.get(row[KEY], ()), row[ORDER])
                 found.setdefault(row[ORDER], set()).add(changes.node)
     return {order: found[order] for order in newest.values()}

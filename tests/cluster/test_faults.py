@@ -24,7 +24,7 @@ from hazelcast.errors import HazelcastError
 from hazelcast.proxy.map import BlockingMap
 
 from imap_wal import hazelcast as hazelcast_errors
-from imap_wal.entry import KEY, ORDER
+from imap_wal.entry import KEY, ORDER, VALUE
 from imap_wal.errors import NotAppended, OutcomeUnknown
 from imap_wal.hazelcast import PACKAGE, LogUnavailable
 from imap_wal.read.cluster import ClusterLog
@@ -90,7 +90,7 @@ class Bench:
         memory = {self.data(key): self.data(value) for key, value in self.contents(name).items()}
         view = log_view(self.agents[agent].url)
         try:
-            return memory == {row[1]: row[3] for rows in view.rows(name) for row in rows}
+            return memory == {row[KEY]: row[VALUE] for rows in view.rows(name) for row in rows}
         finally:
             view.close()
 

@@ -13,6 +13,7 @@ from hazelcast.core import HazelcastJsonValue
 from hazelcast.errors import HazelcastError
 from hazelcast.predicate import sql
 
+from imap_wal.entry import KEY, PARTITION, VALUE
 from tests.cluster.history import Now, Scene, log_view, written
 from tests.cluster.values import CLIENT_OPTIONS, Flight, Leg, Parcel
 
@@ -111,7 +112,7 @@ def test_values_are_in_the_log_byte_for_byte(now: Now) -> None:
         (found,) = view.rows("values", 1000)
     finally:
         view.close()
-    seen = {row[1]: row[3] for row in found}
+    seen = {row[KEY]: row[VALUE] for row in found}
     assert seen == {
         now.data(key): now.data(value) for key, value in VALUES.items() if key not in refused
     }
@@ -150,9 +151,11 @@ def test_keys_are_restored_byte_for_byte_in_their_partitions(now: Now) -> None:
         (found,) = view.rows("keys", 1000)
     finally:
         view.close()
-    assert {row[1] for row in found} == {now.data(key) for key in KEYS}
+    assert {row[KEY] for row in found} == {now.data(key) for key in KEYS}
     partition = now.client.partition_service.get_partition_id
-    assert {row[1]: row[8] for row in found} == {now.data(key): partition(key) for key in KEYS}
+    assert {row[KEY]: row[PARTITION] for row in found} == {
+        now.data(key): partition(key) for key in KEYS
+    }
 
 
 @written

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from imap_wal.agent import server
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import InvalidSetting, MissingNode
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -327,7 +328,7 @@ def restored_by_reading(url: str) -> dict[str, str]:
     try:
         view.catch_up()
         return {
-            row[1].decode(): (row[3] or b"").decode()
+            row[KEY].decode(): (row[VALUE] or b"").decode()
             for rows in view.rows("orders")
             for row in rows
         }

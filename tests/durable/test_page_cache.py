@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 ROUNDS = 120
 INTERVAL_S = 10_000
-"""So long that the keeper's thread never wakes: the history makes time pass, so a seed replays all
-of it."""
+"""So long that the maintenance thread never wakes: the history makes time pass, so a seed replays
+all of it."""
 
 
 class Disk(FaultyStore):
@@ -158,7 +158,7 @@ class History:
             self.safe = self.kept
         elif kind == "wait" and durability == "interval":
             self.clock.advance(INTERVAL_S)
-            store.committer.sync_if_due()  # what the keeper's thread does
+            store.committer.sync_if_due()  # what the maintenance thread does
             self.safe = self.kept
         elif kind == "rotate":
             store.committer.rotate()

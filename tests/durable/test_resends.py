@@ -14,6 +14,7 @@ from random import Random
 import pytest
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.entry import KEY, VALUE
 from imap_wal.log import LogReader
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -61,10 +62,10 @@ def restored(settings: AgentConfig) -> dict[str, str]:
     view = MaterializedView(ClusterLog(open_store(settings.url), "default", "c"), Settings())
     view.catch_up()
     found = {
-        row[1].decode(): row[3].decode()
+        row[KEY].decode(): row[VALUE].decode()
         for rows in view.rows("orders")
         for row in rows
-        if row[3] is not None
+        if row[VALUE] is not None
     }
     view.close()
     return found

@@ -99,9 +99,9 @@ def test_agent_stop_ends_an_archive_run_at_next_call(
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
-        keeper = agent._maintenance
+        maintenance = agent._maintenance
         agent.stop()
-        eventually(keeper._stop.is_set, "the stop begins")
+        eventually(maintenance._stop.is_set, "the stop begins")
         storage.go.set()
     assert storage.calls == 1
     assert memory.list("default/c/nodes/n1/wal")

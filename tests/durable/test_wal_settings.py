@@ -158,7 +158,7 @@ def test_a_segment_is_sealed_when_it_is_old(tmp_path: Path) -> None:
         assert store.statistics.commits.rotations == 1, "an empty log has nothing to seal"
     with imap_wal.open(tmp_path.as_uri(), node="n", rotate_interval_s=0.02) as store:
         store.map("m")["b"] = 2
-        eventually(lambda: store.statistics.commits.rotations == 1, "the keeper seals by time")
+        eventually(lambda: store.statistics.commits.rotations == 1, "maintenance seals by time")
 
 
 @pytest.mark.parametrize("avoid", [False, True])

@@ -13,6 +13,7 @@ import msgpack
 import pytest
 
 from imap_wal import format
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -340,7 +341,7 @@ def flip_bits_of_parquet(
             found_in = error.file
             assert found_in == path  # many bits change nothing
         else:
-            found = {msgpack.unpackb(row[1]): msgpack.unpackb(row[3] or b"") for row in rows}
+            found = {msgpack.unpackb(row[KEY]): msgpack.unpackb(row[VALUE] or b"") for row in rows}
             assert found == right, f"bit {bit}, {why}"
         cases(1)
 

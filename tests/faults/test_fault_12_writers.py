@@ -18,6 +18,7 @@ import msgpack
 import pytest
 
 import imap_wal
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import LostRace
 from imap_wal.read.view import MaterializedView
 from imap_wal.retention.archive import archive_sealed
@@ -314,7 +315,7 @@ def at_once(first: str, second: str, at: int) -> bool:
         view = MaterializedView(beside.cluster(), Settings())
         view.catch_up()
         found = {
-            msgpack.unpackb(row[1]): msgpack.unpackb(row[3])
+            msgpack.unpackb(row[KEY]): msgpack.unpackb(row[VALUE])
             for rows in view.rows("m")
             for row in rows
         }
@@ -411,7 +412,7 @@ def all_at_once(url: str, seconds: float, cases: Cases) -> None:
                 continue
             restored.append(1)
             found = {
-                msgpack.unpackb(row[1]): msgpack.unpackb(row[3])
+                msgpack.unpackb(row[KEY]): msgpack.unpackb(row[VALUE])
                 for rows in view.rows("m")
                 for row in rows
             }

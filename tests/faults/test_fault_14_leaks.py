@@ -40,7 +40,7 @@ def no_leaks() -> Iterator[None]:
 
 
 def open_and_close(url: str, times: int, cases: Cases) -> None:
-    """With the threads of the keeper in every tenth."""
+    """With the threads of maintenance in every tenth."""
     with imap_wal.open(url, node="n") as store:  # loads modules once
         store.map("m")["a"] = 0
         store.archive()

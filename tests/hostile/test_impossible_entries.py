@@ -12,6 +12,7 @@ import pytest
 
 from imap_wal import entry
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.entry import KEY, ORDER
 from imap_wal.errors import CorruptLog
 from imap_wal.format import CLEARS, ENTRIES, Position
 from imap_wal.layout import Identity
@@ -83,7 +84,7 @@ def restored(url: str) -> dict[bytes, entry.Row]:
     found = {}
     for scan in node_scans(cluster.state(), "n1"):
         for changes in read_scan(cluster.store, scan):
-            found |= {row[1]: row for row in changes.rows}
+            found |= {row[KEY]: row for row in changes.rows}
     return found
 
 
@@ -99,7 +100,7 @@ def test_an_impossible_number_is_read_as_the_nearest(
         log = opened(url)
         rows = restored(url)
     assert rows == {b"a": GOOD, b"bad": changed(**{field: nearest})}
-    assert all(type(each) is int for row in rows.values() for each in (*row[6:9], *row[9]))
+    assert all(type(each) is int for row in rows.values() for each in (*row[6:9], *row[ORDER]))
     assert f"{position}: {field} is {value!r}, read as {nearest}" in caplog.text
     assert (
         archive_sealed(

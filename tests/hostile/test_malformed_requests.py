@@ -11,6 +11,7 @@ import pytest
 from imap_wal.agent import requests
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
+from imap_wal.entry import ORDER, PARTITION
 from tests.agent.harness import Plugin, config, entry, identified, plugin, serving
 from tests.kit.malformed import nested, pack
 
@@ -119,9 +120,9 @@ def test_a_session_of_a_fraction_does_not_reach_the_manifest(settings: AgentConf
         member.hello()
         row = entry("a", "1", member.order(1))
         for order in (
-            [float(row[9][0]), *row[9][1:]],
-            [*row[9][:2], float(row[9][2]), 1],
-            [*row[9][:2], True, 1],
+            [float(row[ORDER][0]), *row[ORDER][1:]],
+            [*row[ORDER][:2], float(row[ORDER][2]), 1],
+            [*row[ORDER][:2], True, 1],
         ):
             header, _ = member.client.ask(
                 "append", member.session, 1, 1, payload=pack([*row[:9], order])
@@ -194,7 +195,7 @@ def test_an_error_without_a_text_is_answered(
 def test_a_partition_that_no_cluster_has_is_refused(settings: AgentConfig, partition: int) -> None:
     with serving(settings), plugin(settings) as member:
         row = entry("a", "1", member.order(1))
-        row[8] = partition
+        row[PARTITION] = partition
         header, _ = member.client.ask("append", member.session, 1, 1, payload=pack(row))
         assert header[2] == "bad-request" and f"partition is {partition}; it takes" in header[3]
         member.hello()

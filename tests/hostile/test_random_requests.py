@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.transport.router import parts
 from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.entry import ORDER
 from imap_wal.layout import Identity
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.settings import Settings
@@ -194,7 +195,7 @@ def messages(draw: st.DrawFn, member: Plugin, number: int) -> tuple[bytes, bytes
             )
             for at in range(count)
         ]
-        payload = b"".join(draw(like(*row[:9], list(row[9]))) for row in rows)
+        payload = b"".join(draw(like(*row[:9], list(row[ORDER]))) for row in rows)
         return draw(like(kind, number, session, first, count)), payload
     if kind == "metadata":
         return draw(like(kind, number, session, 1)), draw(like("schema", 7, b"bytes"))

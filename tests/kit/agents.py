@@ -10,6 +10,7 @@ from typing import Any
 from imap_wal import entry as entries
 from imap_wal import format
 from imap_wal.agent.config import AgentConfig
+from imap_wal.entry import KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.segment.reader import SegmentReader
@@ -35,7 +36,7 @@ def logged(settings: AgentConfig) -> list[tuple[str, Any, tuple[int, ...]]]:
         if frame.kind == format.ENTRIES
         for row in entries.rows(frame.payload)
     ]
-    return [(row[1].decode(), row[3] and row[3].decode(), row[9]) for row in rows]
+    return [(row[KEY].decode(), row[VALUE] and row[VALUE].decode(), row[ORDER]) for row in rows]
 
 
 def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
@@ -45,10 +46,10 @@ def live(settings: AgentConfig, name: str = "orders") -> dict[str, str]:
     )
     view.catch_up()
     found = {
-        row[1].decode(): row[3].decode()
+        row[KEY].decode(): row[VALUE].decode()
         for rows in view.rows(name)
         for row in rows
-        if row[3] is not None
+        if row[VALUE] is not None
     }
     view.close()
     return found

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from imap_wal import format
 from imap_wal.agent.own_disk.uploads import Uploads
 from imap_wal.clock import SeededRandomness
+from imap_wal.entry import KEY, VALUE
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -81,7 +82,9 @@ def restored(store: SegmentStore, policy: str = "full") -> tuple[dict[str, str],
     try:
         view.catch_up()
         found = {
-            row[1].decode(): (row[3] or b"").decode() for rows in view.rows("m") for row in rows
+            row[KEY].decode(): (row[VALUE] or b"").decode()
+            for rows in view.rows("m")
+            for row in rows
         }
         return found, dict(view.missing)
     finally:

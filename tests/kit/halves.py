@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from imap_wal.agent.config import AgentConfig
+from imap_wal.entry import KEY, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
@@ -62,7 +63,7 @@ def restored(url: str) -> dict[str, str]:
     with closing(MaterializedView(ClusterLog(store, "default", "c"), Settings())) as found:
         found.catch_up()
         return {
-            row[1].decode(): (row[3] or b"").decode()
+            row[KEY].decode(): (row[VALUE] or b"").decode()
             for rows in found.rows("orders")
             for row in rows
         }

@@ -6,7 +6,7 @@ from typing import Any
 
 from imap_wal import format
 from imap_wal.clock import SeededRandomness
-from imap_wal.entry import Row, pack
+from imap_wal.entry import KEY, VALUE, Row, pack
 from imap_wal.layout import Identity
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
@@ -54,7 +54,9 @@ def view(store: SegmentStore, clock: FakeClock | None = None, **settings: Any) -
 
 
 def values(made: MaterializedView, name: str = "orders") -> dict[str, str]:
-    return {row[1].decode(): (row[3] or b"").decode() for rows in made.rows(name) for row in rows}
+    return {
+        row[KEY].decode(): (row[VALUE] or b"").decode() for rows in made.rows(name) for row in rows
+    }
 
 
 def parquet_rows(store: SegmentStore, path: str) -> list[tuple[Row, str]]:

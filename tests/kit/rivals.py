@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 
 from imap_wal.embedded.wal_filter import filtered
+from imap_wal.entry import EXPIRES_AT_MS, KEY, ORDER, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import Claim, Conflict
 from imap_wal.retention.archive import archive_sealed
@@ -57,18 +58,18 @@ def as_rows(history: list[tuple[str, str, int, int, int, str | None, int]]) -> l
 def expected(claims: list[Claim]) -> tuple[dict[bytes, Claim], dict[bytes, frozenset[Claim]]]:
     """By definition: the winner of each key, and the claims of each key in conflict."""
     winners, rivals = {}, {}
-    for key in {row[1] for row, _ in claims}:
+    for key in {row[KEY] for row, _ in claims}:
         of_key = [claim for claim in claims if claim[0][1] == key]
-        top = max(row[9][:2] for row, _ in of_key)
+        top = max(row[ORDER][:2] for row, _ in of_key)
         contenders = [
             max(
                 (claim for claim in of_key if claim[1] == writer and claim[0][9][:2] == top),
                 key=lambda claim: claim[0][9],
             )
-            for writer in {writer for row, writer in of_key if row[9][:2] == top}
+            for writer in {writer for row, writer in of_key if row[ORDER][:2] == top}
         ]
         winners[key] = min(contenders, key=lambda claim: (claim[0][3] is None, claim[1]))
-        if len({(row[3], row[7]) for row, _ in contenders}) > 1:
+        if len({(row[VALUE], row[EXPIRES_AT_MS]) for row, _ in contenders}) > 1:
             rivals[key] = frozenset(contenders)
     return winners, rivals
 
@@ -82,12 +83,16 @@ def check_readers(
     log: ClusterLog, winners: dict[bytes, Claim], rivals: dict[bytes, frozenset[Claim]]
 ) -> None:
     """Every reader of a log, on this machine."""
-    living = {key: row for key, (row, _) in winners.items() if row[3] is not None and not row[7]}
+    living = {
+        key: row
+        for key, (row, _) in winners.items()
+        if row[VALUE] is not None and not row[EXPIRES_AT_MS]
+    }
     limited: dict[str, Any] = {"restore_memory_bytes": 1}
     for memory in ({}, limited):
         made = view(log.store, **memory)
-        assert {row[1]: row for rows in made.rows("orders") for row in rows} == living
-        assert {row[1]: row for row in made.load("orders", sorted(winners))} == living
+        assert {row[KEY]: row for rows in made.rows("orders") for row in rows} == living
+        assert {row[KEY]: row for row in made.load("orders", sorted(winners))} == living
         assert {key for keys in made.keys("orders") for key in keys} == living.keys()
         assert made.statistics.conflicts == len(rivals)
         made.close()

@@ -8,7 +8,7 @@ import pytest
 
 import imap_wal
 from imap_wal import format, log
-from imap_wal.entry import DataEntry, clear_of, pack
+from imap_wal.entry import KEY, DataEntry, clear_of, pack
 from imap_wal.errors import (
     NotSerializable,
 )
@@ -144,7 +144,7 @@ def test_a_map_that_was_cleared_is_replicated_with_its_clears(
                 if entry.key is None
             ] == [("orders", 5, 2), ("m", 1, 0)]
             copy.archive()
-    left = {row[1] for row in rows if partition_id(row[1], 5) != 2}
+    left = {row[KEY] for row in rows if partition_id(row[KEY], 5) != 2}
     assert 0 < len(left) < len(rows)
     with imap_wal.open(url, cluster="log", node="view") as store:
         assert dict(store.map("m").items()) == {"b": 2}

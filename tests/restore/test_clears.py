@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from imap_wal import entry, format
-from imap_wal.entry import Row, clear_of, is_clear
+from imap_wal.entry import (
+    DELETED,
+    EXPIRES_AT_MS,
+    KEY,
+    ORDER,
+    PARTITION,
+    VALUE,
+    Row,
+    clear_of,
+    is_clear,
+)
 from imap_wal.errors import ImapWalError, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest.cluster import ClusterManifest
@@ -196,29 +206,30 @@ def test_index_with_clears_equals_its_definition(
         left: dict[bytes, list[tuple[str, Row]]] = {}
         for place, row in everything:
             if not is_clear(row) and not any(
-                each[8] == partition_id(row[1], 3) and row[9] < each[9] for each in clears
+                each[PARTITION] == partition_id(row[KEY], 3) and row[ORDER] < each[ORDER]
+                for each in clears
             ):
-                left.setdefault(row[1], []).append((place, row))
+                left.setdefault(row[KEY], []).append((place, row))
         expected: dict[bytes, Row] = {}
         for key, rows in left.items():
-            top = max(row[9][:2] for _, row in rows)
+            top = max(row[ORDER][:2] for _, row in rows)
             newest = {
                 place: row
                 for place, row in sorted(rows, key=lambda claim: claim[1][9])
-                if row[9][:2] == top
+                if row[ORDER][:2] == top
             }
             expected[key] = min(newest.items(), key=lambda claim: (claim[1][5], claim[0]))[1]
-        assert {row[1]: row for rows in index.batches("orders", 7) for row in rows} == expected
+        assert {row[KEY]: row for rows in index.batches("orders", 7) for row in rows} == expected
         assert {key: deleted for page in index.keys("orders", 7) for key, deleted, _ in page} == {
-            key: row[5] for key, row in expected.items()
+            key: row[DELETED] for key, row in expected.items()
         }
         keys = [HEAD.encode() + b"k%d" % number for number in range(26)]
         assert index.get("orders", keys) == [expected.get(key) for key in keys]
         newest_clears = {
-            partition: max(row[9] for row in clears if row[8] == partition)
-            for partition in {row[8] for row in clears}
+            partition: max(row[ORDER] for row in clears if row[PARTITION] == partition)
+            for partition in {row[PARTITION] for row in clears}
         }
-        assert {row[8]: row[9] for row, _ in index.clears("orders")} == newest_clears
+        assert {row[PARTITION]: row[ORDER] for row, _ in index.clears("orders")} == newest_clears
         index.close()
 
 
@@ -294,14 +305,14 @@ def test_an_empty_key_is_no_clear(memory: MemoryStore) -> None:
     archive_sealed(memory, log.identity.node_folder, "n1", log.manifests, writing=log.unsealed)
     (archive,) = log.manifests.read()[1].archives
     found = [row for batch in batches(memory, archive.path) for row in to_rows(batch)]
-    assert [(row[1], is_clear(row)) for row in found] == [
+    assert [(row[KEY], is_clear(row)) for row in found] == [
         (b"", False),
         (b"", False),
         (None, True),
         (None, True),
         (b"a", False),
     ]
-    assert [(row[7], row[8]) for row in found[2:4]] == [(3, 1), (3, 2)]
+    assert [(row[EXPIRES_AT_MS], row[PARTITION]) for row in found[2:4]] == [(3, 1), (3, 2)]
     assert archive.tombstones == 3
 
 
@@ -334,7 +345,7 @@ def test_a_rewrite_drops_a_clear_with_what_it_hides(memory: MemoryStore) -> None
     append_clear(log, clear((1, 1, 1, 3)))
     append(log, put("b", "2", (1, 1, 1, 4)))
     rewrite(cluster(memory), ENGINE)
-    assert [(row[1], row[3]) for row in rows_of(memory)] == [(b"b", b"2")]
+    assert [(row[KEY], row[VALUE]) for row in rows_of(memory)] == [(b"b", b"2")]
     assert not cluster(memory).manifest().clears
     assert values(view(memory)) == {"b": "2"}
 
@@ -391,7 +402,7 @@ def test_snapshot_keeps_the_newer_clear_of_a_partition(memory: MemoryStore) -> N
     append_clear(first, clear((1, 0, 1, 1)), clear((1, 0, 1, 2), 1, 2))
     append_clear(second, clear((2, 0, 1, 1)))
     rewrite(cluster(memory), ENGINE)
-    assert [(row[7], row[8], row[9]) for row in rows_of(memory)] == [
+    assert [(row[EXPIRES_AT_MS], row[PARTITION], row[ORDER]) for row in rows_of(memory)] == [
         (1, 0, (2, 0, 1, 1)),
         (2, 1, (1, 0, 1, 2)),
     ]

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from imap_wal.clock import SeededRandomness, SystemClock
-from imap_wal.entry import SHARED_SESSIONS, is_shared, shared_session
+from imap_wal.entry import SHARED_SESSIONS, VALUE, is_shared, shared_session
 from imap_wal.format import Position
 from imap_wal.inspect.finding import Deadline, Finding
 from imap_wal.inspect.inventory import take_inventory
@@ -105,7 +105,7 @@ def test_the_order_of_reading_copies_does_not_matter() -> None:
         for name, row in order:
             index.add(name, [row])
         ((found, owners),) = index.batches_with_nodes("orders")
-        assert [row[3] for row in found] == [b"3"] and owners == ["n1"]
+        assert [row[VALUE] for row in found] == [b"3"] and owners == ["n1"]
         assert not list(index.conflicts())
 
 

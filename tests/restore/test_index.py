@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.entry import KEY, Row, clear_of
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, ORDER, VALUE, Row, clear_of
 from imap_wal.errors import StorageUnavailable
 from imap_wal.read.newest import partitions as hashing
 from imap_wal.read.newest.index import NewestIndex
@@ -49,9 +49,9 @@ def test_an_index_equals_a_dict_in_memory_and_on_scratch(
         for node in ("n1", "n2"):
             index.add(node, [row for of, row in batch if of == node])
         for node, row in batch:
-            known = expected.get((row[0], row[1]))
-            if known is None or known[1][9] < row[9]:
-                expected[row[0], row[1]] = (node, row)
+            known = expected.get((row[MAP], row[KEY]))
+            if known is None or known[1][ORDER] < row[ORDER]:
+                expected[row[MAP], row[KEY]] = (node, row)
     assert index.overflowed == (memory_bytes < 1 << 30)
     assert index.maps() == ["a", "b"]
     for name in ("a", "b"):
@@ -102,10 +102,10 @@ def test_a_conflict_is_one_only_while_nothing_is_newer(memory_bytes: int, tmp_pa
         index = NewestIndex(memory_bytes, tmp_path)
         for request, (node, version) in enumerate(arriving):
             index.add(node, [put("k", node, (1, version, 1, request))])
-        assert [row[3] for rows in index.batches("orders") for row in rows] == [b"n3"]
+        assert [row[VALUE] for rows in index.batches("orders") for row in rows] == [b"n3"]
         assert list(index.conflicts()) == []
         index.add("n4", [put("k", "n4", (1, 2, 1, 0))])
-        assert [row and row[3] for row in index.get("orders", [b"k"])] == [b"n3"]
+        assert [row and row[VALUE] for row in index.get("orders", [b"k"])] == [b"n3"]
         (found,) = index.conflicts()
         assert (found.map, found.key, [node for _, node in found.claims]) == (
             "orders",
@@ -140,13 +140,13 @@ def test_many_conflicting_nodes_merge_alike_in_any_order(
                 order,
                 expires_at_ms=request,
             )
-            history.setdefault(row[1], []).append((node, row))
+            history.setdefault(row[KEY], []).append((node, row))
             index.add(node, [row])
         expected: dict[bytes, tuple[str, Row]] = {}
         conflicts: dict[bytes, set[str]] = {}
         for key, rows in history.items():
-            top = max(row[9][:2] for _, row in rows)
-            newest = {node: row for node, row in rows if row[9][:2] == top}  # requests rise
+            top = max(row[ORDER][:2] for _, row in rows)
+            newest = {node: row for node, row in rows if row[ORDER][:2] == top}  # requests rise
             expected[key] = min(newest.items(), key=lambda each: (each[1][5], each[0]))
             if len(newest) > 1:
                 conflicts[key] = set(newest)
@@ -156,7 +156,7 @@ def test_many_conflicting_nodes_merge_alike_in_any_order(
                 [conflicts[key]] if key in conflicts else []
             )
         every = [
-            (row[1], node)
+            (row[KEY], node)
             for rows, nodes in index.every("orders")
             for row, node in zip(rows, nodes, strict=True)
         ]
@@ -164,13 +164,15 @@ def test_many_conflicting_nodes_merge_alike_in_any_order(
             assert {node for of, node in every if of == key} == nodes
         assert index.count("orders") == len(history)
         found = {
-            row[1]: (node, row)
+            row[KEY]: (node, row)
             for rows, nodes in index.batches_with_nodes("orders", 3)
             for row, node in zip(rows, nodes, strict=True)
         }
         assert found == expected
         states = [state for states in index.keys("orders", 3) for state in states]
-        assert sorted(states) == sorted((key, row[5], row[7]) for key, (_, row) in expected.items())
+        assert sorted(states) == sorted(
+            (key, row[DELETED], row[EXPIRES_AT_MS]) for key, (_, row) in expected.items()
+        )
         assert {each.key for each in index.conflicts()} == conflicts.keys()
         index.close()
 
@@ -227,7 +229,7 @@ def test_a_page_of_large_values_is_bounded_by_bytes(memory_bytes: int, tmp_path:
         count = 0
         for rows, _ in index.batches_with_nodes("orders", ordered=True):
             count += len(rows)
-            assert len(rows) == 1 or sum(len(row[3] or b"") for row in rows) <= index.page_bytes
+            assert len(rows) == 1 or sum(len(row[VALUE] or b"") for row in rows) <= index.page_bytes
         assert count == 40 and index.page_bytes <= max(memory_bytes // 16, 65536)
         assert sum(map(len, index.keys("orders"))) == 40
         assert (
@@ -295,7 +297,7 @@ def test_listing_misses_no_key_while_the_index_changes(
                     index.add("n1", rows)
                 case _:
                     index.get("orders", [b"key-001"])  # merges runs
-        assert sorted(found) == [row[1] for row in rows]
+        assert sorted(found) == [row[KEY] for row in rows]
     index.close()
 
 
@@ -369,7 +371,7 @@ def test_row_listing_continues_after_a_move_to_scratch(
     index.add("n2", rows("m", 1, 10))
     assert index.overflowed and len(first) < 4
     found = [
-        (row[1], node)
+        (row[KEY], node)
         for page, owners in [(first, nodes), *listing]
         for row, node in zip(page, owners, strict=True)
     ]
@@ -390,8 +392,8 @@ def test_partition_keys_are_listed_while_keys_are_added(
     for count in (1, 11, 271) * 3:
         for node, row in rows_of(random_, 300):
             index.add(node, [row])
-            if row[0] == "a":
-                there.add(row[1])
+            if row[MAP] == "a":
+                there.add(row[KEY])
         wanted = Partitions(
             frozenset(random_.sample(range(count), random_.randrange(count + 1))), count
         )
@@ -461,4 +463,4 @@ def test_the_keys_of_some_partitions_are_listed_after_a_clear(tmp_path: Path) ->
     index.add("n1", after)
     found = keys_in(index, "orders", everything)
     assert before and not set(before) & set(found)
-    assert set(found) == {row[1] for row in after if partition_id(row[1], 11) != 10}
+    assert set(found) == {row[KEY] for row in after if partition_id(row[KEY], 11) != 10}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from imap_wal.entry import Row
+from imap_wal.entry import KEY, MAP, ORDER, Row
 from imap_wal.format import Position
 from imap_wal.retention.archive import archive_sealed
 from imap_wal.rewrite.drop import drop_map
@@ -136,10 +136,10 @@ def test_restore_replays_only_entries_after_the_snapshot(memory: MemoryStore, pr
     assert len(old) == (0 if pruned else 1)
     watched = FaultyStore(memory)
     replayed = [
-        row[9][3]
+        row[ORDER][3]
         for changes in cluster(watched).changes()
         for row in changes.rows
-        if row[0] == "orders"
+        if row[MAP] == "orders"
     ]
     assert sorted(replayed[:6]) == [26, 28, 29, 30, 31, 32], (
         "the newest of every key, from the snapshot"
@@ -203,7 +203,7 @@ def test_files_removed_during_a_read_restart_the_pass(memory: MemoryStore) -> No
     assert values(view(store)) == expected
     store.on_read = None
     for reading in (cluster(store).changes(), cluster(store).changes(positions=True)):
-        assert {row[1].decode() for changes in reading for row in changes.rows} == set(expected)
+        assert {row[KEY].decode() for changes in reading for row in changes.rows} == set(expected)
 
 
 def test_view_finds_entries_archived_since_it_was_empty(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from imap_wal import format
+from imap_wal.entry import KEY, VALUE
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.read.cluster import pin_cuts
 from imap_wal.retention.archive import archive_sealed
@@ -64,7 +65,7 @@ def test_two_claims_of_a_version_do_not_stop_a_restore(
     append(second, put("a", "2", (1, 1, 1, 2)), put("b", "2", (1, 2, 1, 2)))
     made = view(memory)
     assert values(made) == {"a": "1", "b": "2"}
-    assert [row[3] for row in made.load("orders", [b"a"])] == [b"1"]
+    assert [row[VALUE] for row in made.load("orders", [b"a"])] == [b"1"]
     (said,) = caplog.messages
     for word in ("'orders'", "b'a'", "'n1'", "'n2'", "imap-wal verify", "--resolve", "--prefer"):
         assert word in said
@@ -164,7 +165,7 @@ def test_values_are_loaded_up_to_a_size(memory: MemoryStore) -> None:
     for memory_bytes in (1 << 30, 1):
         made = view(memory, restore_memory_bytes=memory_bytes)
         rows, taken = made.load_some("orders", keys, 2500)
-        assert [row[1] for row in rows] == [b"k0", b"k1"] and taken == 3
+        assert [row[KEY] for row in rows] == [b"k0", b"k1"] and taken == 3
         assert made.load_some("orders", keys[taken:], None)[1] == 8
         assert len(made.load("orders", keys)) == 10
         made.close()

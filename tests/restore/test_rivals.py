@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from imap_wal.entry import Row
+from imap_wal.entry import DELETED, KEY, VALUE, Row
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import NAMED_MAX, Conflict, Noted
 from imap_wal.read.newest.table import Table
@@ -53,9 +53,9 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
             *claims[:3],
         ]:  # some appear twice, as from an archive and a segment
             index.add(writer, [row])
-            table.offer(row[1], (*row, writer))
+            table.offer(row[KEY], (*row, writer))
         found = {
-            row[1]: (row, writer)
+            row[KEY]: (row, writer)
             for rows, nodes in index.batches_with_nodes("orders", 2)
             for row, writer in zip(rows, nodes, strict=True)
         }
@@ -66,7 +66,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
         ]
         assert reported(list(index.conflicts())) == rivals
         assert {state[0]: state[1] for states in index.keys("orders") for state in states} == {
-            key: row[5] for key, (row, _) in winners.items()
+            key: row[DELETED] for key, (row, _) in winners.items()
         }
         assert reported(list(index.conflicts())) == rivals
         pages = list(index.batches_with_rivals("orders"))
@@ -81,7 +81,7 @@ def test_index_has_same_winners_and_conflicts_in_any_order(
             for row, writer in zip(rows, nodes, strict=True):
                 elsewhere.add(writer, [row])
         again = {
-            row[1]: (row, writer)
+            row[KEY]: (row, writer)
             for rows, nodes in elsewhere.batches_with_nodes("orders")
             for row, writer in zip(rows, nodes, strict=True)
         }
@@ -125,7 +125,7 @@ def test_value_wins_over_tombstone_then_first_name(memory: MemoryStore) -> None:
         put("b", "2", (1, 1, 9, 9), timestamp_ms=9),
         put("c", None, (1, 1, 9, 9)),
     )
-    found = {row[1]: row[3] for rows in view(memory).rows("orders") for row in rows}
+    found = {row[KEY]: row[VALUE] for rows in view(memory).rows("orders") for row in rows}
     assert found == {b"a": b"2", b"b": b"1"}
     assert [each.key for each in conflicts.find(cluster(memory))] == [b"a", b"b"], (
         "two tombstones mean the same"
@@ -164,7 +164,7 @@ def test_reader_names_each_conflicting_key_once_up_to_hundred(
 def test_a_long_key_is_not_named_whole(caplog: pytest.LogCaptureFixture) -> None:
     row: Row = put("k" * 100_000, "1", (1, 1, 1, 1))
     other: Row = put("k" * 100_000, "2", (1, 1, 1, 1))
-    Noted().note([Conflict("orders", row[1], ((row, "n1"), (other, "n2")))])
+    Noted().note([Conflict("orders", row[KEY], ((row, "n1"), (other, "n2")))])
     assert len(caplog.messages[0]) < 1000
 
 
@@ -172,7 +172,7 @@ def test_a_spilled_merge_leaves_no_file(tmp_path: Path) -> None:
     index = NewestIndex(1, tmp_path)
     for writer in NODES:
         index.add(writer, [put("a", writer, (1, 1, 1, 1))])
-    assert [row[3] for rows in index.batches("orders") for row in rows] == [b"n1"]
+    assert [row[VALUE] for rows in index.batches("orders") for row in rows] == [b"n1"]
     index.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import imap_wal
+from imap_wal.entry import KEY
 from imap_wal.inspect.decode import Decoder
 from rewrite_cli.commands.reading import dump, export
 from rewrite_cli.entries.lines import Line
@@ -51,7 +52,7 @@ else:
     count = sum(len(keys) for keys in view.keys("big"))
     for rows in view.rows("big"):
         for row in rows:
-            assert row[3][:4] == row[1][-4:], row[1]
+            assert row[VALUE][:4] == row[KEY][-4:], row[KEY]
             count -= 1
     assert count == 0
     count = len(view.load("big", [b"key-0000", b"key-0001"])) + {VALUES - 2}
@@ -131,7 +132,7 @@ def test_a_dump_sorts_a_large_snapshot_in_bounded_memory(monkeypatch: pytest.Mon
     tracemalloc.start()
     try:
         found = [
-            (line.timestamp_ms, line.row[1], line.node, line.decoder is decoder)
+            (line.timestamp_ms, line.row[KEY], line.node, line.decoder is decoder)
             for line in dump.by_time(lines())
         ]
         assert tracemalloc.get_traced_memory()[1] < 48 * MIB

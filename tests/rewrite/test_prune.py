@@ -11,6 +11,7 @@ import pytest
 
 from imap_wal import entry
 from imap_wal.clock import SystemClock
+from imap_wal.entry import MAP
 from imap_wal.errors import (
     LostRace,
 )
@@ -119,7 +120,7 @@ def removable(store: MemoryStore) -> set[str]:
         lasts: dict[str, Position] = {}
         for frame in SegmentReader(store, segment.path).frames():
             for index, row in enumerate(entry.rows(frame.payload) if frame.kind == ENTRIES else ()):
-                lasts[row[0]] = Position(segment.epoch, segment.number, frame.offset, index)
+                lasts[row[MAP]] = Position(segment.epoch, segment.number, frame.offset, index)
         if not lasts or any(last > marks.get(name, START) for name, last in lasts.items()):
             break
         found.add(segment.path)
@@ -155,7 +156,7 @@ def test_log_file_is_removed_once_snapshots_cover_every_map(
             log.close(clean=chance.random() < 0.5)
             log = node(memory)
         if chance.random() < 0.25 or step == 24:
-            known = {row[0] for changes in cluster(memory).changes() for row in changes.rows}
+            known = {row[MAP] for changes in cluster(memory).changes() for row in changes.rows}
             run(
                 memory,
                 maps=sorted(known)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import (
     ImapWalError,
     InvalidSetting,
@@ -68,7 +69,7 @@ def test_snapshot_has_newest_values_without_touching_the_service(
         and report.covered == {"n1": log.end}
     )
     assert orders.bytes_before > orders.bytes_after > 0
-    assert [row[1] for row in rows_of(memory)] == sorted(
+    assert [row[KEY] for row in rows_of(memory)] == sorted(
         f"k{number}".encode() for number in range(1, 10)
     )
     append(log, put("k1", "after", (1, 1, 1, 200)))
@@ -179,9 +180,11 @@ def test_as_of_covers_only_what_was_written_until_then(memory: MemoryStore) -> N
     clock.advance(60)
     report = run(memory, clock, as_of_ms=start + 6500)
     assert report.maps[0].records_read == 7
-    assert [row[3] for row in rows_of(memory)] == [b"6"]
+    assert [row[VALUE] for row in rows_of(memory)] == [b"6"]
     assert values(view(memory, clock)) == {"a": "9"}
-    above = [row[3] for changes in cluster(memory).changes(snapshots=False) for row in changes.rows]
+    above = [
+        row[VALUE] for changes in cluster(memory).changes(snapshots=False) for row in changes.rows
+    ]
     assert above == [b"7", b"8", b"9"]
     with pytest.raises(InvalidSetting, match="is no longer known"):
         run(memory, clock, as_of_ms=start + 3000)
@@ -288,7 +291,7 @@ def test_many_parts_are_one_snapshot_in_key_order(
     append(node(memory), *(put(key, key, (1, 1, 1, number)) for number, key in enumerate(keys)))
     report = run(memory)
     assert len(report.maps[0].files) == 3
-    assert [row[1].decode() for row in rows_of(memory)] == sorted(keys)
+    assert [row[KEY].decode() for row in rows_of(memory)] == sorted(keys)
 
 
 def test_a_rewrite_keeps_within_its_memory(memory: MemoryStore, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from imap_wal.clock import SystemClock
-from imap_wal.entry import TURNS, Row
+from imap_wal.entry import ORDER, TURNS, Row
 from imap_wal.errors import (
     InvalidSetting,
     MissingNode,
@@ -61,7 +61,7 @@ def test_replaced_owner_does_not_undo_a_deletion(memory: MemoryStore, history: s
 
 
 def in_partition(partition: int, row: Row) -> Row:
-    return (*row[:8], partition, row[9])
+    return (*row[:8], partition, row[ORDER])
 
 
 def test_tombstone_unseen_by_later_rewrite_still_voids_older(

@@ -250,7 +250,7 @@ def agent_config(node: str, takeover: bool, settings: dict[str, Any]) -> AgentCo
 
 
 class AgentActor(Actor):
-    """Serves until it is killed. Its second thread may be the keeper's timer."""
+    """Serves until it is killed. Its second thread may be the timer of maintenance."""
 
     def serve(self, takeover: bool = False) -> None:
         self.process.memory["actor"] = self

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import imap_wal
+from imap_wal.entry import KEY, VALUE
 from imap_wal.errors import ImapWalError, LogError, MissingNode
 from imap_wal.manifest import store
 from imap_wal.read.cluster import ClusterLog
@@ -175,7 +176,7 @@ class Survivor:
     def listing(self) -> dict[bytes, bytes]:
         view = MaterializedView(self.cluster(), MEMORY)
         view.catch_up()
-        return {row[1]: row[3] for rows in view.rows(MAP, 2) for row in rows}
+        return {row[KEY]: row[VALUE] for rows in view.rows(MAP, 2) for row in rows}
 
 
 def _memory(store: Any) -> dict[bytes, bytes]:

@@ -29,7 +29,7 @@ def _writer(rng: Random, name: str, takeover: bool, node: str = "n1") -> Spec:
     if rng.random() < 0.3:
         ops.append(("close",))
     threads: tuple[tuple[Op, ...], ...] = (tuple(ops),)
-    timers: list[Op] = []  # the keeper's
+    timers: list[Op] = []  # of maintenance
     if rng.random() < 0.3:
         timers.append(("archive",))
     settings: list[tuple[str, Any]] = []

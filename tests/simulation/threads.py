@@ -176,8 +176,8 @@ class Event:
 
 
 class Thread:
-    """A thread of the process whose task starts it. The keeper's are not run: their work is a
-    separate actor, which runs when the scheduler chooses it, not by a clock."""
+    """A thread of the process whose task starts it. Those of maintenance are not run: their work is
+    a separate actor, which runs when the scheduler chooses it, not by a clock."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class Thread:
 
     def start(self) -> None:
         parent = getcurrent()
-        if self.name.startswith(("imap-wal-keeper", "imap-wal-archiver")):
+        if self.name.startswith(("imap-wal-maintenance", "imap-wal-archiver")):
             return
         if not isinstance(parent, Task) or self._target is None:
             return

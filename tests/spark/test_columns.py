@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
-from imap_wal.entry import is_clear
+from imap_wal.entry import KEY, MAP, ORDER, is_clear
 from imap_wal.errors import InvalidSetting, ShortLog
 from imap_wal.format import Position
 from imap_wal.parquet.file import batches
@@ -68,9 +68,9 @@ def expected(log: ClusterLog, scans: list[FileScan]) -> list[dict[str, Any]]:
         for changes in read_scan(log.store, scan, positions=True):
             places: Any = changes.positions or [(None,) * 4] * len(changes.rows)
             for row, place in zip(changes.rows, places, strict=True):
-                key = b"" if is_clear(row) else row[1]
+                key = b"" if is_clear(row) else row[KEY]
                 of_log = (log.namespace, log.cluster)
-                values = (*of_log, row[0], key, *row[2:9], *row[9], changes.node, *place)
+                values = (*of_log, row[MAP], key, *row[2:9], *row[ORDER], changes.node, *place)
                 lines.append(dict(zip(KINDS, values, strict=True)))
     return lines
 

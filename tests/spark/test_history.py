@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings
 from pyspark.sql import datasource as spark_filters
 
-from imap_wal.entry import is_clear
+from imap_wal.entry import DELETED, EXPIRES_AT_MS, ORDER, TIMESTAMP_MS, VALUE, is_clear
 from imap_wal.errors import InvalidSetting
 from imap_wal.inspect.inventory import take_inventory
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -30,7 +30,7 @@ from tests.kit.logs import SMALL, append, cluster, node
 
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
-ORDER = ("incarnation", "partition_version", "session", "request")
+ORDER_FIELDS = ("incarnation", "partition_version", "session", "request")
 
 
 def read(url: str, *filters: Any, **options: str) -> list[dict[str, Any]]:
@@ -49,7 +49,7 @@ def versions(lines: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Newest first, as the command prints them."""
     found = [
         (
-            tuple(line[name] for name in ORDER),
+            tuple(line[name] for name in ORDER_FIELDS),
             line["node"],
             line["position"],
             line["value"],
@@ -84,14 +84,14 @@ def test_history_is_that_of_the_command_over_random_histories(
             found = find(Search(played.store, view, of, matcher((key,))), history=True)
             expected = [
                 (
-                    line.row[9],
+                    line.row[ORDER],
                     line.node,
                     None if line.position is None else str(line.position),
-                    line.row[3],
-                    line.row[5],
+                    line.row[VALUE],
+                    line.row[DELETED],
                     is_clear(line.row),
-                    line.row[6],
-                    0 if is_clear(line.row) else line.row[7],
+                    line.row[TIMESTAMP_MS],
+                    0 if is_clear(line.row) else line.row[EXPIRES_AT_MS],
                 )
                 for each in found
                 for line in each.versions

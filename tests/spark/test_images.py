@@ -14,7 +14,7 @@ from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
-from imap_wal.entry import SHARED_SESSIONS, clear_of, pack
+from imap_wal.entry import KEY, ORDER, SHARED_SESSIONS, VALUE, clear_of, pack
 from imap_wal.errors import InvalidSetting
 from imap_wal.read.view import MaterializedView
 from imap_wal.rewrite.drop import drop_map
@@ -34,7 +34,7 @@ from tests.kit.stream_engine import Engine, archive
 pytestmark = pytest.mark.spark
 _numbers = itertools.count()
 Table = dict[tuple[str, bytes], dict[str, Any]]
-ORDER = ("incarnation", "partition_version", "session", "request")
+ORDER_FIELDS = ("incarnation", "partition_version", "session", "request")
 OF_CHANGES = ("_change_type", "_commit_version", "_commit_timestamp")
 
 
@@ -95,7 +95,7 @@ def apply(table: Table, lines: list[dict[str, Any]]) -> None:
 
 def live(table: Table, now_ms: int) -> dict[tuple[str, bytes], tuple[Any, ...]]:
     return {
-        place: (image["value"], *(image[name] for name in ORDER))
+        place: (image["value"], *(image[name] for name in ORDER_FIELDS))
         for place, image in table.items()
         if not 0 < image["expires_at_ms"] <= now_ms
     }
@@ -143,7 +143,7 @@ def test_images_equal_a_dict_over_random_histories(
                 places = {"starting": start, "as_of": engine.start}
                 given = {each: json.dumps(place["nodes"]) for each, place in places.items()}
                 assert between(f"memory://{name}", buckets=buckets, **given) == lines
-        expected = {place: (row[3], *row[9]) for place, row in played.expected().items()}
+        expected = {place: (row[VALUE], *row[ORDER]) for place, row in played.expected().items()}
         assert live(table, played.clock.now_ms()) == expected
 
     try:
@@ -339,7 +339,7 @@ def test_an_entry_of_a_replaced_owner_has_no_images() -> None:
         played.append("n1", late.row)  # and the operation is not repeated
         fresh = MaterializedView(played.log, played.settings)
         fresh.catch_up()
-        assert [row[1] for rows in fresh.rows("orders") for row in rows] == [KEYS[2]]
+        assert [row[KEY] for rows in fresh.rows("orders") for row in rows] == [KEYS[2]]
         fresh.close()
         assert [len(engine.batch()) for engine in engines] == [1, 0]
         for engine in engines:

@@ -12,7 +12,7 @@ from hypothesis import given
 from pyspark.sql import datasource as spark_filters
 
 from imap_wal import format
-from imap_wal.entry import clear_of, pack
+from imap_wal.entry import ORDER, VALUE, clear_of, pack
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT
 from imap_wal.read.scan import read_scan
 from imap_wal.rewrite.local_engine import LocalEngine
@@ -67,7 +67,7 @@ def test_the_tasks_have_the_map_over_random_histories(
     url = f"memory://{name}"
     try:
         played.play([*history, ("rewrite", 0, 0, 0), *history[:20]])
-        expected = {place: (row[3], row[9][3]) for place, row in played.expected().items()}
+        expected = {place: (row[VALUE], row[ORDER][3]) for place, row in played.expected().items()}
         some = {"task_bytes": task_bytes, "buckets": buckets}
         found = lines(reader(url, **some))
         assert len(found) == len(expected), "each key once"

@@ -13,6 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace
 from imap_wal.format import START
 from imap_wal.manifest.cluster import IncarnationRecord
@@ -201,7 +202,9 @@ def test_spark_resolves_claims_like_every_other_reader(
     run(log, SparkEngine(spark))
     rivals.check_readers(log, winners, in_conflict)
     living = {
-        (key, row[3]) for key, (row, _) in winners.items() if row[3] is not None and not row[7]
+        (key, row[VALUE])
+        for key, (row, _) in winners.items()
+        if row[VALUE] is not None and not row[EXPIRES_AT_MS]
     }
     latest = (
         spark.read.format("imap_wal")
@@ -362,7 +365,7 @@ def test_range_of_many_parts_is_complete_and_ordered(
     ranges = Counter(path.split("part-")[1].split("-")[0] for path in report.maps[0].files)
     assert len(ranges) == 2 and min(ranges.values()) > 1000
     found = [
-        row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
+        row[KEY].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
     ]
     assert found == keys and part_writer.PART_ROWS_MAX > 1
     assert len(values(view(store))) == 2600
@@ -391,7 +394,7 @@ def test_a_large_log_is_written_in_ranges_of_keys(
     )
     assert len(report.maps[0].files) > 1 and report.maps[0].live == 3000
     found = [
-        row[1].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
+        row[KEY].decode() for path in report.maps[0].files for row, _ in parquet_rows(store, path)
     ]
     assert found == sorted(keys)
     assert len(values(view(store))) == 3000

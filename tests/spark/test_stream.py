@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from imap_wal.entry import ORDER
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode, PositionGone
 from imap_wal.format import Position
 from imap_wal.manifest import readers
@@ -32,7 +33,7 @@ _numbers = itertools.count()
 def everything(log: ClusterLog) -> set[Line]:
     """All entries that are there, by place."""
     return {
-        (changes.node, *place, row[9][3])
+        (changes.node, *place, row[ORDER][3])
         for changes in log.changes(snapshots=False, covered=True, positions=True)
         for row, place in zip(changes.rows, changes.positions or (), strict=True)
     }

@@ -126,7 +126,7 @@ def test_failed_background_sync_stops_acknowledgements(
     clock: FakeClock = target._clock  # type: ignore[assignment]
     commit(target, batch(1))
     target.sync_if_due()
-    assert target.statistics.syncs == 0, "the keeper comes by four times an interval: not due yet"
+    assert target.statistics.syncs == 0, "maintenance runs four times per interval: not due yet"
     clock.advance(0.75)
     target.sync_if_due()
     assert target.statistics.syncs == 1

@@ -102,7 +102,7 @@ def put(made: Committer, requests: range) -> None:
         made.submit(batch)
         made.wait(batch)
         batch.result()
-        made.checkpoint_if_due()  # as the keeper does
+        made.checkpoint_if_due()  # as maintenance does
 
 
 def test_a_crash_after_many_commits_reads_the_last_objects_only(

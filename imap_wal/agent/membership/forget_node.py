@@ -34,6 +34,7 @@ from imap_wal.read.state import ClusterState
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
+from imap_wal.write.node_log import NodeLog
 from imap_wal.write.object_segment import holds_nothing
 from imap_wal.write.opening import open_node_log
 from storage_backends import NotFound, SegmentStore
@@ -132,20 +133,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
                 log.store.delete(layout.writer_path(folder, left.epoch, left.permit))
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
-            identity = Identity(log.namespace, log.cluster, node)
-            held = open_node_log(
-                LogContext(log.store, identity, Settings(), log.clock, log.randomness),
-                what="imap-wal forget-node",
-                takeover=True,
-                directory=log_id,
-            )
-            stack.callback(held.close, clean=False)
-            state = log.state()
-            if node not in state.nodes or state.manifest.nodes[node] != log_id:
-                raise _replaced(node)
-            lost = _loss(log, state, node)  # with what its writer acknowledged before it was fenced
-            refused = "" if lose else _refusal(node, missing, lost)
-            if refused:
+            held, lost = _taken_over(stack, log, node, log_id)
+            if not lose and (refused := _refusal(node, missing, lost)):
                 raise InvalidSetting(refused)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
         _unregister(log, node, log_id)
@@ -157,6 +146,28 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     ):  # otherwise leases, which are kept: their numbers must not be used again
         log.store.delete(layout.lock_path(log.node_folder(node)))
     return ForgetReport(node, log_id, missing, lost, files, dry_run)
+
+
+def _taken_over(stack: ExitStack, log: ClusterLog, node: str, log_id: str) -> tuple[NodeLog, Loss]:
+    """The log, whose writer is fenced, and what would be lost, with all that this writer had
+    acknowledged. Closing `stack` closes the log."""
+    held = open_node_log(
+        LogContext(
+            log.store,
+            Identity(log.namespace, log.cluster, node),
+            Settings(),
+            log.clock,
+            log.randomness,
+        ),
+        what="imap-wal forget-node",
+        takeover=True,
+        directory=log_id,
+    )
+    stack.callback(held.close, clean=False)
+    state = log.state()
+    if node not in state.nodes or state.manifest.nodes[node] != log_id:
+        raise _replaced(node)
+    return held, _loss(log, state, node)
 
 
 def _replaced(node: str) -> LostRace:

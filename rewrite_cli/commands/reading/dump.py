@@ -193,10 +193,7 @@ def _streams(
     decoder = Decoder(
         (item for node in view.nodes for item in _schemas(node.manifest.metadata)), out.note
     )
-    for node in view.nodes:
-        why = misplaced_wal(node) if selection.wants_node(node.name) else ""
-        if why:
-            out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
+    _note_misplaced(view, selection)
     maps = selection.maps or None
     nodes = [node.name for node in view.nodes if selection.wants_node(node.name)]
 
@@ -242,6 +239,13 @@ def _streams(
     if snapshots:
         yield by_time(lines(nodes=nodes, until={}))
     yield from map(lines_of_node, nodes)
+
+
+def _note_misplaced(view: ClusterView, selection: Selection) -> None:
+    for node in view.nodes:
+        why = misplaced_wal(node) if selection.wants_node(node.name) else ""
+        if why:
+            out.note(f"{view}, node {node.name!r}: {why}; these are not shown")
 
 
 def _schemas(metadata: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:

@@ -215,7 +215,7 @@ def test_interval_syncs_while_a_long_archive_runs(memory: MemoryStore) -> None:
                 "first": number,
                 "last": number,
             }
-        assert "imap-wal-keeper" in storage.syncing_threads
+        assert "imap-wal-maintenance" in storage.syncing_threads
         assert not archives_in(memory), "the archive was to last longer than all this"
     finally:
         storage.finish.set()
