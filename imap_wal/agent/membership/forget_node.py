@@ -64,7 +64,7 @@ class ForgetReport:
     an earlier run has forgotten the node. `refused`: why it is not forgotten without `lose`."""
 
     node: str
-    log_id: str
+    directory: str
     missing: str
     lost: Loss
     deleted: tuple[str, ...]
@@ -93,10 +93,12 @@ def forget_node(
 
 def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> ForgetReport:
     state = log.state()
-    log_id = state.manifest.nodes.get(node)
+    directory = state.manifest.nodes.get(node)
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
     left = manifests.read()[1]
-    if log_id is None and left.forgotten:  # an earlier run is incomplete, or files were added later
+    if (
+        directory is None and left.forgotten
+    ):  # an earlier run is incomplete, or files were added later
         return ForgetReport(
             node,
             left.directory,
@@ -106,7 +108,7 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
             dry_run,
             before=left.empty,
         )
-    if log_id is None:
+    if directory is None:
         raise InvalidSetting(
             f"cluster {log.cluster!r} has no node {node!r}; it has "
             f"{', '.join(sorted(state.manifest.nodes)) or 'none'}"
@@ -115,8 +117,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     lost = _loss_of_missing(log, state, node, left) if missing else _loss(log, state, node)
     refused = "" if lose else _refusal(node, missing, lost)
     if dry_run:
-        deleted = _clear(log, node, manifests, log_id, dry_run)
-        return ForgetReport(node, log_id, missing, lost, deleted, dry_run, refused=refused)
+        deleted = _clear(log, node, manifests, directory, dry_run)
+        return ForgetReport(node, directory, missing, lost, deleted, dry_run, refused=refused)
     if refused:
         raise InvalidSetting(refused)
     if left.address and not missing and not left.clean:
@@ -127,28 +129,30 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     with ExitStack() as stack:
         # Otherwise an earlier run is incomplete, or the segments are not here; then a writer, if
         # there is one, is refused when it next needs the manifest.
-        if (missing or left.address) and left.directory == log_id and not left.forgotten:
+        if (missing or left.address) and left.directory == directory and not left.forgotten:
             if left.address:  # its disk is elsewhere: its writer is fenced by the permit alone
                 folder = log.node_folder(node)
                 log.store.delete(layout.writer_path(folder, left.epoch, left.permit))
             manifests.update(partial(_forgotten, epoch=left.epoch))
         elif not missing and not state.nodes[node].manifest.forgotten:
-            held, lost = _taken_over(stack, log, node, log_id)
+            held, lost = _taken_over(stack, log, node, directory)
             if not lose and (refused := _refusal(node, missing, lost)):
                 raise InvalidSetting(refused)
             held.manifests.update(partial(_forgotten, epoch=held.epoch))
-        _unregister(log, node, log_id)
+        _unregister(log, node, directory)
         remove_signs(log.store, log.folder, node)
-        files = _clear(log, node, manifests, log_id)
+        files = _clear(log, node, manifests, directory)
     if log.store.capabilities.locks and left.directory in (
         "",
-        log_id,
+        directory,
     ):  # otherwise leases, which are kept: their numbers must not be used again
         log.store.delete(layout.lock_path(log.node_folder(node)))
-    return ForgetReport(node, log_id, missing, lost, files, dry_run)
+    return ForgetReport(node, directory, missing, lost, files, dry_run)
 
 
-def _taken_over(stack: ExitStack, log: ClusterLog, node: str, log_id: str) -> tuple[NodeLog, Loss]:
+def _taken_over(
+    stack: ExitStack, log: ClusterLog, node: str, directory: str
+) -> tuple[NodeLog, Loss]:
     """The log, whose writer is fenced, and what would be lost, with all that this writer had
     acknowledged. Closing `stack` closes the log."""
     held = open_node_log(
@@ -161,11 +165,11 @@ def _taken_over(stack: ExitStack, log: ClusterLog, node: str, log_id: str) -> tu
         ),
         what="imap-wal forget-node",
         takeover=True,
-        directory=log_id,
+        directory=directory,
     )
     stack.callback(held.close, clean=False)
     state = log.state()
-    if node not in state.nodes or state.manifest.nodes[node] != log_id:
+    if node not in state.nodes or state.manifest.nodes[node] != directory:
         raise _replaced(node)
     return held, _loss(log, state, node)
 
@@ -242,9 +246,9 @@ def _loss(log: ClusterLog, state: ClusterState, node: str) -> Loss:
 def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: NodeManifest) -> Loss:
     """The same for an incomplete log. Some of its files may exist, even without a manifest: their
     readable entries are counted. The count is never complete."""
-    count, log_id = _Count(log.store), state.manifest.nodes[node]
-    covered = state.manifest.marks(node, log_id)
-    archives = left.archives if left.directory == log_id else ()
+    count, directory = _Count(log.store), state.manifest.nodes[node]
+    covered = state.manifest.marks(node, directory)
+    archives = left.archives if left.directory == directory else ()
     segments = wal_folder(log.store, log.node_folder(node), left.archived).segments
     scans = [
         FileScan(
@@ -252,7 +256,7 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
             node,
             each.path,
             each.map,
-            log_id,
+            directory,
             first=each.first,
             last=each.last,
             covered=covered,
@@ -261,9 +265,9 @@ def _loss_of_missing(log: ClusterLog, state: ClusterState, node: str, left: Node
         for each in archives
     ]
     scans += [
-        FileScan(SEGMENT, node, each.path, "", log_id, each.epoch, each.number, covered=covered)
+        FileScan(SEGMENT, node, each.path, "", directory, each.epoch, each.number, covered=covered)
         for each in segments
-        if _log_of(log.store, each.path) == log_id
+        if _log_of(log.store, each.path) == directory
     ]
     for scan in scans:
         try:
@@ -285,7 +289,7 @@ def _clear(
     log: ClusterLog,
     node: str,
     manifests: ManifestLog[NodeManifest],
-    log_id: str,
+    directory: str,
     dry_run: bool = False,
 ) -> tuple[str, ...]:
     """Delete what is left of a forgotten log, and publish its last manifest. If that exists
@@ -297,7 +301,7 @@ def _clear(
     # files here.
     listed = [file for file in log.store.list(folder) if not file.path.startswith(lock)]
     number, manifest = manifests.read()
-    if manifest.directory != log_id and number:
+    if manifest.directory != directory and number:
         return ()
     kept = {manifests.next_path(number - 1)} if manifest.empty and number else set()
     if not log.store.capabilities.durable_append:
@@ -337,17 +341,17 @@ def _ended(log: ClusterLog, manifest: NodeManifest) -> NodeManifest | None:
     )
 
 
-def _unregister(log: ClusterLog, node: str, log_id: str) -> None:
+def _unregister(log: ClusterLog, node: str, directory: str) -> None:
     def change(manifest: ClusterManifest) -> ClusterManifest:
-        if manifest.nodes.get(node) != log_id:
+        if manifest.nodes.get(node) != directory:
             raise _replaced(node)
         return replace(
             manifest,
             nodes={name: known for name, known in manifest.nodes.items() if name != node},
-            forgotten=(*manifest.forgotten, log_id)[-FORGOTTEN_KEPT:],
+            forgotten=(*manifest.forgotten, directory)[-FORGOTTEN_KEPT:],
         )
 
     log.manifests.update(change)
     for file in log.store.list(layout.opened_folder(log.folder)):
-        if (layout.parse_opened_path(file.path) or ("",))[0] == log_id:
+        if (layout.parse_opened_path(file.path) or ("",))[0] == directory:
             log.store.delete(file.path)
