@@ -1,7 +1,7 @@
-"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [compaction]
-[metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood] [member] [endpoints]
-[sizing] [copies]: prints a table, or JSON with -o json. With --save FOLDER, also writes result.json
-and a chart of each part there."""
+"""python -m benchmarks [--quick] [embedded] [encryption] [rewrite] [rewrite-again] [pipeline]
+[year] [compaction] [metadata] [restore] [restore-members] [settlement] [many-maps] [hello-flood]
+[member] [endpoints] [sizing] [copies]: prints a table, or JSON with -o json. With --save FOLDER,
+also writes result.json and a chart of each part there."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ from benchmarks import (
     many_maps,
     member,
     metadata,
+    pipeline,
     restore_members,
     rewrite,
     settlement,
     sizing,
+    year,
 )
 from benchmarks.plots import charts
 
@@ -45,6 +47,10 @@ def parts(quick: bool) -> dict[str, Callable[[], list[Row]]]:
             1_000_000 if quick else 10_000_000, 200_000, judged=not quick
         ),
         "rewrite-again": lambda: rewrite.again(200_000 if quick else 2_000_000, judged=not quick),
+        "pipeline": lambda: pipeline.run(
+            200_000 if quick else 5_000_000, 1 if quick else 3, judged=not quick
+        ),
+        "year": year.run,
         "compaction": lambda: compaction.run(2 if quick else 5, 500_000 if quick else 5_000_000),
         "metadata": lambda: metadata.run(quick),
         "restore": lambda: member.restore(1 if quick else 3, 200_000 if quick else 1_000_000),
@@ -83,9 +89,7 @@ def main() -> None:
     arguments.add_argument(
         "parts",
         nargs="*",
-        help="embedded, encryption, rewrite, rewrite-again, compaction, metadata, restore, "
-        "restore-members, settlement, many-maps, hello-flood, member, endpoints, sizing; default "
-        "all",
+        help="of those above; default all",
     )
     arguments.add_argument("--quick", action="store_true", help="shorter, with smaller data")
     arguments.add_argument("-o", "--output", choices=("table", "json"), default="table")

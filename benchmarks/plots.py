@@ -29,6 +29,8 @@ OTHERS = (
     "no map store",
     "no-op",
     "SeaTunnel",
+    "DuckDB",
+    "Spark SQL",
     "made-up loader",
     "without a map store",
 )

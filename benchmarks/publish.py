@@ -2,7 +2,7 @@
 out/bench/result.json …`. If several results have a part, the last one counts.
 
 Writes `benchmarks/measured.json`, the charts in `docs/images/` and the tables of
-`docs/performance.md`.
+`docs/performance.md` and `docs/scale.md`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from typing import Any
 from benchmarks.plots import charts
 
 ROOT = Path(__file__).parents[1]
-MEASURED, PAGE, IMAGES = (
-    ROOT / "benchmarks/measured.json",
-    ROOT / "docs/performance.md",
-    ROOT / "docs/images",
-)
-PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+MEASURED, IMAGES = ROOT / "benchmarks/measured.json", ROOT / "docs/images"
+PAGES = ROOT / "docs/performance.md", ROOT / "docs/scale.md"
+PART = re.compile(r"(<!-- measured: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = re.compile(r"(<!-- run -->\n).*?(\n<!-- end of run -->)", re.DOTALL)
+COSTS = re.compile(r"(<!-- costs -->\n).*?(<!-- end of costs -->)", re.DOTALL)
+ENTRIES = 10_000_000_000
 
 
 def section(part: str, rows: Sequence[dict[str, Any]]) -> str:
@@ -58,13 +57,35 @@ def elsewhere(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def filled(page: str, measured: Mapping[str, Any]) -> str:
     """The page with the new content of each of its parts."""
-    page = PART.sub(lambda found: found[1] + section(found[2], measured["rows"]) + found[3], page)
+    page = PART.sub(
+        lambda found: f"{found[1]}{section(found[2], measured['rows'])}\n{found[3]}", page
+    )
     run = (
         f"The machine: {measured['machine']}{', `--quick`' if measured['quick'] else ''}."
         if measured["rows"]
         else "No run is published yet."
     )
+    page = COSTS.sub(lambda found: f"{found[1]}\n{costs(measured['rows'])}\n{found[2]}", page)
     return RUN.sub(lambda found: f"{found[1]}{run}{found[2]}", page)
+
+
+def costs(rows: Sequence[dict[str, Any]]) -> str:
+    """What `ENTRIES` cost, by the processor time of each engine and size of the pipeline."""
+    lines = [
+        "| measured | for 1,000,000 records | for 10,000,000,000 | with 100 processors |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in rows:
+        millions, _, engine = row["measurement"].partition(" M records: ")
+        name = engine.removesuffix(", processor time")
+        if row["part"] == "pipeline" and engine.endswith(", processor time"):
+            each = row["median"] / float(millions)
+            hours = each * ENTRIES / 1e6 / 3600
+            lines.append(
+                f"| {name}, {millions} M records | {each:.1f} s | {hours:.1f} hours | "
+                f"{60 * hours / 100:.0f} minutes |"
+            )
+    return "\n".join(lines) + "\n" if len(lines) > 2 else "Not measured yet.\n"
 
 
 def images(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
@@ -95,7 +116,8 @@ def main(*results: Path) -> None:
         old.unlink()
     for path, drawing in images(measured["rows"]).items():
         path.write_text(drawing, encoding="utf-8")
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(filled(page.read_text(encoding="utf-8"), measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

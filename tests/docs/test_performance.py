@@ -15,10 +15,11 @@ from benchmarks.plots import charts
 def test_the_page_shows_only_the_measured_run() -> None:
     """Every table and every chart is generated from it."""
     measured = json.loads(publish.MEASURED.read_text(encoding="utf-8"))
-    page = publish.PAGE.read_text(encoding="utf-8")
-    assert publish.filled(page, measured) == page, (
-        "python -m benchmarks.publish benchmarks/measured.json"
-    )
+    for page in publish.PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert publish.filled(text, measured) == text, (
+            "python -m benchmarks.publish benchmarks/measured.json"
+        )
     drawn = {path: path.read_text(encoding="utf-8") for path in publish.IMAGES.glob("bench-*.svg")}
     assert drawn == publish.images(measured["rows"]), (
         "python -m benchmarks.publish benchmarks/measured.json"
@@ -36,6 +37,20 @@ def test_the_newest_result_of_each_part_is_published() -> None:
     assert publish.elsewhere(found["rows"]) == ["b"]
     with pytest.raises(ValueError, match="--quick"):
         publish.combined([result("a", rewrite=1), result("a", quick=True, member=2)])
+
+
+def test_costs_of_very_large_logs_are_those_of_measured_processor_time() -> None:
+    def row(measurement: str, part: str = "pipeline") -> dict[str, Any]:
+        return {"part": part, "measurement": measurement, "median": 36.0}
+
+    table = publish.costs(
+        [
+            row("2 M records: ours, processor time"),
+            row("2 M records: ours"),
+            row("2 M records: ours, processor time", "another"),
+        ]
+    )
+    assert table.splitlines()[2:] == ["| ours, 2 M records | 18.0 s | 50.0 hours | 30 minutes |"]
 
 
 def test_a_chart_names_every_measurement() -> None:
