@@ -18,7 +18,8 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.entry import pack
 from imap_wal.format import Position
 from imap_wal.layout import Identity
-from imap_wal.manifest.node import Archive, node_manifests
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.node import node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.archive_writer import to_absorb

@@ -13,6 +13,7 @@
     opened/{directory}-{epoch}              the newest epoch of a log that was opened
     nodes/{node}/
         manifest/{number}.json
+        lists/{number}-{nonce}.json         names of archives
         writer.lock
         wal/{log id}.log                    names the log of these segments
         wal/{epoch}-{nonce}.writer          the permit of this epoch's writer
@@ -52,6 +53,7 @@ _SIGN = re.compile(r"/claims/(?:alive|present)/([^/]+)-[0-9]{8,}-[0-9]{8,}$")
 _CLAIM = re.compile(r"/claims/([0-9]{8,})\.claim$")
 _WRITER = re.compile(r"/wal/([0-9]{8,})(?:-[0-9a-f]+)?\.writer$")
 _LOST = re.compile(r"/lost/([0-9]{8,})/")
+_LIST = re.compile(r"/lists/([0-9]{10})-[0-9a-f]{1,64}\.json$")
 _ARCHIVE = re.compile(
     r"/([0-9a-z.]+)-([0-9a-z]+(?:\.[0-9a-z]+){3})(?:\.([0-9]{8,})-[0-9a-f]+)?\.parquet$"
 )
@@ -390,6 +392,32 @@ def fences(files: Iterable[StoredFile], epoch: int) -> set[str]:
         if name is not None and name[0] < epoch and name[1] > last.get(name[0], (0, file))[0]:
             last[name[0]] = name[1], file
     return {file.path for _, file in last.values() if file.size <= FENCE_BYTES_MAX}
+
+
+def lists_folder(folder: str) -> str:
+    """The folder of a node's list files."""
+    return f"{folder}/lists"
+
+
+def list_path(folder: str, name: str) -> str:
+    """The path of a list file; `name`: as manifests have it."""
+    return f"{lists_folder(folder)}/{name}.json"
+
+
+def list_name(number: int, nonce: str) -> str:
+    """The name of a list file that manifest `number` is the first to name."""
+    return f"{number:010d}-{nonce}"
+
+
+def list_number(path: str) -> int:
+    """The number of that manifest, from the path of a list file; 0 for another file."""
+    found = _LIST.search(path)
+    return int(found[1]) if found else 0
+
+
+def list_name_of(path: str) -> str:
+    """The name of a list file."""
+    return path.rpartition("/")[2].removesuffix(".json")
 
 
 def archive_path(

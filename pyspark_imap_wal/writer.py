@@ -18,7 +18,7 @@ from imap_wal import layout
 from imap_wal.entry import RAW
 from imap_wal.errors import InvalidSetting, LostRace
 from imap_wal.format import Position
-from imap_wal.manifest.node import Archive
+from imap_wal.manifest.archives import Archive
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.file import ParquetFile
 from imap_wal.read.cluster import ClusterLog

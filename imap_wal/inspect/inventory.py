@@ -11,6 +11,7 @@ from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.errors import LogError
 from imap_wal.format import Home
+from imap_wal.manifest.archives import Archive, ListFile, readable
 from imap_wal.manifest.claims import ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, node_manifests
@@ -55,6 +56,22 @@ class NodeView:
     @cached_property
     def wal_bytes(self) -> int:
         return sum(segment.bytes for segment in self.segments)
+
+    @cached_property
+    def _archives(self) -> tuple[tuple[Archive, ...], tuple[tuple[ListFile, LogError], ...]]:
+        damaged: list[tuple[ListFile, LogError]] = []
+        found = readable(self.manifest.archives, damaged)
+        return found, tuple(damaged)
+
+    @property
+    def archives(self) -> tuple[Archive, ...]:
+        """The archives in the manifest, without those of damaged lists."""
+        return self._archives[0]
+
+    @property
+    def damaged_lists(self) -> tuple[tuple[ListFile, LogError], ...]:
+        """The lists of archives that cannot be read, with their errors."""
+        return self._archives[1]
 
     @cached_property
     def archive_bytes(self) -> int:

@@ -15,6 +15,7 @@ A finding has one of four statuses (`imap_wal.segment.verdict` has those of a se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
@@ -30,11 +31,13 @@ from imap_wal.inspect.finding import (
     Finding,
     OutOfTime,
     Unit,
+    damaged,
 )
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.parquet_check import check_parquet
 from imap_wal.inspect.segment_check import check_segment
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.archives import lists_of
 from imap_wal.manifest.store import manifest_number
 from imap_wal.read.file_scan import ARCHIVE, SNAPSHOT, FileScan
 from imap_wal.security.encryption import keys_of
@@ -135,7 +138,7 @@ def _snapshot_units(store: SegmentStore, view: ClusterView) -> Iterator[Unit]:
 
 def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[str]:
     """Files in nodes' folders that imap-wal did not write. They are ignored."""
-    known = {archive.path for node in view.nodes for archive in node.manifest.archives}
+    known = {archive.path for node in view.nodes for archive in node.archives}
     found = []
     for node in view.nodes:
         if not wants_node(node.name):
@@ -147,6 +150,7 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
                 file.path in segments | known
                 or rest.partition("/")[0] == layout.LOCK  # a file, or a folder of leases
                 or rest.startswith("lost/")
+                or layout.list_number(file.path)
                 or manifest_number(rest.removeprefix("manifest/")) is not None
             )
             if not (
@@ -161,7 +165,8 @@ def foreign_files(view: ClusterView, wants_node: Callable[[str], bool]) -> list[
 def _plan_node(
     store: SegmentStore, view: ClusterView, node: NodeView, units: list[Unit]
 ) -> Iterator[Finding]:
-    manifest = node.manifest
+    yield from _lists(node)
+    manifest = replace(node.manifest, archives=node.archives)
     if node.of_no_manifest:
         yield _no_manifest(
             node.folder,
@@ -177,10 +182,22 @@ def _plan_node(
     yield from _plan_wal(store, view, node, units)
 
 
+def _lists(node: NodeView) -> Iterator[Finding]:
+    wrong = dict(node.damaged_lists)
+    for each in lists_of(node.manifest.archives):
+        path = layout.list_path(node.folder, each.name)
+        if each in wrong:
+            first, last = str(each.lowest), str(each.highest)
+            found = damaged(path, "list", each.bytes, wrong[each], first)
+            yield replace(found, last_lost=last)
+        else:
+            yield Finding(path, "list", CLEAN, each.bytes)
+
+
 def _archive_units(store: SegmentStore, node: NodeView) -> Iterator[Unit]:
     """The archives of a node, the newest first."""
     for age, archive in enumerate(
-        sorted(node.manifest.archives, key=lambda archive: archive.last, reverse=True)
+        sorted(node.archives, key=lambda archive: archive.last, reverse=True)
     ):
         scan = FileScan(
             ARCHIVE,

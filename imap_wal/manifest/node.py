@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self, TypeAlias, overload
+from typing import Any, ClassVar, Self, TypeAlias
 
 from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import SHARED_SESSIONS, TURNS
 from imap_wal.format import START, Position
-from imap_wal.manifest.document import (
-    NOT_OF_VERSION_1,
-    Packed,
-    Whole,
-    checked,
-    fields_of,
-    require,
-    without_defaults,
-)
+from imap_wal.manifest import archives as of_archives
+from imap_wal.manifest.archives import Archive, ArchiveList, ListedArchives
+from imap_wal.manifest.document import NOT_OF_VERSION_1, Whole, checked, fields_of, require
+from imap_wal.manifest.list_files import ListFiles
 from imap_wal.manifest.store import (
     FORMAT,
     FORMAT_BY_KEY,
     FORMAT_CLEARS,
+    FORMAT_LISTS,
     FORMAT_PACKED,
     PACKED_FROM,
     ManifestLog,
@@ -69,53 +65,17 @@ NOTHING_SEEN = Seen()
 
 
 @dataclass(frozen=True, slots=True)
-class Archive:
-    """One Parquet file from sealed segments: the entries of one map from position `first` to
-    `last`."""
-
-    map: str
-    path: str
-    first: Position
-    last: Position
-    records: int
-    tombstones: int
-    bytes: int
-    checksum: int = 0
-    """CRC-32C of the whole file; 0: unknown."""
-    unpacked: int = 0
-    """If its rows are sorted by key: how many bytes they take in memory. 0: unknown; they are
-    usually in the order of the log."""
-
-    def to_json(self) -> dict[str, Any]:
-        return without_defaults(fields_of(self), ("unpacked",))
-
-
-class ArchiveList(Packed[tuple[Archive, ...]], Sequence[Archive]):
-    """A long list of archives. An open, a new session and a new segment copy it without parsing
-    it."""
-
-    __slots__ = ()
-
-    def _to_document(self, value: tuple[Archive, ...]) -> Any:
-        return [archive.to_json() for archive in value]
-
-    def _from_document(self, document: Any) -> tuple[Archive, ...]:
-        return checked(document, tuple[Archive, ...])
-
-    @overload
-    def __getitem__(self, index: int) -> Archive: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Archive, ...]: ...
-    def __getitem__(self, index: int | slice) -> Archive | tuple[Archive, ...]:
-        return self.whole[index]
-
-
-@dataclass(frozen=True, slots=True)
 class NodeManifest:
     """The state of a node's log. The segments are found by listing `wal/`, except those up to
     `archived`: their entries are in `archives`, and their files will be deleted."""
 
-    formats: ClassVar[tuple[int, ...]] = (FORMAT, FORMAT_PACKED, FORMAT_CLEARS, FORMAT_BY_KEY)
+    formats: ClassVar[tuple[int, ...]] = (
+        FORMAT,
+        FORMAT_PACKED,
+        FORMAT_CLEARS,
+        FORMAT_BY_KEY,
+        FORMAT_LISTS,
+    )
 
     directory: str = ""
     """UUID of this log directory; a new disk under an old node name has another one."""
@@ -186,6 +146,24 @@ class NodeManifest:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
             object.__setattr__(self, "archives", ArchiveList(self.archives))
 
+    def with_archives(
+        self, added: Iterable[Archive], gone: Collection[Archive] = ()
+    ) -> NodeManifest:
+        """The manifest with more archives, and without those of the paths in `gone`. Raises the
+        errors of `ListedArchives`."""
+        return replace(self, archives=of_archives.with_changes(self.archives, added, gone))
+
+    def archives_ending_by(self, upto: Position) -> Iterator[Archive]:
+        """The archives whose last entry is at or below a position; errors as `with_archives`."""
+        return of_archives.ending_by(self.archives, upto)
+
+    def listed(self) -> NodeManifest:
+        """The manifest in the form of which a publication writes lists, for logs whose feature
+        level allows it."""
+        if isinstance(self.archives, ListedArchives):
+            return self
+        return replace(self, archives=ListedArchives(newest=tuple(self.archives)))
+
     def lives_in(self, logs: Collection[str]) -> bool:
         """Whether a `wal/` folder with the segments of these logs belongs to this log; see
         `WalFolder.logs` in `imap_wal.segment.listing`. A log of version 1 has no id to compare."""
@@ -224,10 +202,12 @@ class NodeManifest:
         document = fields_of(self)
         if isinstance(self.archives, ArchiveList):
             document |= {"format": FORMAT_PACKED, "archives": self.archives.text}
-        else:
+        elif not isinstance(self.archives, ListedArchives):
             document["archives"] = [archive.to_json() for archive in self.archives]
         if self.clears or self.by_key:
             document["format"] = FORMAT_BY_KEY if self.by_key else FORMAT_CLEARS
+        if isinstance(self.archives, ListedArchives):
+            document |= {"format": FORMAT_LISTS, **self.archives.to_json()}
         document["cluster"] = fields_of(self.cluster)
         for name in ("requests", "former"):
             document[name] = {str(session): request for session, request in document[name].items()}
@@ -253,11 +233,13 @@ class NodeManifest:
             "metadata",
         )
         archives = data["archives"]
-        packed = isinstance(archives, str)
-        # In JSON it is a list, in memory a tuple.
-        given = (
-            ArchiveList(None, archives, file) if packed else checked(archives, tuple[Archive, ...])
-        )
+        given: Sequence[Archive]
+        if "lists" in data:
+            given = ListedArchives.from_json(data)
+        elif isinstance(archives, str):
+            given = ArchiveList(None, archives, file)
+        else:
+            given = checked(archives, tuple[Archive, ...])  # in JSON it is a list
         found = replace(checked({**data, "archives": ()}, cls), archives=given)
         for item in found.metadata:
             match item:
@@ -285,7 +267,44 @@ def without_turn(pair: Pair) -> Pair:
     return incarnation, version - version % TURNS if version >= TURNS else version
 
 
+class NodeManifestLog(ManifestLog[NodeManifest]):
+    """The manifests of a node's log, and the lists of archives that they name."""
+
+    def __init__(
+        self, store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
+    ) -> None:
+        super().__init__(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)
+        self.lists = ListFiles(store, node_folder, randomness, self._named)
+
+    def _named(self) -> set[str]:
+        return {each.name for each in of_archives.lists_of(self.read()[1].archives)}
+
+    def _decode(self, number: int) -> tuple[dict[str, Any], NodeManifest]:
+        data, manifest = super()._decode(number)
+        if isinstance(manifest.archives, ListedArchives):
+            bound = replace(manifest.archives, read=self.lists.read)
+            manifest = replace(manifest, archives=bound)
+        return data, manifest
+
+    def _prepared(self, number: int, floor: int, content: NodeManifest) -> NodeManifest:
+        former, wanted = self._follows(number).archives, content.archives
+        if not isinstance(former, ListedArchives):
+            if not isinstance(wanted, ListedArchives):
+                return content
+            former = ListedArchives()
+        if not isinstance(wanted, ListedArchives):
+            wanted = ListedArchives(newest=tuple(wanted))
+        settled = self.lists.settled(number, wanted, former, floor)
+        return replace(content, archives=settled if settled or settled.dropped else ())
+
+    def _finish(self, number: int, content: NodeManifest) -> None:
+        lists = of_archives.lists_of(content.archives)
+        if lists != of_archives.lists_of(self._follows(number).archives):
+            dropped = getattr(content.archives, "dropped", {})
+            self.lists.sweep(number, {*dropped, *(each.name for each in lists)})
+
+
 def node_manifests(
     store: SegmentStore, node_folder: str, clock: Clock, randomness: Randomness
-) -> ManifestLog[NodeManifest]:
-    return ManifestLog(store, node_folder, NodeManifest, NodeManifest(), clock, randomness)
+) -> NodeManifestLog:
+    return NodeManifestLog(store, node_folder, clock, randomness)

@@ -45,6 +45,8 @@ FORMAT_BY_KEY = 4
 """The rows of archives may be sorted by key instead of in the order of the log."""
 FORMAT_COPIES = 5
 """Of a cluster: logs may have shared sessions (`imap_wal.entry.SHARED_SESSIONS`)."""
+FORMAT_LISTS = 6
+"""Of a node: archives in list files, see `ListedArchives`."""
 PACKED_FROM = 256
 """An archive list of this length or more is packed, and so are the snapshots of this many maps."""
 DIGITS = 10
@@ -95,6 +97,8 @@ class ManifestLog(Generic[C]):
         self._known: tuple[StoredFile, C] | None = None
         self._floor = 1
         """The floor in the last manifest read."""
+        self._last: tuple[int, C] = 0, empty
+        """The last manifest read or published."""
 
     def read(self) -> tuple[int, C]:
         """The newest manifest and its number; (0, the empty one) if there is none yet. Raises
@@ -113,6 +117,7 @@ class ManifestLog(Generic[C]):
             except NotFound:
                 continue  # deleted after the listing: there is a newer one
             self._floor = document.get("floor", 1)
+            self._last = number, content
             if files[number].modified_ms:  # without it, two files of one name look the same
                 self._known = files[number], content
             return number, content
@@ -139,8 +144,9 @@ class ManifestLog(Generic[C]):
             wanted = change(current)
             if wanted is None or (wanted == current and number > 0):
                 return current
-            if self.publish(number, wanted, alone=alone):
-                return wanted
+            published = self._publish(number, wanted, alone)
+            if published is not None:
+                return published
         raise LostRace(
             f"{self.folder}: other writers published first {attempts} times in a row; try "
             "again when they are done"
@@ -152,10 +158,32 @@ class ManifestLog(Generic[C]):
         unknown whether it was published. `alone`: delete all earlier manifests; a writer that still
         publishes one of their numbers loses. Raises `CorruptLog` and `UnsupportedVersion` for a
         later manifest that cannot be read."""
+        return self._publish(after, content, alone) is not None
+
+    def _prepared(self, number: int, floor: int, content: C) -> C:
+        """What manifest `number` says for `content`; what it needs beside it is written now."""
+        return content
+
+    def _finish(self, number: int, content: C) -> None:
+        """Manifest `number` was published with this content, as the successor of `_follows`."""
+
+    def _follows(self, number: int) -> C:
+        """The content of the manifest before `number`; the empty one if it is not there."""
+        known, content = self._last
+        if known == number - 1:
+            return content
+        try:
+            return self._decode(number - 1)[1]
+        except NotFound:
+            return self._empty
+
+    def _publish(self, after: int, content: C, alone: bool) -> C | None:
+        """`publish`, which returns what was published."""
         number = after + 1
         nonce = self._randomness.token().hex()
         # Never lower than before: otherwise a deleted number would look like the next one.
         floor = number if alone else max(1, number - KEEP, min(self._floor, number))
+        content = self._prepared(number, floor, content)
         body = {
             "format": FORMAT,
             "number": number,
@@ -171,25 +199,27 @@ class ManifestLog(Generic[C]):
             # Our create may have succeeded: its response was lost, or the request was sent twice.
             if not self._is_ours(number, nonce):
                 if isinstance(error, AlreadyExists):
-                    return False
+                    return None
                 raise
         files = self._files()
         while max(files, default=0) != number:
             try:
                 # It is higher if this writer slept. Above the floor, its number was really the next
                 # one.
-                return bool(files) and bool(self._decode(max(files))[0]["floor"] <= number)
+                won = bool(files) and self._decode(max(files))[0]["floor"] <= number
+                return content if won else None
             except NotFound:
                 files = self._files()  # deleted after the listing: there is a newer one
         if files[number].modified_ms:
             self._known = files[number], content
         self._floor = floor
-        numbers = list(files)
-        for old in numbers:
+        for old in list(files):
             if old < floor:
                 with suppress(StorageError):  # ours is published; the next publication deletes it
                     self._store.delete(self._path(old))
-        return True
+        self._finish(number, content)
+        self._last = number, content
+        return content
 
     def _is_ours(self, number: int, nonce: str) -> bool:
         try:

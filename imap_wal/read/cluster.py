@@ -24,7 +24,7 @@ from imap_wal.errors import LogError, MissingNode, ShortLog
 from imap_wal.format import START, Position
 from imap_wal.manifest import missing
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, NodeManifestLog, node_manifests
 from imap_wal.manifest.older import (
     MISSING_ADVICE,
     current_cluster,
@@ -60,8 +60,8 @@ T = TypeVar("T")
 
 
 class ClusterLog:
-    """All logs of one cluster, for reading. Its only state is where the log is; as thread-safe as
-    the store."""
+    """All logs of one cluster, for reading. It keeps what it has read of manifests; as thread-safe
+    as the store."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class ClusterLog:
         self.clock, self.randomness = clock or SystemClock(), randomness or SystemRandomness()
         self.folder = layout.cluster_folder(namespace, cluster)
         self.manifests = cluster_manifests(store, self.folder, self.clock, self.randomness)
+        self._nodes: dict[str, NodeManifestLog] = {}
 
     def manifest(self) -> ClusterManifest:
         """The newest manifest of the cluster."""
@@ -174,11 +175,17 @@ class ClusterLog:
             )
         return found.missing
 
+    def _node_manifests(self, name: str) -> NodeManifestLog:
+        known = self._nodes.get(name)
+        if known is None:
+            folder = self.node_folder(name)
+            known = node_manifests(self.store, folder, self.clock, self.randomness)
+        return self._nodes.setdefault(name, known)
+
     def node(self, name: str) -> NodeState:
         """One node's log; an empty manifest if there is none. Raises `ShortLog` if a segment is
         missing, and the errors of `ManifestLog.read`."""
-        folder = self.node_folder(name)
-        manifests = node_manifests(self.store, folder, self.clock, self.randomness)
+        folder, manifests = self.node_folder(name), self._node_manifests(name)
         gap = ""
         for _ in range(ATTEMPTS):
             # The listing first: then the manifest knows of segments that are archived meanwhile,

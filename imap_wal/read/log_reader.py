@@ -34,7 +34,8 @@ from imap_wal.clock import Clock, Randomness
 from imap_wal.entry import DataEntry, Row
 from imap_wal.errors import MissingNode, NoSuchLog, PositionGone, StorageUnavailable
 from imap_wal.format import FRAME_HEADER_BYTES, START, Position
-from imap_wal.manifest.node import LOG, Archive, NodeManifest
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.node import LOG, NodeManifest
 from imap_wal.manifest.older import MISSING_ADVICE
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import ARCHIVE, SEGMENT, FileScan

@@ -24,6 +24,7 @@ from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import ClusterView, NodeView
 from imap_wal.inspect.verify import foreign_files
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.archives import ListedArchives
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest, claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.document import with_checksum
@@ -483,6 +484,8 @@ class ClusterRepair:
         needed = FeatureLevel.COPIES if highest.shared else FIRST
         if any(repair.sorted_archives for repair in self._nodes):
             needed = max(needed, FeatureLevel.SORTED_ARCHIVES)
+        if any(isinstance(repair.node.manifest.archives, ListedArchives) for repair in self._nodes):
+            needed = max(needed, FeatureLevel.LISTS)
         lowest = max(min(reads, default=NEWEST), needed)
         level = max(each for each in FeatureLevel if each <= lowest)
         return int(level) if level > manifest.feature_level else manifest.level

@@ -24,7 +24,7 @@ def tolerant_inventory(
             for view in views:  # the packed part of a manifest is parsed at its first use
                 for manifest in (
                     view.manifest.snapshots,
-                    *(node.manifest.archives for node in view.nodes),
+                    *(node.archives for node in view.nodes),
                 ):
                     len(manifest)
             break

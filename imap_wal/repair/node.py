@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import msgpack
 
-from imap_wal import entry, format
+from imap_wal import entry, format, layout
 from imap_wal.entry import ORDER, Row, is_shared
 from imap_wal.errors import EncryptionError, UnsupportedVersion
 from imap_wal.format import START, Position
 from imap_wal.inspect import older_manifests
 from imap_wal.inspect.inventory import NodeView
+from imap_wal.manifest.archives import ListFile, lists_of
 from imap_wal.manifest.evidence import Evidence
 from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest
 from imap_wal.parquet import salvage
@@ -78,12 +79,13 @@ class NodeRepair:
         `UnsupportedVersion` if a newer version wrote the log; then nothing is damaged."""
         archives = ArchivePlanner(self._plan)
         plan = self._plan
-        plan.manifest = plan.node.manifest
+        plan.manifest = replace(plan.node.manifest, archives=plan.node.archives)
         self._put_strangers_aside()
         self._evidence = older_manifests.of_node(
             plan.node, plan.manifest, plan.view.manifest, plan.view.opened
         )
-        plan.changed = self.older
+        plan.changed = self.older or bool(plan.node.damaged_lists)
+        archives.find_again()
         if self.older:
             # `begins` refers to the segments of another history of this log, not to these files.
             self._plan.manifest = replace(self._plan.manifest, begins=(0, 0))
@@ -136,6 +138,11 @@ class NodeRepair:
         return self._plan.manifest if self._plan.changed else None
 
     @property
+    def lists(self) -> tuple[ListFile, ...]:
+        """The list files that the copy has: those of a manifest that is copied."""
+        return () if self._plan.changed else lists_of(self._plan.node.manifest.archives)
+
+    @property
     def sorted_archives(self) -> bool:
         """Whether archives may be sorted by key."""
         return self._plan.manifest.by_key
@@ -145,8 +152,11 @@ class NodeRepair:
         return self._plan.position(place)
 
     def write(self, target: SegmentStore) -> None:
-        """Write archives and segments; the caller writes the manifests later."""
+        """Write archives, their lists and segments; the caller writes the manifests later."""
         node_copy.write(self._plan, target)
+        for each in self.lists:
+            path = layout.list_path(self.node.folder, each.name)
+            target.create(path, self._plan.store.read(path))
 
     def _begin_where_segments_do(self) -> None:
         """For a manifest that was made from the files. The segments before the first remaining one
@@ -171,6 +181,10 @@ class NodeRepair:
         )
         if not self._plan.changed:
             self._plan.items.append(Item(name, "manifest", "clean", COPIED))
+            self._plan.items += [
+                Item(layout.list_path(self.node.folder, each.name), "list", "clean", COPIED)
+                for each in self.lists
+            ]
             return
         manifest = self._plan.manifest
         checkpoint = min(self._plan.position(manifest.checkpoint), self._plan.end)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
 from imap_wal import layout
 from imap_wal.entry import ORDER
+from imap_wal.errors import LogError, ShortLog
 from imap_wal.format import Position
-from imap_wal.manifest.node import Archive
+from imap_wal.manifest.archives import Archive, ListFile
 from imap_wal.parquet import salvage
 from imap_wal.parquet.file import checksum
 from imap_wal.repair.node_plan import NodePlan
@@ -120,17 +122,47 @@ class ArchivePlanner:
             Item(archive.path, "archive", status, REWRITTEN, extent, given_up, what, to)
         )
 
+    def find_again(self) -> None:
+        """For each damaged list: take in the archives that it must have named. Their file names
+        have their positions, and the manifest says between which ends the list is."""
+        plan = self._plan
+        for each, error in plan.node.damaged_lists:
+            named = plan.manifest.archives
+            found = [
+                archive
+                for file, name in self._unknown(named)
+                if each.lowest <= name.last <= each.highest
+                and name.last[:2] <= plan.manifest.archived
+                and (archive := self._read_unknown(file, name)) is not None
+            ]
+            found = _without_absorbed(found, named)
+            plan.manifest = replace(plan.manifest, archives=(*named, *found))
+            plan.items.append(self._list_item(each, error, len(found)))
+
+    def _list_item(self, file: ListFile, error: LogError, found: int) -> Item:
+        what = f"{error.what}; {found} archives of {file.archives} were found by their names"
+        given_up = None if found >= file.archives else Extent(str(file.lowest), str(file.highest))
+        status = "missing" if isinstance(error, ShortLog) else "corrupt"
+        return Item(error.file, "list", status, GIVEN_UP, given_up=given_up, what=what)
+
+    def _unknown(self, named: Iterable[Archive]) -> Iterator[tuple[StoredFile, layout.ArchiveName]]:
+        """The files of archives that are not named."""
+        known = {archive.path for archive in named}
+        for file in self._plan.node.files:
+            name = layout.parse_archive_path(file.path)
+            if name is not None and file.path not in known:
+                yield file, name
+
     def adopt(self) -> None:
         """For an older manifest: take in archives that it does not name, if their segments are
         deleted. Segments are deleted only after their archives were published. Entries that are
         still in segments are read from the segments, even if such an archive has them too."""
         manifest, wal = self._plan.manifest, self._plan.wal()
-        known = {archive.path for archive in manifest.archives}
-        unknown = []
-        for file in self._plan.node.files:
-            name = layout.parse_archive_path(file.path)
-            if name is not None and file.path not in known and name.last[:2] > manifest.archived:
-                unknown.append((file, name))
+        unknown = [
+            (file, name)
+            for file, name in self._unknown(manifest.archives)
+            if name.last[:2] > manifest.archived
+        ]
         first = self._first_left(wal, [name for _, name in unknown])
         if first is not None and first.number == manifest.archived[1] + 1:
             return  # no segment is deleted
@@ -194,3 +226,18 @@ class ArchivePlanner:
             ):
                 first = following
         return first
+
+
+def _without_absorbed(found: Iterable[Archive], named: Iterable[Archive]) -> list[Archive]:
+    """Without the archives whose positions are all within another one of their map: a later run
+    absorbed them, and was interrupted before it deleted them. Others of a map do not overlap."""
+    whole: dict[str, list[Archive]] = {}
+    for archive in named:
+        whole.setdefault(archive.map, []).append(archive)
+    kept = []
+    for archive in sorted(found, key=lambda each: each.last, reverse=True):
+        others = whole.setdefault(archive.map, [])
+        if not any(each.first <= archive.first and archive.last <= each.last for each in others):
+            others.append(archive)
+            kept.append(archive)
+    return kept

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position, SegmentHeader
 from imap_wal.inspect.inventory import ClusterView, NodeView
-from imap_wal.manifest.node import Archive, NodeManifest
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.node import NodeManifest
 from imap_wal.repair.report import Item
 from imap_wal.repair.segment import Segment
 from imap_wal.security.encryption import keys_of, sealed

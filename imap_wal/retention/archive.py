@@ -32,9 +32,10 @@ from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.errors import Fenced, ImapWalError, LostRace, StorageUnavailable
 from imap_wal.manifest import missing
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
-from imap_wal.manifest.node import Archive, NodeManifest
+from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import SEGMENT, FileScan
 from imap_wal.retention.archive_writer import ArchiveJob, Written, absorbable, write_archives
@@ -172,18 +173,19 @@ class _Run:
             with tempfile.TemporaryDirectory(
                 prefix="imap-wal-archive-", ignore_cleanup_errors=True
             ) as folder:
-                known = tuple(self._manifest.archives)
-                total = sum(each.bytes for each in segments) + absorbable(known)
+                absorbed = absorbable(self._manifest.archives)
+                total = sum(each.bytes for each in segments)
+                total += sum(archive.bytes for archive in absorbed)
                 job = ArchiveJob(
                     self._folder,
                     self._node,
                     tuple(scans),
                     Path(folder),
                     self._manifest.epoch,
-                    known,
+                    absorbed,
                     self._nonce,
                     total,
-                    self._may_sort_by_key(),
+                    self._level() >= FeatureLevel.SORTED_ARCHIVES,
                 )
                 work = self._write(self._store, job)
         except BaseException as error:
@@ -208,17 +210,21 @@ class _Run:
             work.archives,
         )
 
-    def _may_sort_by_key(self) -> bool:
-        """Whether all nodes of the cluster can read archives that are sorted by key."""
+    def _level(self) -> FeatureLevel:
+        """Which formats all nodes of the cluster can read."""
         folder = "/".join(self._folder.split("/")[:2])
         clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
-        return clusters.read()[1].feature_level >= FeatureLevel.SORTED_ARCHIVES
+        return clusters.read()[1].feature_level
 
     def _publish(self, work: Written) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly
         not named, they are deleted. After any other failure they are kept; a later epoch deletes
         them if no manifest names them."""
-        before, last = self._manifest, self._segments[-1].name
+        before, last, listed = (
+            self._manifest,
+            self._segments[-1].name,
+            self._level() >= FeatureLevel.LISTS,
+        )
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:
@@ -231,9 +237,9 @@ class _Run:
                     f"the log of node {self._node!r} was archived or pruned by another "
                     "process during this archive run"
                 )
-            gone = {archive.path for archive in work.absorbed}
-            left = tuple(archive for archive in now.archives if archive.path not in gone)
-            if len(left) + len(gone) != len(now.archives):
+            changed = (now.listed() if listed else now).with_archives(work.archives, work.absorbed)
+            more = len(work.archives) - len(work.absorbed)
+            if len(changed.archives) != len(now.archives) + more:
                 raise LostRace(
                     f"archives of node {self._node!r} were removed by another process during "
                     "this archive run"
@@ -241,8 +247,7 @@ class _Run:
             newest = max(now.newest, last[1])
             return carried(
                 replace(
-                    now,
-                    archives=(*left, *work.archives),
+                    changed,
                     newest=newest,
                     by_key=now.by_key or any(each.unpacked for each in work.archives),
                 ),

@@ -13,8 +13,8 @@ from typing import Any
 from imap_wal import layout
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.manifest import key_checks
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import cluster_manifests
-from imap_wal.manifest.node import Archive
 from imap_wal.parquet.archive_rows import ArchiveRows, to_waiting, write_sorted
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.file import ParquetFile, batches
@@ -41,7 +41,7 @@ class ArchiveJob:
     """The input of `write_archives`: a plain value that can be sent to another process. `folder`:
     for the local Parquet files; the caller deletes it. `bytes`: the size of what is read. `by_key`:
     the feature level of the log allows files that are sorted by key; otherwise they are in the
-    order of the log."""
+    order of the log. `archives`: those that the new ones of their maps absorb."""
 
     node_folder: str
     node: str
@@ -98,7 +98,7 @@ class _Pass:
         self._store, self._job = store, job
         self._log = next((scan.directory for scan in job.scans), "")
         self._known: dict[str, list[Archive]] = {}
-        """Map → its archives, until its first file is written."""
+        """Map → the archives that its first file absorbs, until that is written."""
         for archive in job.archives:
             self._known.setdefault(archive.map, []).append(archive)
         self.absorbed: list[Archive] = []
@@ -122,7 +122,7 @@ class _Pass:
         """Write the rows of a map that wait. Its first file begins with the entries of the archives
         that it absorbs."""
         pile = _Pile()
-        for archive in to_absorb(self._known.pop(name, [])):
+        for archive in self._known.pop(name, []):
             self.absorbed.append(archive)
             for batch in batches(self._store, archive.path, log=self._log):
                 pile.add([to_waiting(batch)])
@@ -175,12 +175,13 @@ def is_absorbable(size: int, unpacked: int) -> bool:
     return unpacked < FULL // 2 if unpacked else size < ABSORB_BYTES_MAX
 
 
-def absorbable(archives: Iterable[Archive]) -> int:
-    """The bytes of all archives that the next run may absorb."""
+def absorbable(archives: Iterable[Archive]) -> tuple[Archive, ...]:
+    """All archives that the next run absorbs if their maps have entries in it; those of a map in
+    the order of the log."""
     by_map: dict[str, list[Archive]] = {}
     for archive in archives:
         by_map.setdefault(archive.map, []).append(archive)
-    return sum(archive.bytes for each in by_map.values() for archive in to_absorb(each))
+    return tuple(archive for each in by_map.values() for archive in to_absorb(each))
 
 
 def _step(archive: Archive) -> int:

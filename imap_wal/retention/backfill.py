@@ -21,9 +21,10 @@ from uuid import UUID
 from imap_wal import layout
 from imap_wal.disposal import dispose
 from imap_wal.errors import CorruptLog, InvalidSetting, LostRace, WriterLocked
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.claims import claim_manifests
 from imap_wal.manifest.cluster import ClusterManifest
-from imap_wal.manifest.node import Archive, NodeManifest, Seen, node_manifests
+from imap_wal.manifest.node import NodeManifest, Seen, node_manifests
 from imap_wal.manifest.older import current_cluster
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.retention.snapshots import ORPHAN_MS

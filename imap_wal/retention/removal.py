@@ -15,7 +15,8 @@ from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import LostRace
 from imap_wal.format import START, Position
 from imap_wal.manifest import readers
-from imap_wal.manifest.node import NOTHING_SEEN, Archive, NodeManifest, Seen
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.node import NOTHING_SEEN, NodeManifest, Seen
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.file_scan import END, FileScan
 from imap_wal.read.scan import ahead
@@ -75,7 +76,7 @@ def plan_removal(
         covered = {name: min(position, read) for name, position in covered.items()}
         known = min(known, read)
     archives, kept = (
-        [archive for archive in node.manifest.archives if archive.last <= upto],
+        list(node.manifest.archives_ending_by(upto)),
         set[str](),
     )
     if not linked:
@@ -147,15 +148,13 @@ def without(
     summaries: Sequence[Summary],
 ) -> NodeManifest:
     """The manifest without these files, with what must be kept of the segments."""
-    gone = {archive.path for archive in archives}
     # The position of the last entry, not of the last frame: a reader that has read this entry may
     # continue.
     lasts = [archive.last for archive in archives] + [
         place for summary in summaries for place in summary.maps.values()
     ]
     left = replace(
-        manifest,
-        archives=tuple(archive for archive in manifest.archives if archive.path not in gone),
+        manifest.with_archives((), archives),
         removed=max([manifest.removed, *lasts]),
     )
     if segments and manifest.archived < (segments[-1].epoch, segments[-1].number):

@@ -6,7 +6,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from imap_wal.manifest.node import Archive, NodeManifest
+from imap_wal.manifest.archives import Archive
+from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.parquet.columns import ARCHIVE_SCHEMA, nodes_of, to_batch, to_positions, to_rows
 from imap_wal.parquet.file import ParquetFile, batches

@@ -15,8 +15,9 @@ from imap_wal import entry, format
 from imap_wal.clock import SeededRandomness
 from imap_wal.entry import DataEntry
 from imap_wal.format import Position
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord, cluster_manifests
-from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.segment.reader import SegmentReader

@@ -17,8 +17,9 @@ from imap_wal.clock import SeededRandomness, SystemClock, SystemRandomness
 from imap_wal.errors import CorruptLog, LostRace, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.manifest import document as document_of_manifests
+from imap_wal.manifest.archives import Archive
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
-from imap_wal.manifest.node import Archive, NodeManifest, node_manifests
+from imap_wal.manifest.node import NodeManifest, node_manifests
 from imap_wal.manifest.snapshots import LowWaterMark, Snapshot
 from imap_wal.manifest.store import KEEP, ManifestLog
 from storage_backends import AlreadyExists, SegmentStore, Unavailable
@@ -247,7 +248,7 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
     written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     body["checksum"] = f"{google_crc32c.value(written):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
-    with pytest.raises(UnsupportedVersion, match=r"format 9; imap-wal [\d.]+ reads 1 to 5"):
+    with pytest.raises(UnsupportedVersion, match=r"format 9; imap-wal [\d.]+ reads 1 to 6"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 

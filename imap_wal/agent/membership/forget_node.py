@@ -316,7 +316,11 @@ def _clear(
     others = [path for path in files if path not in former]
     if manifest.empty and number:  # a new log may be about to begin
         former = [path for path in former if path < manifests.next_path(number - 1)]
-        others = [path for path in others if 0 < epoch_of(path) <= manifest.epoch]
+        others = [
+            path
+            for path in others
+            if 0 < epoch_of(path) <= manifest.epoch or 0 < layout.list_number(path) <= number
+        ]
     if dry_run:
         return (*reachable(log.store, others), *former)
     gone = discard(log.store, others)
