@@ -155,6 +155,7 @@ class _Run:
         segments = self._segments
         if not segments:
             return Archived()
+        level = self._level()
         following = [*(each.path for each in segments[1:]), ""]
         scans = [
             FileScan(
@@ -185,7 +186,7 @@ class _Run:
                     absorbed,
                     self._nonce,
                     total,
-                    self._level() >= FeatureLevel.SORTED_ARCHIVES,
+                    level >= FeatureLevel.SORTED_ARCHIVES,
                 )
                 work = self._write(self._store, job)
         except BaseException as error:
@@ -198,7 +199,7 @@ class _Run:
                 f"{tempfile.gettempdir()}: {error}; "
                 "nothing is lost, its segments are kept"
             ) from error
-        self._publish(work)
+        self._publish(work, listed=level >= FeatureLevel.LISTS)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
         dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
         return Archived(
@@ -216,15 +217,11 @@ class _Run:
         clusters = cluster_manifests(self._store, folder, SystemClock(), SystemRandomness())
         return clusters.read()[1].feature_level
 
-    def _publish(self, work: Written) -> None:
+    def _publish(self, work: Written, *, listed: bool) -> None:
         """Name the archives in the manifest. No other run uses their paths. If they are certainly
         not named, they are deleted. After any other failure they are kept; a later epoch deletes
-        them if no manifest names them."""
-        before, last, listed = (
-            self._manifest,
-            self._segments[-1].name,
-            self._level() >= FeatureLevel.LISTS,
-        )
+        them if no manifest names them. `listed`: the manifest may name list files."""
+        before, last = self._manifest, self._segments[-1].name
 
         def change(now: NodeManifest) -> NodeManifest:
             if now.epoch != before.epoch:

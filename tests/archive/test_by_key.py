@@ -19,6 +19,7 @@ from imap_wal.entry import KEY, clear_of, is_clear, pack
 from imap_wal.errors import CorruptLog, StorageUnavailable, UnsupportedVersion
 from imap_wal.format import Position
 from imap_wal.log import LogReader
+from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.parquet import archive_rows, log_order, salvage
 from imap_wal.parquet.columns import to_positions, to_rows
@@ -180,6 +181,7 @@ def test_an_older_version_refuses_archives_that_are_sorted_by_key(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = node(memory)
+    log.clusters.update(lambda now: replace(now, level=FeatureLevel.SORTED_ARCHIVES))
     append(log, put("a", "1", (1, 1, 1, 1)))
     archive(memory, log)
     assert as_before(memory, log.manifests) == 1

@@ -370,9 +370,38 @@ MUTATIONS = (
     Mutation(
         "archives are sorted by key before every node can read them",
         "imap_wal/retention/archive.py",
-        "return clusters.read()[1].feature_level >= FeatureLevel.SORTED_ARCHIVES",
-        "return True",
+        "level >= FeatureLevel.SORTED_ARCHIVES,",
+        "True,",
         "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
+    ),
+    Mutation(
+        "lists that another writer is about to name are swept",
+        "imap_wal/manifest/list_files.py",
+        "if 0 < layout.list_number(file.path) <= number",
+        "if 0 < layout.list_number(file.path)",
+        "tests/unit/test_list_files.py::test_another_writer_publishes_between_any_two_calls",
+    ),
+    Mutation(
+        "lists of former manifests are swept",
+        "imap_wal/manifest/list_files.py",
+        "if at > floor}",
+        "if at > number}",
+        "tests/unit/test_list_files.py::test_a_slow_reader_finds_its_lists",
+    ),
+    Mutation(
+        "lists of another log are named",
+        "imap_wal/manifest/list_files.py",
+        "if each.name in known]",
+        "]",
+        "tests/unit/test_list_files.py::test_lists_of_another_log_are_written_again",
+    ),
+    Mutation(
+        "list files are written before every node can read them",
+        "imap_wal/retention/archive.py",
+        "listed=level >= FeatureLevel.LISTS",
+        "listed=True",
+        "tests/cli/test_list_files.py"
+        "::test_a_log_of_an_earlier_level_keeps_its_form_until_upgraded",
     ),
     Mutation(
         "feature level is raised although a node cannot read it",

@@ -29,3 +29,12 @@ CONTENTS["log-by-key"] = {
     "in a segment": {"key": "value"},
 }
 CONTENTS["log-level"] = CONTENTS["log-by-key"]
+CONTENTS["log-lists"] = {
+    f"m{number}": {
+        **{str(turn): turn for turn in range(4)},
+        "newest": 3,
+        **({"in a segment": True} if number == 0 else {}),
+    }
+    for number in range(4)
+}
+CONTENTS["log-packed"] = CONTENTS["log-lists"]

@@ -22,6 +22,8 @@ def as_before(store: SegmentStore, manifests: ManifestLog[NodeManifest], every: 
     chosen = {each.path for each in known if each.unpacked and hash(each.path) % every == 0}
     older = [_older(store, each) if each.path in chosen else each for each in known]
     by_key = any(each.unpacked for each in older)
+    # A manifest with lists is not followed by one that has all archives itself.
+    manifests.update(lambda now: replace(now, archives=()))
     manifests.update(lambda now: replace(now, archives=tuple(older), by_key=by_key))
     for path in chosen:
         store.delete(path)

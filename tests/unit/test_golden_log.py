@@ -5,6 +5,8 @@ an unclosed segment. Every later version reads them.
     log-clears.zip    clears (frames of type 5, manifests of format 3): archived, rewritten, neither
     log-by-key.zip    archives that are sorted by key (manifests of format 4), and a segment
     log-level.zip     the same with a feature level (a cluster's manifest of format 4)
+    log-packed.zip    level 5: a node's manifest with a packed list of archives
+    log-lists.zip     level 6: a node's manifest with list files
 
 `python -m tests.unit.test_golden_log NAME` made each of them, once. When the format changes, these
 files do not change, and another one is added.
@@ -45,6 +47,8 @@ def make(name: str, folder: Path) -> None:
         "log-clears": clears,
         "log-by-key": by_key,
         "log-level": by_key,
+        "log-packed": many_archives,
+        "log-lists": many_archives,
     }
     store = makers[name](folder.as_uri(), fixed)
     copy = Path(tempfile.mkdtemp())
@@ -89,6 +93,19 @@ def by_key(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
     del store.map("orders")[7]
     store.archive()
     store.map("in a segment")["key"] = "value"
+    return store
+
+
+def many_archives(url: str, fixed: dict[str, Any]) -> imap_wal.Store:
+    """Made with short lists: readers accept any length (`PACKED_FROM`, `NEWEST_MAX`, `LIST_MIN` of
+    5, 3 and 4)."""
+    for turn in range(4):
+        with imap_wal.open(url, **fixed) as store:
+            for number in range(4):
+                store.map(f"m{number}").update({str(turn): turn, "newest": turn})
+            store.archive()
+    store = imap_wal.open(url, **fixed)
+    store.map("m0")["in a segment"] = True
     return store
 
 

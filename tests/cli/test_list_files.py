@@ -1,0 +1,216 @@
+"""A log whose manifest names list files, through its life: every command reads it, a damaged list
+is found and repaired, and no removal takes a file that a list names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import imap_wal
+from imap_wal import layout
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.errors import CorruptLog, LogError, ShortLog, UnsupportedVersion
+from imap_wal.manifest.archives import ListedArchives, ListFile, lists_of
+from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
+from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.node import NodeManifest, node_manifests
+from storage_backends import open_store
+from tests.cli.conftest import Run
+from tests.kit.list_files import short_lists
+from tests.kit.repairs import repair
+
+FOLDER = "default/embedded/nodes/n1"
+MAPS = 9
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    short_lists(monkeypatch)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> tuple[str, dict[str, dict[Any, Any]]]:
+    """The URL of a log with archives in lists, and its contents."""
+    url, expected = f"file://{tmp_path}/log", {}
+    for turn in range(4):
+        with imap_wal.open(url, node="n1", preallocate=False) as store:
+            for number in range(MAPS):
+                store.map(f"m{number}").update({turn: turn, "same": turn})
+                expected.setdefault(f"m{number}", {}).update({turn: turn, "same": turn})
+            store.archive()
+    assert len(lists(url)) > 2
+    return url, expected
+
+
+def manifest(url: str) -> NodeManifest:
+    return node_manifests(open_store(url), FOLDER, SystemClock(), SystemRandomness()).read()[1]
+
+
+def lists(url: str) -> tuple[ListFile, ...]:
+    return lists_of(manifest(url).archives)
+
+
+def contents(url: str) -> dict[str, dict[Any, Any]]:
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        return {name: dict(store.map(name)) for name in sorted(store.maps())}
+
+
+def there(url: str) -> set[str]:
+    return {file.path for file in open_store(url).list(FOLDER)}
+
+
+def check(url: str) -> None:
+    """Every list that the manifest names is there, and every archive that a list names."""
+    named = {layout.list_path(FOLDER, each.name) for each in lists(url)}
+    assert named <= there(url)
+    assert {archive.path for archive in manifest(url).archives} <= there(url)
+
+
+def test_a_log_with_lists_lives_on(log: tuple[str, dict[str, Any]], run: Run) -> None:
+    url, expected = log
+    kinds = run("verify", url, "-o", "json").json["files"]
+    assert {file["status"] for file in kinds} == {"clean"}
+    assert sum(file["kind"] == "list" for file in kinds) == len(lists(url))
+    assert contents(url) == expected
+    check(url)
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        store.map("m3")["after"] = "the rewrite"
+    for words in (["rewrite", "--map", "m3"], ["prune", "--yes"], ["rewrite"]):
+        ended = run(words[0], url, *words[1:])
+        assert ended.code == 0, ended.err
+        check(url)
+    expected["m3"]["after"] = "the rewrite"
+    assert contents(url) == expected
+    with imap_wal.open(url, node="n1", preallocate=False) as store:
+        store.map("m4")["after"] = "the rewrite"
+        store.archive()
+    assert run("prune", url, "--yes").code == 0
+    check(url)
+    assert {archive.map for archive in manifest(url).archives} == {"m4"}
+    expected["m4"]["after"] = "the rewrite"
+    assert contents(url) == expected
+    assert run("verify", url).code == 0
+
+
+def test_a_backup_has_the_lists(log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path) -> None:
+    url, expected = log
+    place, back = f"file://{tmp_path}/backups", f"file://{tmp_path}/back"
+    assert run("backup", url, place).code == 0
+    ended = run("backup-restore", place, back)
+    assert ended.code == 0, ended.err
+    check(back)
+    assert run("verify", back).code == 0
+    assert contents(back) == expected
+
+
+def test_a_repaired_copy_without_damage_has_the_lists(
+    log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path
+) -> None:
+    url, expected = log
+    repair(run, tmp_path, code=0)
+    copy = f"file://{tmp_path}/copy"
+    assert lists(copy) == lists(url)
+    check(copy)
+    assert contents(copy) == expected
+
+
+def lose(path: Path) -> None:
+    path.unlink()
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "status"), [(lose, ShortLog, "missing"), (damage, CorruptLog, "corrupt")]
+)
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_harmed_list_is_found_and_repaired(
+    log: tuple[str, dict[str, Any]],
+    run: Run,
+    tmp_path: Path,
+    harm: Callable[[Path], None],
+    error: type[LogError],
+    status: str,
+    which: int,
+) -> None:
+    url, expected = log
+    file = lists(url)[which]
+    path = layout.list_path(FOLDER, file.name)
+    before = there(url)
+    harm(tmp_path / "log" / path)
+    run("prune", url, "--yes")
+    assert run("rewrite", url).code != 0
+    with pytest.raises(error, match=rf"{path} at byte 0.*repair"):
+        contents(url)
+    assert {each for each in before - there(url) if each.endswith(".parquet")} == set()
+    found = run("verify", url, "-o", "json")
+    assert found.code == 3
+    (wrong,) = [each for each in found.json["files"] if each["status"] != "clean"]
+    assert (wrong["file"], wrong["kind"], wrong["offset"]) == (path, "list", 0)
+    assert (wrong["first_lost"], wrong["last_lost"]) == (str(file.lowest), str(file.highest))
+    (item,) = [
+        each
+        for each in repair(run, tmp_path, code=0)["files"]
+        if each["kind"] == "list" and each["status"] != "clean"
+    ]
+    assert (item["file"], item["status"], item["given_up"]) == (path, status, None)
+    assert f"{file.archives} archives of {file.archives} were found" in item["what"]
+    copy = f"file://{tmp_path}/copy"
+    assert {each.path for each in manifest(copy).archives} == {
+        each for each in before if each.endswith(".parquet")
+    }
+    assert contents(copy) == expected
+
+
+def test_a_log_of_an_earlier_level_keeps_its_form_until_upgraded(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"file://{tmp_path}/log"
+    expected: dict[str, dict[Any, Any]] = {f"m{number}": {} for number in range(MAPS)}
+
+    def write(turn: int) -> None:
+        with imap_wal.open(url, node="n1", preallocate=False, keep_level=True) as store:
+            for number in range(MAPS):
+                store.map(f"m{number}")[turn] = turn
+                expected[f"m{number}"][turn] = turn
+            store.archive()
+
+    imap_wal.open(url, node="n1").close()
+    clusters = cluster_manifests(
+        open_store(url), "default/embedded", SystemClock(), SystemRandomness()
+    )
+    clusters.update(lambda now: replace(now, level=FeatureLevel.COPIES))
+    write(1)
+    write(2)
+    assert not isinstance(manifest(url).archives, ListedArchives)
+    with monkeypatch.context() as older:
+        older.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5))
+        older.setattr(NodeManifest, "formats", (1, 2, 3, 4))
+        assert contents_kept(url) == expected, "the release before reads and writes it"
+        write(3)
+    assert run("upgrade", url, "--yes").code == 0
+    write(4)
+    assert len(lists(url)) > 1
+    check(url)
+    assert contents(url) == expected
+    monkeypatch.setattr(ClusterManifest, "formats", (1, 2, 3, 4, 5))
+    monkeypatch.setattr(NodeManifest, "formats", (1, 2, 3, 4))
+    files = there(url)
+    with pytest.raises(UnsupportedVersion, match=r"manifest format 6.*upgrade imap-wal"):
+        contents(url)
+    with pytest.raises(UnsupportedVersion, match=r"manifest format 6.*upgrade imap-wal"):
+        manifest(url)
+    assert there(url) == files
+
+
+def contents_kept(url: str) -> dict[str, dict[Any, Any]]:
+    with imap_wal.open(url, node="n1", preallocate=False, keep_level=True) as store:
+        return {name: dict(store.map(name)) for name in sorted(store.maps())}
