@@ -184,6 +184,13 @@ def lists_of(archives: Sequence[Archive]) -> tuple[ListFile, ...]:
     return archives.lists if isinstance(archives, ListedArchives) else ()
 
 
+def needed_lists(archives: Sequence[Archive]) -> set[str]:
+    """The names of the lists that must not be deleted after this was published."""
+    if isinstance(archives, ListedArchives):
+        return {*archives.dropped, *(each.name for each in archives.lists)}
+    return set()
+
+
 def with_changes(
     archives: Sequence[Archive], added: Iterable[Archive], gone: Collection[Archive]
 ) -> Sequence[Archive]:

@@ -298,10 +298,9 @@ class NodeManifestLog(ManifestLog[NodeManifest]):
         return replace(content, archives=settled if settled or settled.dropped else ())
 
     def _finish(self, number: int, content: NodeManifest) -> None:
-        lists = of_archives.lists_of(content.archives)
-        if lists != of_archives.lists_of(self._follows(number).archives):
-            dropped = getattr(content.archives, "dropped", {})
-            self.lists.sweep(number, {*dropped, *(each.name for each in lists)})
+        former = of_archives.lists_of(self._follows(number).archives)
+        if of_archives.lists_of(content.archives) != former:
+            self.lists.sweep(number, of_archives.needed_lists(content.archives))
 
 
 def node_manifests(

@@ -119,9 +119,9 @@ def test_random_changes_against_a_plain_list(seed: int) -> None:
         gone = [known[path] for path in chosen.sample(some, min(part, len(some)))]
         if chosen.random() < 0.4:
             fault = Fault(
-                chosen.choice(("kill", "error")),  # type: ignore[arg-type]
+                chosen.choice(("kill", "error")),
                 at=chosen.randrange(1, 12),
-                when=chosen.choice(("before", "after")),  # type: ignore[arg-type]
+                when=chosen.choice(("before", "after")),
             )
             stores[at] = FaultyStore(inner, Plan((fault,), seed))
             logs[at] = log_of(stores[at], seed * 10_000 + step)
@@ -230,7 +230,7 @@ def test_every_crash_leaves_the_state_before_or_after(memory: MemoryStore) -> No
     for at in creates:
         for when in ("before", "after"):
             store = _copy(memory, f"{at}-{when}")
-            faulty = FaultyStore(store, Plan((Fault("kill", at=at, when=when),)))  # type: ignore[arg-type]
+            faulty = FaultyStore(store, Plan((Fault("kill", at=at, when=when),)))
             with pytest.raises(Killed):
                 life(faulty)
             assert paths(log_of(store).read()[1]) in allowed, (at, when)
