@@ -18,7 +18,9 @@ from imap_wal.manifest.archives import ListedArchives, ListFile, lists_of
 from imap_wal.manifest.cluster import ClusterManifest, cluster_manifests
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest, node_manifests
+from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
+from storage_backends.faults import FaultyStore
 from tests.cli.conftest import Run
 from tests.kit.list_files import short_lists
 from tests.kit.repairs import repair
@@ -214,3 +216,28 @@ def test_a_log_of_an_earlier_level_keeps_its_form_until_upgraded(
 def contents_kept(url: str) -> dict[str, dict[Any, Any]]:
     with imap_wal.open(url, node="n1", preallocate=False, keep_level=True) as store:
         return {name: dict(store.map(name)) for name in sorted(store.maps())}
+
+
+@pytest.mark.parametrize("harm", [lose, damage])
+def test_a_prune_deletes_nothing_that_a_damaged_list_may_name(
+    log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    url, _ = log
+    assert run("rewrite", url).code == 0
+    path = layout.list_path(FOLDER, lists(url)[0].name)
+    harm(tmp_path / "log" / path)
+    before = there(url)
+    refused = run("prune", url, "--yes")
+    assert refused.code == 1
+    assert path in refused.err
+    assert there(url) == before
+
+
+def test_a_reader_reads_each_list_once(log: tuple[str, dict[str, Any]]) -> None:
+    url, _ = log
+    store = FaultyStore(open_store(url))
+    reader = ClusterLog(store, "default", "embedded")
+    for _ in range(3):
+        assert len({each.map for each in reader.state().nodes["n1"].manifest.archives}) == MAPS
+    read = [each.path for each in store.operations if layout.list_number(each.path)]
+    assert sorted(read) == sorted(layout.list_path(FOLDER, each.name) for each in lists(url))
