@@ -28,6 +28,7 @@ from imap_wal.manifest.store import (
     FORMAT_BY_KEY,
     FORMAT_CLEARS,
     FORMAT_COPIES,
+    FORMAT_KEPT_SNAPSHOTS,
     FORMAT_PACKED,
     PACKED_FROM,
     ManifestLog,
@@ -55,6 +56,7 @@ class ClusterManifest:
         FORMAT_CLEARS,
         FORMAT_BY_KEY,
         FORMAT_COPIES,
+        FORMAT_KEPT_SNAPSHOTS,
     )
 
     incarnation: Whole = 0

@@ -16,6 +16,8 @@ class FeatureLevel(IntEnum):
     """Archives whose rows are sorted by key."""
     COPIES = 5
     """Sessions whose changes are in the logs of several nodes, with one order."""
+    KEPT_SNAPSHOTS = 6
+    """Readers for which files of replaced snapshots are kept."""
 
     @property
     def brings(self) -> str:
@@ -28,6 +30,8 @@ _BRINGS = {
     FeatureLevel.SORTED_ARCHIVES: "archives sorted by key: a read of one key reads a small part of "
     "them",
     FeatureLevel.COPIES: "copies: a plug-in may append each change to several agents",
+    FeatureLevel.KEPT_SNAPSHOTS: "streams with images beside compaction: what they need of "
+    "replaced snapshots is kept",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""

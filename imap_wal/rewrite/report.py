@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imap_wal.format import Position
+from imap_wal.retention.kept import KeptFor
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class RewriteReport:
 @dataclass(frozen=True, slots=True)
 class PruneReport:
     """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
-    paths. `skipped`: node → why it was skipped."""
+    paths. `skipped`: node → why it was skipped. `kept`: what is still there because of readers."""
 
     namespace: str
     cluster: str
@@ -85,6 +86,7 @@ class PruneReport:
     bytes: int
     skipped: Mapping[str, str]
     dry_run: bool
+    kept: tuple[KeptFor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
