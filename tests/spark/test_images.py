@@ -406,6 +406,61 @@ def test_a_first_batch_of_a_registered_reader_survives_compaction(store: Segment
     assert [kind for kind, *_ in shown(engine.images())] == ["update_preimage", "update_postimage"]
 
 
+def test_the_log_above_a_base_is_kept(store: SegmentStore) -> None:
+    """Also what the reader has read: the state before its next batch is in it."""
+    log = node(store)
+    engine = ImageEngine(store.url, reader="images")
+    for number in (1, 2):
+        append(log, put("a", number, (1, 1, 1, number)))
+        log.rotate()
+        engine.images()
+    append(log, put("a", 3, (1, 1, 1, 3)))
+    rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+    prune(cluster(store))
+    assert shown(engine.images()) == [
+        ("update_preimage", "a", "2", 2),
+        ("update_postimage", "a", "3", 3),
+    ]
+
+
+def test_a_prune_that_did_not_see_a_proposal_is_noticed(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looked at the readers before, and deletes the proposed snapshot. The former base stays."""
+    log = node(store)
+    at = itertools.count(1)
+
+    def change() -> None:
+        number = next(at)
+        append(log, put("a", number, (1, 1, 1, number)))
+        rewrite(cluster(store), LocalEngine(SMALL), skew_ms_max=2**60)
+
+    def propose(reader: readers.Reader, base: readers.Base | None) -> None:
+        folder, now = cluster(store).folder, cluster(store).manifest()
+        seen = readers.kept_files(store, folder, now)
+        proposing(reader, base)
+        if base is not None and base.snapshots == now.snapshots:
+            change()
+            with monkeypatch.context() as before:
+                before.setattr(readers, "kept_files", lambda *_: seen)
+                prune(cluster(store))
+
+    change()
+    engine = ImageEngine(store.url, reader="images")
+    assert shown(engine.images()) == [("insert", "a", "1", 1)]
+    change()
+    proposing = readers.Reader.propose
+    with monkeypatch.context() as racing:
+        racing.setattr(readers.Reader, "propose", propose)
+        changed = shown(engine.images())
+    for _ in range(3):
+        change()
+        prune(cluster(store))
+        changed += shown(engine.images())
+    after = [value for kind, _, value, _ in changed if kind == "update_postimage"]
+    assert after == [str(number) for number in range(2, next(at))]
+
+
 def test_a_reader_of_images_of_a_log_below_its_level_keeps_the_log_only(
     store: SegmentStore, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -163,8 +163,13 @@ def test_images_beside_a_store_that_compacts(spark: Any, tmp_path: Path) -> None
                 case "delete":
                     assert table.pop(key) == value
 
-    options = {"durability": "os", "auto_rewrite_percentage": 1, "auto_rewrite_min_bytes": 4096}
-    with imap_wal.open(url, serializer=imap_wal.RawSerializer(), **options) as store:
+    with imap_wal.open(
+        url,
+        serializer=imap_wal.RawSerializer(),
+        durability="os",
+        auto_rewrite_percentage=1,
+        auto_rewrite_min_bytes=4096,
+    ) as store:
         orders = store.map("orders")
         orders[b"0"] = b"0"
         images = spark.readStream.format("imap_wal").options(changes="images", reader="copy")
