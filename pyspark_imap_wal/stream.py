@@ -83,11 +83,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. Raises the error of `Options.starts`."""
-        self._open()  # whose errors belong here
-        start = Offset(start=self._options.starting)
-        places = self._options.starts()
-        if places is not None:
-            start = self._with_drops(Offset().moved(state := self._state(), places), state)
+        start, places = self._first(), self._options.starts()
         registered = self._registered()
         if registered is not None:
             registered.begin(start.nodes)
@@ -95,14 +91,20 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 _until(lambda: self._keep_former(registered, places))
         return start.to_json()
 
+    def _first(self) -> Offset:
+        """Where a new query starts."""
+        self._open()  # whose errors belong here
+        places = self._options.starts()
+        if places is None:
+            return Offset(start=self._options.starting)
+        state = self._state()
+        return self._with_drops(Offset().moved(state, places), state)
+
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """The end of the next batch. Before Spark 4.2 there are no arguments."""
-        if start is not None:
-            given = Offset.from_json(start)
-        else:
-            given = self._last or Offset.from_json(self.initialOffset())
+        given = Offset.from_json(start) if start is not None else self._last or self._first()
         self._still_registered(given)
         rows_max = getattr(limit, "max_rows", 0)
         # Without the argument, a query that continues looks like a new one.

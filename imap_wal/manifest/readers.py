@@ -168,10 +168,16 @@ class Reader:
         self._manifests = _manifests(store, cluster_folder, name, clock, randomness)
 
     def begin(self, positions: Mapping[str, Position]) -> None:
-        """Register the reader, or let it begin anew, without a base. What it wants to read may have
-        been removed before, so it has to check that after this call."""
+        """Register the reader, or let it begin anew, without a base. Nothing changes if it is
+        registered at these positions: Spark asks several times where a query begins. What it wants
+        to read may have been removed before, so it has to check that after this call."""
         new = ReaderManifest(dict(positions), self._clock.now_ms())
-        self._manifests.update(lambda reader: new)
+
+        def change(reader: ReaderManifest) -> ReaderManifest:
+            is_here = reader.updated_ms and not reader.forgotten
+            return reader if is_here and reader.positions == new.positions else new
+
+        self._manifests.update(change)
 
     def read(self) -> ReaderManifest:
         """What is registered. Raises `InvalidSetting` if the reader was forgotten."""

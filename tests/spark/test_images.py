@@ -391,6 +391,8 @@ def test_a_first_batch_of_a_registered_reader_survives_compaction(store: Segment
 
     engine, entries = ImageEngine(store.url, reader="images"), Engine(store.url, reader="entries")
     end, other = engine.reader.latestOffset(engine.start), entries.reader.latestOffset(engine.start)
+    for each in (engine, entries):
+        assert each.reader.initialOffset() == each.start, "Spark asks again before it reads"
     compact()
     assert shown(engine.lines(end)) == [("insert", "a", "1", 1)]
     assert [line[-1] for line in entries.lines(other)] == [1]
