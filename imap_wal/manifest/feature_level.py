@@ -16,7 +16,7 @@ class FeatureLevel(IntEnum):
     """Archives whose rows are sorted by key."""
     COPIES = 5
     """Sessions whose changes are in the logs of several nodes, with one order."""
-    KEPT_SNAPSHOTS = 6
+    KEPT_SNAPSHOTS = 7
     """Readers for which files of replaced snapshots are kept."""
 
     @property

@@ -122,8 +122,8 @@ class ReaderManifest:
             for name, snapshot in base.snapshots.items():
                 now = manifest.snapshots.get(name)
                 if now is None or now.dropped == snapshot.dropped:
-                    sizes = snapshot.sizes or (0,) * len(snapshot.files)
-                    yield from zip(snapshot.files, sizes, strict=True)
+                    unknown = (0,) * len(snapshot.files)
+                    yield from zip(snapshot.files, (*snapshot.sizes, *unknown), strict=False)
 
 
 def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:

@@ -45,7 +45,7 @@ FORMAT_BY_KEY = 4
 """The rows of archives may be sorted by key instead of in the order of the log."""
 FORMAT_COPIES = 5
 """Of a cluster: logs may have shared sessions (`imap_wal.entry.SHARED_SESSIONS`)."""
-FORMAT_KEPT_SNAPSHOTS = 6
+FORMAT_KEPT_SNAPSHOTS = 7
 """Of a cluster: readers may need files of replaced snapshots (`imap_wal.manifest.readers`)."""
 PACKED_FROM = 256
 """An archive list of this length or more is packed, and so are the snapshots of this many maps."""

@@ -58,7 +58,7 @@ class Registration:
         kept besides the log, and the result is True."""
         level = state.manifest.feature_level
         if level < FeatureLevel.KEPT_SNAPSHOTS:
-            if not self._told:
+            if self._images and not self._told:
                 _log.warning(_TOO_LOW, self._name, level, FeatureLevel.KEPT_SNAPSHOTS)
                 self._told = True
             return True

@@ -414,7 +414,7 @@ MUTATIONS = (
         "pyspark_imap_wal/changes/bases.py",
         "if level < FeatureLevel.KEPT_SNAPSHOTS:",
         "if False:",
-        "tests/spark/test_images.py::test_a_reader_of_images_of_a_log_below_its_level_keeps_the_log_only",
+        "tests/spark/test_images.py::test_below_its_level_only_the_log_is_kept",
     ),
     Mutation(
         "lost rows of a sorted archive are taken to be after the last readable one",

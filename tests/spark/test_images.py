@@ -463,11 +463,11 @@ def test_a_prune_that_did_not_see_a_proposal_is_noticed(
     assert after == [str(number) for number in range(2, next(at))]
 
 
-def test_a_reader_of_images_of_a_log_below_its_level_keeps_the_log_only(
+def test_below_its_level_only_the_log_is_kept(
     store: SegmentStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = node(store)
-    level = FeatureLevel.KEPT_SNAPSHOTS - 1
+    level = FeatureLevel.COPIES
     cluster(store).manifests.update(lambda now: replace(now, level=level))
     append(log, put("a", 1, (1, 1, 1, 1)))
     engine = ImageEngine(store.url, reader="images")
@@ -475,13 +475,13 @@ def test_a_reader_of_images_of_a_log_below_its_level_keeps_the_log_only(
     assert "imap-wal upgrade" in caplog.text
     folder = cluster(store).folder
     assert readers.readers_of(store, folder)["images"].base is None
-    cluster(store).manifests.update(lambda now: replace(now, level=level + 1))
+    cluster(store).manifests.update(lambda now: replace(now, level=FeatureLevel.KEPT_SNAPSHOTS))
     append(log, put("a", 2, (1, 1, 1, 2)))
     engine.images()
     assert readers.readers_of(store, folder)["images"].base is not None
 
 
-def test_a_drop_that_left_no_entry_ends_a_stream_with_images(store: SegmentStore) -> None:
+def test_a_drop_without_an_entry_ends_a_stream(store: SegmentStore) -> None:
     """Its marks are not above what the stream has read."""
     log = node(store)
     engine = ImageEngine(store.url)
