@@ -7,6 +7,9 @@ is read again after a crash.
 `start` is where a new query starts, "" for all later offsets. "earliest": the first batch begins
 with the snapshots, whose generations are in its end. "latest": the first batch is empty. Spark asks
 for this offset again if the driver dies in the first batch, so it must not depend on when.
+
+`dropped` is only in offsets of streams with images: the maps that had been dropped, with the
+generation of the drop. Of an offset without it, that is not known.
 """
 
 from __future__ import annotations
@@ -40,16 +43,20 @@ class Offset:
     incarnation: int = 0
     snapshots: Mapping[str, int] = field(default_factory=dict)
     start: str = ""
+    dropped: Mapping[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """With sorted keys: Spark compares offsets as text."""
-        return {
+        document = {
             "directories": dict(sorted(self.directories.items())),
             "incarnation": self.incarnation,
             "nodes": {node: str(place) for node, place in sorted(self.nodes.items())},
             "snapshots": dict(sorted(self.snapshots.items())),
             "start": self.start,
         }
+        if self.dropped is not None:
+            document["dropped"] = dict(sorted(self.dropped.items()))
+        return document
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -59,6 +66,7 @@ class Offset:
             data["incarnation"],
             data["snapshots"],
             data["start"],
+            data.get("dropped"),
         )
 
     @property

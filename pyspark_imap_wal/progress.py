@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from pyspark import SparkContext
+
+from imap_wal.clock import SystemRandomness
+from imap_wal.progress import size as size_text
+from imap_wal.rewrite.report import StepReport
 
 EVERY_S = 0.5
 """How often Spark is asked."""
@@ -33,15 +37,48 @@ class StepProgress:
 Tell: TypeAlias = Callable[[StepProgress], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that begins: what its `tasks` do, and about how many `bytes` they have to read."""
+
+    name: str
+    tasks: int
+    bytes: int
+
+    def description(self, before: Sequence[StepReport]) -> str:
+        """What Spark's page shows for the jobs and stages of the step, with the results of the
+        steps before it: there is no other place for numbers of Python tasks."""
+        what = f"imap-wal: {self.name}, {self.tasks} tasks, {size_text(self.bytes)}"
+        done = [
+            f"{each.step} read {each.records_read:,} records, {size_text(each.bytes_read)}, and "
+            f"wrote {each.records_written:,}, {size_text(each.bytes_written)}"
+            for each in before
+        ]
+        return "; ".join([what, *done])
+
+
 @contextmanager
 def watched(
-    context: SparkContext, group: str, step: str, tasks: int, size: int, tell: Tell | None
+    context: SparkContext, step: Step, before: Sequence[StepReport], tell: Tell | None
 ) -> Iterator[None]:
-    """Call `tell` from another thread, while jobs run that this thread starts in the `with` block.
-    `group`: a name for them that no other jobs have. `size`: the bytes of all tasks together."""
-    if tell is None:
-        yield
-        return
+    """Describe the jobs that this thread starts in the `with` block, and meanwhile call `tell` from
+    another thread. `before`: the steps that are done."""
+    group = SystemRandomness().name()
+    former = {name: context.getLocalProperty(name) for name in OF_A_JOB}
+    context.setJobGroup(group, step.description(before))
+    try:
+        if tell is None:
+            yield
+        else:
+            with _told(context, group, step, tell):
+                yield
+    finally:
+        for name, value in former.items():  # the session may be the user's
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None: unset
+
+
+@contextmanager
+def _told(context: SparkContext, group: str, step: Step, tell: Tell) -> Iterator[None]:
     stopping = threading.Event()
 
     def done() -> int:
@@ -56,11 +93,10 @@ def watched(
 
     def watch() -> None:
         while not stopping.wait(EVERY_S):
-            found = min(done(), tasks)
-            tell(StepProgress(step, found, tasks, size * found // max(tasks, 1), size))
+            found = min(done(), step.tasks)
+            reached = step.bytes * found // max(step.tasks, 1)
+            tell(StepProgress(step.name, found, step.tasks, reached, step.bytes))
 
-    former = {name: context.getLocalProperty(name) for name in OF_A_JOB}
-    context.setJobGroup(group, f"imap-wal: {step}")
     thread = threading.Thread(target=watch, name="imap-wal-progress", daemon=True)
     thread.start()
     try:
@@ -68,6 +104,4 @@ def watched(
     finally:
         stopping.set()
         thread.join()
-        for name, value in former.items():  # the session may be the user's
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None: unset
-    tell(StepProgress(step, tasks, tasks, size, size))
+    tell(StepProgress(step.name, step.tasks, step.tasks, step.bytes, step.bytes))

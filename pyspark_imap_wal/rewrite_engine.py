@@ -15,13 +15,13 @@ import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from pyspark.sql import SparkSession
 
-from imap_wal.clock import SystemRandomness
+from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.disposal import dispose
 from imap_wal.errors import ImapWalError, InvalidSetting, LostRace
 from imap_wal.manifest.snapshots import NO_VERSIONS
@@ -41,6 +41,7 @@ from imap_wal.rewrite.plan import (
     worth_reading,
 )
 from imap_wal.rewrite.publish import read_again
+from imap_wal.rewrite.report import StepReport, memory_max_bytes
 from imap_wal.rewrite.sorted_runs import (
     MapPlan,
     RangeParts,
@@ -57,10 +58,11 @@ from imap_wal.rewrite.sorted_runs import (
 from imap_wal.settings import Settings
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import TASK_MEMORY_BYTES
-from pyspark_imap_wal.progress import Tell, watched
+from pyspark_imap_wal.progress import Step, Tell, watched
 from pyspark_imap_wal.session import refuse_connect, session, spark_errors
 from pyspark_imap_wal.worker import worker_log
 from storage_backends import StorageError
+from storage_backends.metered import Meter
 
 SETTINGS = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
 """Of a task."""
@@ -68,17 +70,23 @@ SETTINGS = Settings(restore_memory_bytes=TASK_MEMORY_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one attempt at a task: its result, or an error (`_freeze`)."""
+    """The answer of one attempt at a task: its result, or an error (`_freeze`), and what it has
+    read and written, in bytes. `memory_max_bytes`: of its process, so far."""
 
     task: int
     attempt: str
     result: Any = None
     error: str = ""
+    bytes_read: int = 0
+    bytes_written: int = 0
+    memory_max_bytes: int = 0
 
 
 Numbered: TypeAlias = tuple[int, Any]
 """The number of a task, and its input."""
 Work: TypeAlias = Callable[[Iterable[Numbered]], Iterable[Answer]]
+Records: TypeAlias = Callable[[Any], tuple[int, int]]
+"""How many records a task has read and written, from its result."""
 
 
 class SparkEngine:
@@ -111,16 +119,19 @@ class SparkEngine:
         self._properties = dict(properties or {})
         self._sizes = sizes or Sizes()
         self._progress = progress
+        self._steps: list[StepReport] = []
 
     def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+        self._steps = []
         with spark_errors():
             self._start(job)
             if job.dry_run:
-                (measured,) = taken(self._each("measuring", _measure(job), [None], 0), 1)
-                return cast(Result, measured)
+                (measured,) = self._step("measuring", _measure(job), [None], 0, _of_measured)
+                return replace(cast(Result, measured), steps=tuple(self._steps))
             sorted_files = self._sort(job)
             try:
-                return self._merge(job, log, sorted_files)
+                merged = self._merge(job, log, sorted_files)
+                return replace(merged, steps=tuple(self._steps))
             finally:
                 runs = [run.scan.path for each in sorted_files for run in each.runs]
                 with suppress(StorageError):  # otherwise a later prune deletes them
@@ -135,16 +146,27 @@ class SparkEngine:
         if self._spark is None:
             self._spark = session(**self._properties)
 
-    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
-        """Run a task for each input. Returns the answers that Spark took. `size`: the bytes of all
-        inputs."""
+    def _step(
+        self, step: str, work: Work, inputs: Sequence[Any], size: int, records: Records
+    ) -> list[Any]:
+        """Run a task for each input. Returns their results, and adds the report of the step.
+        `size`: the bytes of all inputs."""
         if not inputs:
             return []
+        clock = SystemClock()
+        start = clock.monotonic()
+        answers = self._each(step, work, inputs, size)
+        found = taken(answers, len(inputs))
+        counts = [records(each) for each in found]
+        self._steps.append(report_of(step, answers, counts, clock.monotonic() - start))
+        return found
+
+    def _each(self, step: str, work: Work, inputs: Sequence[Any], size: int) -> list[Answer]:
+        """Run a task for each input. Returns the answers that Spark took."""
         assert self._spark is not None
         context = self._spark.sparkContext
         tasks = context.parallelize(list(enumerate(inputs)), len(inputs)).mapPartitions(work)
-        group = SystemRandomness().name()
-        with watched(context, group, step, len(inputs), size, self._progress):
+        with watched(context, Step(step, len(inputs), size), self._steps, self._progress):
             found: list[Answer] = tasks.collect()
         return found
 
@@ -158,7 +180,7 @@ class SparkEngine:
         scans = job.log_scans()
         groups = grouped(scans, self._parallel(), self._sizes) if scans else []
         size = sum(scan.bytes for scan in scans)
-        return taken(self._each("sorting", _sort(job, self._sizes), groups, size), len(groups))
+        return self._step("sorting", _sort(job, self._sizes), groups, size, _of_sorted)
 
     def _merge(self, job: RewritePlan, log: ClusterLog, found: Sequence[SortedFiles]) -> Result:
         totals, versions = _totals(found), NO_VERSIONS
@@ -213,9 +235,39 @@ class SparkEngine:
     ) -> list[RangeParts]:
         tasks = [task for plan in plans for task in plan.tasks]
         size = sum(task.bytes for task in tasks)
-        answers = self._each("merging", _write(job, cleared), tasks, size)
-        found: list[RangeParts] = taken(answers, len(tasks))
-        return found
+        return self._step("merging", _write(job, cleared), tasks, size, _of_merged)
+
+
+def _of_measured(result: Result) -> tuple[int, int]:
+    return sum(each.records for each in result.maps), 0
+
+
+def _of_sorted(result: SortedFiles) -> tuple[int, int]:
+    read = sum(each.records for each in result.totals.values())
+    return read, sum(run.scan.records for run in result.runs)
+
+
+def _of_merged(result: RangeParts) -> tuple[int, int]:
+    return result.records + result.run_records, sum(part.rows for part in result.parts)
+
+
+def report_of(
+    step: str, answers: Iterable[Answer], records: Iterable[tuple[int, int]], seconds: float
+) -> StepReport:
+    """What the tasks of a step did, each counted once. `answers`: as `taken` accepts them.
+    `records`: read and written by each task."""
+    attempts = {answer.task: answer for answer in answers}.values()
+    read, written = map(sum, zip(*records, strict=True))
+    return StepReport(
+        step,
+        len(attempts),
+        seconds,
+        records_read=read,
+        bytes_read=sum(each.bytes_read for each in attempts),
+        records_written=written,
+        bytes_written=sum(each.bytes_written for each in attempts),
+        memory_max_bytes=max(each.memory_max_bytes for each in attempts),
+    )
 
 
 def _totals(found: Sequence[SortedFiles]) -> dict[str, Totals]:
@@ -310,13 +362,21 @@ def _answering(job: RewritePlan, work: Callable[..., Any]) -> Work:
         randomness = SystemRandomness()
         attempt = randomness.name()
         for number, given in inputs:
+            meter = Meter()
             try:
-                with worker_log(job, version) as log:
+                with worker_log(job, version, meter) as log:
                     result = work(log, given, number, randomness)
             except (ImapWalError, StorageError) as error:
                 yield Answer(number, attempt, error=_freeze(error))
                 return
-            yield Answer(number, attempt, result)
+            yield Answer(
+                number,
+                attempt,
+                result,
+                bytes_read=meter.read_bytes,
+                bytes_written=meter.written_bytes,
+                memory_max_bytes=memory_max_bytes(),
+            )
 
     return answer
 

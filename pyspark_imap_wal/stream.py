@@ -17,7 +17,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from imap_wal.errors import CorruptLog, InvalidSetting, MissingNode
 from imap_wal.format import START, Position
-from imap_wal.manifest.readers import Reader
+from imap_wal.manifest.readers import Base
+from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead
@@ -26,10 +27,11 @@ from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
 from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
+from pyspark_imap_wal.changes.bases import Registration
 from pyspark_imap_wal.changes.batch import read_task
 from pyspark_imap_wal.changes.batch import tasks as image_tasks
 from pyspark_imap_wal.changes.images import ChangesPartition
-from pyspark_imap_wal.changes.known import planned
+from pyspark_imap_wal.changes.known import demand_undropped, known_at, planned, with_base
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
@@ -70,44 +72,61 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._options, self._kinds = options, dict(kinds)
         self._log: ClusterLog | None = None
+        self._registration: Registration | None = None
         self._target: Mapping[str, Position] | None = None
         self._last: Offset | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_log": None}
+        return {**self.__dict__, "_log": None, "_registration": None}
 
     # ---- on the driver ----
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a new query starts. Raises the error of `Options.starts`."""
-        log, options = self._open(), self._options
-        start = Offset(start=options.starting)
-        if (places := options.starts()) is not None:
-            start = Offset().moved(self._state(), places)
-        if options.reader_name:
-            self._reader(log).begin(start.nodes)
+        start, places = self._first(), self._options.starts()
+        registered = self._registered()
+        if registered is not None:
+            registered.begin(start.nodes)
+            if places is not None and self._options.changes == IMAGES:
+                _until(lambda: self._keep_former(registered, places))
         return start.to_json()
+
+    def _first(self) -> Offset:
+        """Where a new query starts."""
+        self._open()  # whose errors belong here
+        places = self._options.starts()
+        if places is None:
+            return Offset(start=self._options.starting)
+        state = self._state()
+        return self._with_drops(Offset().moved(state, places), state)
 
     def latestOffset(  # noqa: N802
         self, start: dict[str, Any] | None = None, limit: Any = None
     ) -> dict[str, Any]:
         """The end of the next batch. Before Spark 4.2 there are no arguments."""
-        if start is not None:
-            given = Offset.from_json(start)
-        else:
-            given = self._last or Offset.from_json(self.initialOffset())
+        given = Offset.from_json(start) if start is not None else self._last or self._first()
         self._still_registered(given)
-        self._last = _again(lambda: self._end(given, getattr(limit, "max_rows", 0)))
+        rows_max = getattr(limit, "max_rows", 0)
+        # Without the argument, a query that continues looks like a new one.
+        registered = self._registered() if given.start and start is not None else None
+
+        def end() -> tuple[Offset, bool]:
+            state = self._state()
+            found = self._end(given, state, rows_max)
+            kept = registered is None or found == given or registered.keep(state, state)
+            return found, kept
+
+        self._last = _again(lambda: _until(end))
         return self._last.to_json()
 
-    def _end(self, given: Offset, rows_max: int) -> Offset:
-        log, state, maps = self._open(), self._state(), self._options.maps
+    def _end(self, given: Offset, state: ClusterState, rows_max: int) -> Offset:
+        log, maps = self._open(), self._options.maps
         self._demand_same_logs(state, given)
         # What a first batch reads of snapshots is up to here; of the rest nothing is left.
         floor = _marks(state) if given.whole else {}
         ends = _ends(log, state, given.nodes)
-        if given.start == LATEST:
-            return given.moved(state, ends)  # the next batch is the first with entries
+        if given.start == LATEST:  # the next batch is the first with entries
+            return self._with_drops(given.moved(state, ends), state)
         if self._target is not None:
             ends = {n: min(end, self._target[n]) for n, end in ends.items() if n in self._target}
         if rows_max:
@@ -117,16 +136,13 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             node: max(ends.get(node, START), floor.get(node, START)) for node in {*ends, *floor}
         }
         if not given.whole:
-            end = given.moved(state, ends)
+            end = self._with_drops(given.moved(state, ends), state)
             return given if end == replace(given, snapshots={}) else end
-        generations = {
-            name: snapshot.generation
-            for name, snapshot in state.manifest.snapshots.items()
-            if not maps or name in maps
-        }
+        generations = self._generations(state.manifest.snapshots)
         if not ends and not generations:
             return given
-        return replace(given.moved(state, ends), snapshots=generations)
+        end = self._with_drops(given.moved(state, ends), state)
+        return replace(end, snapshots=generations)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The limit of a batch, from the options."""
@@ -147,8 +163,10 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _tasks(self, first: Offset, last: Offset) -> list[InputPartition]:
         log, state, options = self._open(), self._state(), self._options
         self._demand_same_logs(state, last)
+        registered = self._registered()
+        base = registered.read().base if registered is not None else None
         if first.whole:
-            self._demand_same_snapshots(state, last)
+            state = self._as_planned(state, last, base)
         else:
             for node, end in last.nodes.items():
                 demand_unpruned(state, node, first.nodes.get(node, START), end)
@@ -158,7 +176,9 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maps = options.maps or None
         if options.changes == IMAGES:
             start = None if first.whole else first.nodes
-            before, changes = planned(log, state, start, last.nodes, maps)
+            if not first.whole:
+                demand_undropped(first.dropped, last.dropped)
+            before, changes = planned(log, state, start, last.nodes, maps, base)
             both = _as_then(before, last), _as_then(changes, last)
             return [*image_tasks(log, options, both, metadata)]
         scans = cluster_scans(
@@ -177,15 +197,15 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         """Everything up to `end` is in Spark's checkpoint as done: prune may remove it. Raises
         `InvalidSetting` if the reader was forgotten."""
-        log = self._open()
-        if self._options.reader_name:
-            self._reader(log).advance(Offset.from_json(end).nodes)
+        done, registered = Offset.from_json(end), self._registered()
+        if registered is not None and not done.start:
+            _again(lambda: registered.advance(done.nodes, self._state))
 
     def stop(self) -> None:
         """Close connections."""
         if self._log is not None:
             self._log.store.close()
-            self._log = None
+            self._log = self._registration = None
 
     # ---- in a worker ----
 
@@ -225,8 +245,24 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._log = ClusterLog(store, *found[0])
         return self._log
 
-    def _reader(self, log: ClusterLog) -> Reader:
-        return Reader(log.store, log.folder, self._options.reader_name, log.clock, log.randomness)
+    def _registered(self) -> Registration | None:
+        """The registration; None without the option `reader`."""
+        options = self._options
+        if options.reader_name and self._registration is None:
+            images = options.changes == IMAGES
+            maps = options.maps or None
+            self._registration = Registration(
+                self._open(), options.reader_name, maps, images=images
+            )
+        return self._registration
+
+    def _keep_former(
+        self, registered: Registration, places: Mapping[str, Position]
+    ) -> tuple[None, bool]:
+        """Keep the state of the maps at positions. Raises `InvalidSetting` if it is not known."""
+        log, state = self._open(), self._state()
+        known = known_at(log, state, places, self._options.maps or None)
+        return None, registered.keep(state, known)
 
     def _state(self) -> ClusterState:
         state = self._open().state()
@@ -235,9 +271,12 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _still_registered(self, given: Offset) -> None:
         """Publish where a query continues; fails if its reader was forgotten meanwhile."""
-        log = self._open()
-        if self._options.reader_name and self._last is None:
-            self._reader(log).advance(given.nodes)
+        registered = self._registered()
+        if registered is None or self._last is not None:
+            return
+        registered.read()
+        if not given.start:
+            _again(lambda: registered.advance(given.nodes, self._state))
 
     def _demand_same_logs(self, state: ClusterState, offset: Offset) -> None:
         for node, directory in offset.directories.items():
@@ -252,20 +291,54 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "bring the log back, or begin the query anew, without its checkpoint",
                 )
 
-    def _demand_same_snapshots(self, state: ClusterState, end: Offset) -> None:
-        there = state.manifest.snapshots
-        if any(
-            name not in there or there[name].generation != generation
-            for name, generation in end.snapshots.items()
-        ):
-            raise InvalidSetting(
-                "the first batch of this stream was not finished, and the snapshots that it "
-                "reads were replaced by a rewrite since it was planned: begin the query anew, "
-                "without its checkpoint and without what the batch has written"
-            )
+    def _as_planned(self, state: ClusterState, end: Offset, base: Base | None) -> ClusterState:
+        """The logs with the snapshots that the first batch has in its offset. Raises
+        `InvalidSetting` if they were replaced, and are not kept as `base`."""
+        if self._generations(state.manifest.snapshots) == end.snapshots:
+            return state
+        if base is not None and self._generations(base.snapshots) == end.snapshots:
+            known = with_base(self._open(), state, base)
+            if known is not None:
+                return known
+        raise InvalidSetting(
+            "the first batch of this stream was not finished, and the snapshots that it "
+            "reads were replaced by a rewrite since it was planned: begin the query anew, "
+            "without its checkpoint and without what the batch has written; with the option "
+            "`reader`, the log keeps them"
+        )
+
+    def _generations(self, snapshots: Mapping[str, Snapshot]) -> dict[str, int]:
+        maps = self._options.maps
+        return {
+            name: snapshot.generation
+            for name, snapshot in snapshots.items()
+            if not maps or name in maps
+        }
+
+    def _with_drops(self, offset: Offset, state: ClusterState) -> Offset:
+        """With the maps that were dropped, for images."""
+        if self._options.changes != IMAGES:
+            return offset
+        maps = self._options.maps
+        dropped = {
+            name: snapshot.dropped
+            for name, snapshot in state.manifest.snapshots.items()
+            if snapshot.dropped and (not maps or name in maps)
+        }
+        return replace(offset, dropped=dropped)
 
 
 T = TypeVar("T")
+
+
+def _until(keep: Callable[[], tuple[T, bool]]) -> T:
+    """What `keep` returns, again as long as it says that the snapshots were replaced meanwhile.
+    If they always are, the next batch keeps its own."""
+    for _ in range(ATTEMPTS):
+        found, kept = keep()
+        if kept:
+            break
+    return found
 
 
 def _again(plan: Callable[[], T]) -> T:

@@ -14,15 +14,17 @@ from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
 from pyspark_imap_wal.data_source import known
 from storage_backends import StorageError
+from storage_backends.metered import Meter
 
 
 @contextmanager
-def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
+def worker_log(job: RewritePlan, version: str, meter: Meter | None = None) -> Iterator[ClusterLog]:
     """The log of a plan, opened with the driver's options and this worker's own credentials.
 
     Args:
         job: The plan; its `url` has the options of the storages.
         version: The version of imap-wal in the driver.
+        meter: Counts the bytes that are read and written.
 
     Raises:
         InvalidSetting: This worker has another version.
@@ -35,7 +37,7 @@ def worker_log(job: RewritePlan, version: str) -> Iterator[ClusterLog]:
             "install the same version, or make a new `imap-wal spark package`"
         )
     try:
-        store = open_store(known(job.url))
+        store = (meter or Meter()).on(open_store(known(job.url)))
     except StorageError as error:
         if type(error) is not StorageError:  # the driver handles the subclasses
             raise

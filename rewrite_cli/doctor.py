@@ -24,6 +24,7 @@ from imap_wal.inspect.verify import plan
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
+from imap_wal.retention.kept import kept_for_readers
 from imap_wal.rewrite import conflicts
 from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
@@ -407,6 +408,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
         yield from _order(store, view, total + view.snapshot_bytes)
+    yield from _readers(store, view)
     if total > 1024**3 and total > 10 * max(view.snapshot_bytes, 1):
         yield Check(
             name,
@@ -448,6 +450,23 @@ def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, l
             "the next start recovers them; nothing acknowledged is lost",
         )
     return crashed
+
+
+def _readers(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """Readers outside of the cluster, for which files are kept."""
+    name = f"readers of {view}"
+    try:
+        kept = kept_for_readers(ClusterLog(store, view.namespace, view.cluster))
+    except (LogError, NotFound):
+        return  # reported above
+    for each in kept:
+        what = (
+            f"reader {each.reader!r} keeps {output.size(each.log_bytes)} of log and "
+            f"{output.size(each.snapshot_bytes)} of former snapshots"
+        )
+        yield Check(
+            name, WARNING if each.is_stale else OK, what, each.advice if each.is_stale else ""
+        )
 
 
 def _order(store: SegmentStore, view: ClusterView, size: int) -> Iterator[Check]:

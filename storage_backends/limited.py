@@ -3,19 +3,15 @@ the disk and the network to others."""
 
 from __future__ import annotations
 
-import io
-import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, BinaryIO, cast
 
-from storage_backends.gated import GatedStore
 from storage_backends.interface import SegmentStore
+from storage_backends.metered import MeteredStore
 
 BURST_S = 0.1
 """Up to this time's worth of bytes passes at once."""
-BUFFER_BYTES = 128 * 1024
 
 
 class Rate:
@@ -42,57 +38,10 @@ class Rate:
             self._sleep(wait)
 
 
-class LimitedStore(GatedStore):
+class LimitedStore(MeteredStore):
     """The files that are read, and whole files that are written. Appends, of which logs consist,
     are not limited."""
 
     def __init__(self, inner: SegmentStore, bytes_per_s: int) -> None:
-        super().__init__(inner)
-        self._rate = Rate(bytes_per_s)
-
-    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        data = super().read(path, offset, length)
-        self._rate.spend(len(data))
-        return data
-
-    def open_input(self, path: str) -> BinaryIO:
-        inner = super().open_input(path)
-        limited = _LimitedInput(inner, self._rate)
-        # Readers keep a copy of what is not local.
-        is_local = isinstance(inner, io.BufferedReader)
-        return cast(BinaryIO, io.BufferedReader(limited, BUFFER_BYTES) if is_local else limited)
-
-    def create(self, path: str, data: bytes) -> None:
-        super().create(path, data)
-        self._rate.spend(len(data))
-
-    def create_from(self, path: str, local_file: str) -> None:
-        super().create_from(path, local_file)
-        self._rate.spend(os.path.getsize(local_file))
-
-
-class _LimitedInput(io.RawIOBase):
-    def __init__(self, inner: BinaryIO, rate: Rate) -> None:
-        self._inner, self._rate = inner, rate
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._inner.read(len(buffer))
-        buffer[: len(data)] = data
-        self._rate.spend(len(data))
-        return len(data)
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return self._inner.seek(offset, whence)
-
-    def tell(self) -> int:
-        return self._inner.tell()
-
-    def close(self) -> None:
-        self._inner.close()
-        super().close()
+        rate = Rate(bytes_per_s)
+        super().__init__(inner, rate.spend, rate.spend)

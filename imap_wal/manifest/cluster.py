@@ -29,6 +29,7 @@ from imap_wal.manifest.store import (
     FORMAT_CLEARS,
     FORMAT_COPIES,
     FORMAT_LISTS,
+    FORMAT_KEPT_SNAPSHOTS,
     FORMAT_PACKED,
     PACKED_FROM,
     ManifestLog,
@@ -57,6 +58,7 @@ class ClusterManifest:
         FORMAT_BY_KEY,
         FORMAT_COPIES,
         FORMAT_LISTS,
+        FORMAT_KEPT_SNAPSHOTS,
     )
 
     incarnation: Whole = 0

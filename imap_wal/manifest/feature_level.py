@@ -18,6 +18,8 @@ class FeatureLevel(IntEnum):
     """Sessions whose changes are in the logs of several nodes, with one order."""
     LISTS = 6
     """Archives of a node in list files."""
+    KEPT_SNAPSHOTS = 7
+    """Readers for which files of replaced snapshots are kept."""
 
     @property
     def brings(self) -> str:
@@ -32,6 +34,8 @@ _BRINGS = {
     FeatureLevel.COPIES: "copies: a plug-in may append each change to several agents",
     FeatureLevel.LISTS: "archives in list files: an update of a node's manifest costs about the "
     "same with few archives and with many",
+    FeatureLevel.KEPT_SNAPSHOTS: "streams with images beside compaction: what they need of "
+    "replaced snapshots is kept",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""

@@ -1,14 +1,25 @@
-"""Readers that follow a log from outside: how far each one has read. What a reader has not read is
-not removed, even if a snapshot covers it.
+"""Readers that follow a log from outside: how far each one has read, and what is kept for it. What
+a reader has not read is not removed, even if a snapshot covers it.
 
 A reader publishes its positions in numbered manifests of its own, in `readers/{name}/`. They only
 grow, unless the reader begins anew. So a removal that used an older position of the reader has
 removed less than it could.
+
+A reader that needs what maps had before its next batch also names a *base*: snapshots that may have
+been replaced since, and the log above them. It moves from one base to a newer one in this order:
+
+    propose    both bases are kept
+    look       are the snapshots of the new base still those of the cluster's manifest?
+    advance    only the new base is kept
+
+A removal reads the cluster's manifest before the manifests of readers. If it found one in which a
+snapshot was replaced, the snapshot was replaced after the look, so the removal also found the
+proposal, and keeps the files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -16,27 +27,103 @@ from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
+from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.document import checked, fields_of, require
+from imap_wal.manifest.snapshots import (
+    PartitionVersions,
+    Snapshot,
+    from_json_with_marks,
+    with_marks_once,
+)
 from imap_wal.manifest.store import ManifestLog
 from storage_backends import SegmentStore
 
 
 @dataclass(frozen=True, slots=True)
+class Base:
+    """The state of maps, as files: `snapshots`, and all entries of these maps in the log above
+    `positions`. A map without a snapshot has no entry at or below `positions`."""
+
+    positions: Mapping[str, Position]
+    """Node → the position above which its log is kept."""
+    removed: Mapping[str, Position]
+    """Node → the last position that had been removed when the base was made. More than that and
+    than `positions` is only removed if nothing is kept for the reader any more."""
+    snapshots: Mapping[str, Snapshot]
+    versions: Mapping[int, PartitionVersions]
+    """The tables that the snapshots name, see `ClusterManifest.versions`."""
+
+    def to_json(self) -> dict[str, Any]:
+        snapshots, marks = with_marks_once(self.snapshots)
+        versions = {str(number): table.encode() for number, table in self.versions.items()}
+        return {**fields_of(self), "snapshots": snapshots, "marks": marks, "versions": versions}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        versions = checked(data["versions"], dict[int, str])
+        return cls(
+            checked(data["positions"], dict[str, Position]),
+            checked(data["removed"], dict[str, Position]),
+            from_json_with_marks(data["snapshots"], data["marks"]),
+            {number: PartitionVersions.decode(text) for number, text in versions.items()},
+        )
+
+    def is_same(self, other: Base | None) -> bool:
+        """Whether it needs the same files."""
+        mine = self.positions, self.snapshots
+        return other is not None and mine == (other.positions, other.snapshots)
+
+
+def _base(data: Any) -> Base | None:
+    return None if data is None else Base.from_json(checked(data, dict[str, Any]))
+
+
+@dataclass(frozen=True, slots=True)
 class ReaderManifest:
     """`positions`: node → the last position that was read; a node that is not in it has not been
-    read at all. `forgotten`: nothing is kept for this reader any more."""
+    read at all. `forgotten`: nothing is kept for this reader any more. `base`: what its next batch
+    begins with. `proposed`: what a later one will begin with."""
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     updated_ms: int = 0
     forgotten: bool = False
+    base: Base | None = None
+    proposed: Base | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return fields_of(self)
+        document = fields_of(self)
+        for name in ("base", "proposed"):
+            base = document.pop(name)
+            if base is not None:
+                document[name] = base.to_json()
+        return document
 
     @classmethod
     def from_json(cls, data: dict[str, Any], file: str = "") -> Self:
         require(data, "positions", "updated_ms", "forgotten")
-        return checked(data, cls)
+        found = checked({**data, "base": None, "proposed": None}, cls)
+        return replace(found, base=_base(data.get("base")), proposed=_base(data.get("proposed")))
+
+    @property
+    def bases(self) -> Iterator[Base]:
+        """Those that are kept."""
+        return (base for base in (self.base, self.proposed) if base is not None)
+
+    def kept_above(self, node: str) -> Position:
+        """The position above which a node's log is kept for this reader."""
+        needed = [self.positions, *(base.positions for base in self.bases)]
+        return min(positions.get(node, START) for positions in needed)
+
+    def kept_files(self, manifest: ClusterManifest) -> Iterator[tuple[str, int]]:
+        """Path and size of the snapshot files that are kept for this reader; size 0: unknown.
+        Those of a map that was dropped since are of no use to it. `manifest`: the cluster's, read
+        before this manifest."""
+        for base in self.bases:
+            for name, snapshot in base.snapshots.items():
+                now = manifest.snapshots.get(name)
+                if now is None or now.dropped == snapshot.dropped:
+                    unknown = (0,) * len(snapshot.files)
+                    yield from zip(snapshot.files, (*snapshot.sizes, *unknown), strict=False)
 
 
 def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderManifest]:
@@ -52,9 +139,18 @@ def readers_of(store: SegmentStore, cluster_folder: str) -> dict[str, ReaderMani
 
 
 def read_by_all(store: SegmentStore, cluster_folder: str, node: str, end: Position) -> Position:
-    """The position up to which every reader has read a node's entries; `end` without readers."""
+    """The position up to which no reader needs a node's entries; `end` without readers."""
     readers = readers_of(store, cluster_folder).values()
-    return min((reader.positions.get(node, START) for reader in readers), default=end)
+    return min((reader.kept_above(node) for reader in readers), default=end)
+
+
+def kept_files(store: SegmentStore, cluster_folder: str, manifest: ClusterManifest) -> set[str]:
+    """The snapshot files that a reader needs. `manifest`: the cluster's, read before this call."""
+    return {
+        path
+        for reader in readers_of(store, cluster_folder).values()
+        for path, _ in reader.kept_files(manifest)
+    }
 
 
 class Reader:
@@ -72,32 +168,62 @@ class Reader:
         self._manifests = _manifests(store, cluster_folder, name, clock, randomness)
 
     def begin(self, positions: Mapping[str, Position]) -> None:
-        """Register the reader, or let it begin anew. What it wants to read may have been removed
-        before, so it has to check that after this call."""
+        """Register the reader, or let it begin anew, without a base. Nothing changes if it is
+        registered at these positions: Spark asks several times where a query begins. What it wants
+        to read may have been removed before, so it has to check that after this call."""
         new = ReaderManifest(dict(positions), self._clock.now_ms())
-        self._manifests.update(lambda reader: new)
-
-    def advance(self, positions: Mapping[str, Position]) -> None:
-        """Publish how far the reader has read. A lower position than before changes nothing.
-        Raises `InvalidSetting` if the reader was forgotten."""
 
         def change(reader: ReaderManifest) -> ReaderManifest:
-            if reader.forgotten:
-                raise InvalidSetting(
-                    f"reader {self._name!r} was forgotten (`imap-wal prune --forget-reader`), so "
-                    "the log no longer keeps what it has not read: begin the query anew, without "
-                    "its checkpoint"
-                )
+            is_here = reader.updated_ms and not reader.forgotten
+            return reader if is_here and reader.positions == new.positions else new
+
+        self._manifests.update(change)
+
+    def read(self) -> ReaderManifest:
+        """What is registered. Raises `InvalidSetting` if the reader was forgotten."""
+        return self._demand(self._manifests.read()[1])
+
+    def propose(self, base: Base | None) -> None:
+        """Keep the files of another base too. Raises `InvalidSetting` if the reader was
+        forgotten."""
+        self._manifests.update(lambda reader: replace(self._demand(reader), proposed=base))
+
+    def advance(
+        self,
+        positions: Mapping[str, Position],
+        base: Base | None = None,
+        proposed: Base | None = None,
+    ) -> None:
+        """Publish how far the reader has read, and what is kept for it besides the log above. A
+        lower position than before changes nothing. Raises `InvalidSetting` if the reader was
+        forgotten."""
+
+        def change(reader: ReaderManifest) -> ReaderManifest:
+            self._demand(reader)
             farther = {
                 node: max(position, reader.positions.get(node, START))
                 for node, position in positions.items()
             }
-            positions_now = {**reader.positions, **farther}
-            if reader.updated_ms and positions_now == reader.positions:
+            new = replace(
+                reader,
+                positions={**reader.positions, **farther},
+                base=base,
+                proposed=proposed,
+            )
+            if reader.updated_ms and new == reader:
                 return reader
-            return replace(reader, positions=positions_now, updated_ms=self._clock.now_ms())
+            return replace(new, updated_ms=self._clock.now_ms())
 
         self._manifests.update(change)
+
+    def _demand(self, reader: ReaderManifest) -> ReaderManifest:
+        if reader.forgotten:
+            raise InvalidSetting(
+                f"reader {self._name!r} was forgotten (`imap-wal prune --forget-reader`), so "
+                "the log no longer keeps what it has not read: begin the query anew, without "
+                "its checkpoint"
+            )
+        return reader
 
 
 def forget(
@@ -107,7 +233,12 @@ def forget(
     if name not in readers_of(store, cluster_folder):
         return False
     manifests = _manifests(store, cluster_folder, name, clock, randomness)
-    manifests.update(lambda reader: replace(reader, forgotten=True, updated_ms=clock.now_ms()))
+
+    def change(reader: ReaderManifest) -> ReaderManifest:
+        now_ms = clock.now_ms()
+        return replace(reader, forgotten=True, updated_ms=now_ms, base=None, proposed=None)
+
+    manifests.update(change)
     return True
 
 

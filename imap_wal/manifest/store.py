@@ -47,6 +47,8 @@ FORMAT_COPIES = 5
 """Of a cluster: logs may have shared sessions (`imap_wal.entry.SHARED_SESSIONS`)."""
 FORMAT_LISTS = 6
 """Of a node: archives in list files, see `ListedArchives`."""
+FORMAT_KEPT_SNAPSHOTS = 7
+"""Of a cluster: readers may need files of replaced snapshots (`imap_wal.manifest.readers`)."""
 PACKED_FROM = 256
 """An archive list of this length or more is packed, and so are the snapshots of this many maps."""
 DIGITS = 10

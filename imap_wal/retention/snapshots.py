@@ -6,6 +6,7 @@ are read and compared with the manifest (`demand_whole`).
 Which snapshot files are deleted (`remove_former`), by one manifest:
 
     the manifest names it                               kept
+    a reader needs it (`imap_wal.manifest.readers`)     kept
     generation at or below that of the map's snapshot   deleted: replaced, or never named
     generation below `orphan_floor`                     deleted: its rewrite cannot publish it
     anything else                                       kept: a rewrite may be running
@@ -25,6 +26,7 @@ from weakref import WeakKeyDictionary
 from imap_wal import layout
 from imap_wal.disposal import dispose, reachable
 from imap_wal.errors import CorruptLog
+from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import ClusterManifest
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.parquet.contents import check_contents
@@ -97,7 +99,8 @@ def remove_former(
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()
-    dead = _dead(log, manifest, files, dry_run)
+    kept = readers.kept_files(log.store, log.folder, manifest)
+    dead = _dead(log, manifest, [file for file in files if file.path not in kept], dry_run)
     if dead:
         raised = 1 + max(dead)
 
@@ -108,7 +111,8 @@ def remove_former(
             return replace(now, orphan_floor=floor, generation=generation)
 
         manifest = change(manifest) if dry_run else log.manifests.update(change)
-    gone = tuple(file for file in files if _is_removable(file, manifest))
+        kept = readers.kept_files(log.store, log.folder, manifest)
+    gone = tuple(file for file in files if file.path not in kept and _is_removable(file, manifest))
     if check or not dry_run:
         demand_whole(
             log,

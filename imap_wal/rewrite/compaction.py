@@ -53,13 +53,15 @@ MEMORY_BYTES = 256 * 1024 * 1024
 class Compaction:
     """The result of a compaction. `records_read`: from the logs and the former snapshots.
     `written_bytes`: the size of the new snapshot files. `snapshot_bytes`: the size of all current
-    snapshots. `removed_bytes`: the size of the removed files."""
+    snapshots. `removed_bytes`: the size of the removed files. `stale_readers`: what to do about
+    readers that may be gone, and for which files are kept."""
 
     records_read: int
     written_bytes: int
     snapshot_bytes: int
     removed_bytes: int
     seconds: float
+    stale_readers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class CompactionTask:
             snapshot_bytes=sum(each.bytes_after for each in report.maps),
             removed_bytes=removed.bytes,
             seconds=log.clock.monotonic() - start,
+            stale_readers=tuple(each.advice for each in removed.kept if each.is_stale),
         )
 
 
@@ -149,6 +152,8 @@ class Compactor:
         self._compacting, self._stop = threading.Lock(), threading.Event()
         self._growth = writer.maintenance.compaction
         self._pause = 0.0
+        self._stale = False
+        """The last compaction found a reader that may be gone."""
         self.is_automatic = False
         """`worker` runs."""
         self.statistics = CompactionStatistics()
@@ -205,6 +210,9 @@ class Compactor:
             self.statistics = replace(known, runs=known.runs + 1, failures=known.failures + 1)
             raise
         self.statistics = self.statistics.plus(done)
+        if done.stale_readers and not self._stale:
+            _log.warning("%s: %s", self._writer.log, "; ".join(done.stale_readers))
+        self._stale = bool(done.stale_readers)
         self._growth.at = written + self._allowed(done.snapshot_bytes)
         return done
 

@@ -59,6 +59,7 @@ from imap_wal.read.file_scan import END, EntryBatch, FileScan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.rewrite.conflicts import UNDECIDED, Decisions
+from imap_wal.rewrite.report import StepReport
 from imap_wal.settings import RecoveryPolicy
 from imap_wal.storage_clock import SKEW_MS_MAX
 from storage_backends import SegmentStore
@@ -187,11 +188,13 @@ class Merged:
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of an engine. `pairs`: partition → highest pair of entries at or below `settled`,
-    for a plan with `versions`. `confirmed`: who wrote a new file has read it again."""
+    for a plan with `versions`. `confirmed`: who wrote a new file has read it again. `steps`: of an
+    engine that has tasks."""
 
     maps: tuple[Merged, ...]
     pairs: tuple[tuple[int, tuple[int, int]], ...] = ()
     confirmed: bool = False
+    steps: tuple[StepReport, ...] = ()
 
 
 class Engine(Protocol):

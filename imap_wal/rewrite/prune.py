@@ -20,6 +20,7 @@ from imap_wal.manifest.node import node_manifests
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import END
 from imap_wal.read.state import NodeState
+from imap_wal.retention.kept import kept_for_readers
 from imap_wal.retention.policy import part_to_remove
 from imap_wal.retention.removal import plan_covered, remove
 from imap_wal.retention.snapshots import demand_whole, remove_former
@@ -83,6 +84,7 @@ def prune(
         bytes=total + sum(file.size for file in orphans),
         skipped=state.missing,
         dry_run=dry_run,
+        kept=kept_for_readers(log),
     )
 
 

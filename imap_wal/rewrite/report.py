@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from imap_wal.format import Position
+from imap_wal.retention.kept import KeptFor
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,28 @@ class MapRewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class StepReport:
+    """A step of a rewrite whose tasks run on other machines. The numbers are those of the attempts
+    that count: what is tried again counts once. `bytes_read`, `bytes_written`: between a task and
+    the storage, with what it reads again to check it. `memory_max_bytes`: the largest resident
+    memory of a process that did a task."""
+
+    step: str
+    tasks: int
+    seconds: float
+    records_read: int
+    bytes_read: int
+    records_written: int
+    bytes_written: int
+    memory_max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RewriteReport:
     """A rewrite of one cluster; with `dry_run`, not published. `covered`: the low-water mark of
-    each node. `missing`: node → why its log was not read. `clock_skew_ms`: how far this machine's
-    clock is ahead of the storage's; None: not measured, or the storage has no modification
-    times."""
+    each node. `missing`: node → why its log was not read. `memory_max_bytes`: of this process.
+    `clock_skew_ms`: how far this machine's clock is ahead of the storage's; None: not measured, or
+    the storage has no modification times. `steps`: of an engine that has tasks."""
 
     namespace: str
     cluster: str
@@ -66,6 +84,7 @@ class RewriteReport:
     memory_max_bytes: int
     dry_run: bool
     clock_skew_ms: int | None = None
+    steps: tuple[StepReport, ...] = ()
 
     @property
     def records_per_second(self) -> float:
@@ -75,7 +94,7 @@ class RewriteReport:
 @dataclass(frozen=True, slots=True)
 class PruneReport:
     """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
-    paths. `skipped`: node → why it was skipped."""
+    paths. `skipped`: node → why it was skipped. `kept`: what is still there because of readers."""
 
     namespace: str
     cluster: str
@@ -85,6 +104,7 @@ class PruneReport:
     bytes: int
     skipped: Mapping[str, str]
     dry_run: bool
+    kept: tuple[KeptFor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ def rewrite(
         memory_max_bytes=memory_max_bytes(),
         dry_run=dry_run,
         clock_skew_ms=skew_ms,
+        steps=result.steps,
     )
 
 

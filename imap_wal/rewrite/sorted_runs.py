@@ -120,6 +120,8 @@ class RangeParts:
     pairs: Pairs = ()
     records: int = 0
     """Entries of the former snapshot that were read."""
+    run_records: int = 0
+    """Entries of sorted runs that were read."""
 
 
 # ---- first step: sort ----------------------------------------------------------------------------
@@ -434,7 +436,8 @@ def merge_range(
         parts = writer.close()
         for part in parts:
             read_again(log.store, part)
-        return RangeParts(task.map, parts, tuple(merge.tally.pairs.items()), merge.records)
+        pairs = tuple(merge.tally.pairs.items())
+        return RangeParts(task.map, parts, pairs, merge.records, merge.run_records)
 
 
 def _bytes(scalar: Any) -> bytes:

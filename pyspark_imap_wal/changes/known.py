@@ -4,8 +4,8 @@
     below them                                  a former snapshot, as long as its files, and the log
                                                 above its marks, are still there
 
-A prune deletes both. Without them the state is not known any more: a snapshot has only the newest
-entry of each key.
+A prune deletes both, unless a registered reader has them as its base (`imap_wal.manifest.readers`).
+Without them the state is not known any more: a snapshot has only the newest entry of each key.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import START, Position
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.readers import Base
 from imap_wal.manifest.snapshots import PartitionVersions, Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan
@@ -31,12 +32,18 @@ def planned(
     start: Places | None,
     end: Places,
     maps: Collection[str] | None,
+    base: Base | None = None,
 ) -> tuple[list[FileScan], list[FileScan]]:
     """The files with the state of the maps at `start`, and those with the entries from there to
-    `end`. `start` None: the maps were empty. Raises `InvalidSetting`."""
+    `end`. `start` None: the maps were empty. `base`: what is kept for the reader. Raises
+    `InvalidSetting`."""
     if start is None:
         return [], cluster_scans(state, until=end, maps=maps)
-    known = known_at(log, state, start, maps)
+    known = None
+    if base is not None and is_below(base, state, start):
+        # Also if there are newer snapshots: a batch that is read again has the same rows.
+        known = with_base(log, state, base)
+    known = known or known_at(log, state, start, maps)
     return (
         cluster_scans(known, until=start, maps=maps),
         cluster_scans(known, since=start, until=end, maps=maps, snapshots=False),
@@ -75,12 +82,41 @@ def known_at(
     raise _unknown(state.manifest, min(late), places)
 
 
+def with_base(log: ClusterLog, state: ClusterState, base: Base) -> ClusterState | None:
+    """The logs with the snapshots of a base; None if a part of it is not there any more."""
+    now = state.manifest.snapshots
+    for name, snapshot in base.snapshots.items():
+        current = now.get(name)
+        if current is not None and current.dropped != snapshot.dropped:
+            return None
+        there = set(current.files) if current is not None else set()
+        if not all(path in there or log.store.exists(path) for path in snapshot.files):
+            return None
+    for node, found in state.nodes.items():
+        kept = base.positions.get(node, START), base.removed.get(node, START)
+        if found.manifest.removed > max(kept):
+            return None
+    manifest = replace(
+        state.manifest,
+        snapshots=base.snapshots,
+        versions={**state.manifest.versions, **base.versions},
+        all_maps={},
+    )
+    return replace(state, manifest=manifest)
+
+
+def is_below(base: Base, state: ClusterState, places: Places) -> bool:
+    """Whether the snapshots of a base cover nothing above these positions."""
+    return all(_is_within(state, snapshot, places) for snapshot in base.snapshots.values())
+
+
 def _is_within(state: ClusterState, snapshot: Snapshot, places: Places) -> bool:
     """Whether a snapshot covers nothing above these positions."""
     return all(
         mark.position <= places.get(node, START)
         for node, mark in snapshot.marks.items()
-        if node in state.nodes and state.nodes[node].manifest.directory == mark.directory
+        if (node in state.nodes and state.nodes[node].manifest.directory == mark.directory)
+        or (node not in state.nodes and node in places)
     )
 
 
@@ -99,6 +135,20 @@ def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapsho
     )
 
 
+def demand_undropped(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> None:
+    """Raises `InvalidSetting` if a map was dropped between two offsets: there is no entry of a
+    drop, so there would be no image. None: not known."""
+    if before is None or after is None:
+        return
+    for name, generation in sorted(after.items()):
+        if generation != before.get(name, 0):
+            raise InvalidSetting(
+                f"map {name!r} was dropped (generation {generation}) since the images before its "
+                "changes were read, and a drop has no images. Begin anew, a stream without its "
+                "checkpoint"
+            )
+
+
 def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSetting:
     snapshot = manifest.snapshots[name]
     marks = snapshot.marks
@@ -108,5 +158,5 @@ def _unknown(manifest: ClusterManifest, name: str, places: Places) -> InvalidSet
         f"the images before the changes of map {name!r} are no longer known from position "
         f"{places.get(node, START)} of node {node!r} on: {what} covered the log up to "
         f"{marks[node].position}, and what came before was removed. Begin anew, a stream without "
-        "its checkpoint; and prune only when the query has read what was rewritten"
+        "its checkpoint; with the option `reader`, a stream that has begun keeps what it needs"
     )

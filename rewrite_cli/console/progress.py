@@ -35,11 +35,15 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """A text, and how far the work is in bytes."""
+    """A text, and how far the work is in bytes. `step`: of several with bytes of their own.
+    `tasks`: how many of `tasks_total` are done; 0 of 0 without tasks."""
 
     what: str
     bytes: int
     bytes_total: int
+    step: str = ""
+    tasks: int = 0
+    tasks_total: int = 0
 
 
 Tell: TypeAlias = Callable[[str | Reached], None]
@@ -60,9 +64,14 @@ def working(what: str) -> Iterator[Tell]:
     with progress() as bar:
         task = bar.add_task(what)
         events = _Events()
+        step = ""
 
         def tell(done: str | Reached) -> None:
+            nonlocal step
             if isinstance(done, Reached):
+                if done.step != step:  # rate and time left are those of a step
+                    step = done.step
+                    bar.reset(task)
                 bar.update(
                     task,
                     description=done.what,
@@ -130,12 +139,15 @@ class _Events:
         self._clock = SystemClock()
         self._wanted = mode() == JSON
         self._start = self._clock.monotonic() if self._wanted else 0.0
-        self._printed_at, self._printed = 0.0, False
+        self._printed_at, self._printed, self._step = 0.0, False, ""
         self._last: Reached | None = None
 
     def reached(self, done: Reached) -> None:
         if not self._wanted:
             return
+        if done.step != self._step:
+            self.over()
+            self._step, self._start, self._printed = done.step, self._clock.monotonic(), False
         self._last = done
         if not self._printed or self._clock.monotonic() - self._printed_at >= EVERY_S:
             self._print(done)
@@ -158,6 +170,8 @@ class _Events:
             "bytes_per_second": round(rate),
             "seconds_left": None if left is None else round(left, 1),
         }
+        if done.step:
+            event |= {"step": done.step, "tasks": done.tasks, "tasks_total": done.tasks_total}
         echo(json.dumps(event), err=True)
 
 

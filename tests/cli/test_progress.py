@@ -9,6 +9,7 @@ import pytest
 
 from rewrite_cli.console import progress
 from tests.cli.conftest import Run
+from tests.support import FakeClock
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,26 @@ def test_few_events_are_printed_and_the_last_one(run: Run, url: str, tmp_path: P
     first, last = map(json.loads, ended.err.splitlines())
     assert first["bytes"] < last["bytes"] == last["bytes_total"]
     assert run("--progress", "bar", "ls", url).code == 2
+
+
+def test_rate_and_time_left_are_those_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(progress, "SystemClock", lambda: clock)
+    monkeypatch.setattr(progress, "mode", lambda: progress.JSON)
+    with progress.working("reading") as tell:
+        tell(progress.Reached("sorting", 0, 400, "sorting", 0, 4))
+        clock.advance(100)
+        tell(progress.Reached("sorting", 400, 400, "sorting", 4, 4))
+        tell(progress.Reached("merging", 0, 30, "merging", 0, 3))
+        clock.advance(2)
+        tell(progress.Reached("merging", 10, 30, "merging", 1, 3))
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(each["step"], each["tasks"], each["tasks_total"]) for each in events] == [
+        ("sorting", 0, 4),
+        ("sorting", 4, 4),
+        ("merging", 0, 3),
+        ("merging", 1, 3),
+    ]
+    assert [each["seconds_left"] for each in events] == [None, 0.0, None, 4.0]

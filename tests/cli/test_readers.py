@@ -8,8 +8,10 @@ import imap_wal
 from imap_wal.clock import SystemClock, SystemRandomness
 from imap_wal.layout import cluster_folder
 from imap_wal.manifest import readers
+from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
 from tests.cli.conftest import Run
+from tests.support import FakeClock
 
 
 def test_prune_names_readers_and_forgets_them(run: Run, tmp_path: Path) -> None:
@@ -23,9 +25,39 @@ def test_prune_names_readers_and_forgets_them(run: Run, tmp_path: Path) -> None:
     assert run("rewrite", url).code == 0
     kept = run("prune", url, "--yes", "-o", "json")
     assert kept.code == 0 and kept.json["clusters"][0]["segments"] == []
-    assert "what reader 'copy' has not read is kept" in run("prune", url, "--yes").err
+    (copy,) = kept.json["clusters"][0]["kept"]
+    assert copy["reader"] == "copy" and copy["log_bytes"] > 0 and not copy["is_stale"]
+    assert "kept for reader 'copy', which is at the start" in run("prune", url, "--yes").err
+    assert "reader 'copy' keeps" in run("doctor", url).out
     wrong = run("prune", url, "--yes", "--forget-reader", "other")
     assert wrong.code != 0 and "there is no reader 'other'; there is copy" in wrong.err
     done = run("prune", url, "--yes", "-o", "json", "--forget-reader", "copy")
     assert len(done.json["clusters"][0]["segments"]) == 2
-    assert "audit: reader forgotten" in done.err
+    assert "audit: reader forgotten" in done.err and done.json["clusters"][0]["kept"] == []
+
+
+def test_a_reader_that_may_be_gone_is_named(run: Run, tmp_path: Path) -> None:
+    """With what it keeps, and what to do about it."""
+    url = tmp_path / "log"
+    folder = cluster_folder("default", "embedded")
+    storage = open_store(str(url))
+    for number in range(2):
+        with imap_wal.open(str(url), node="n1") as store:
+            store.map("orders")["k"] = number
+    assert run("rewrite", url).code == 0
+    old = FakeClock(SystemClock().now_ms() - 8 * 86_400_000)
+    copy = readers.Reader(storage, folder, "copy", old, SystemRandomness())
+    copy.begin({})
+    manifest = ClusterLog(storage, "default", "embedded").manifest()
+    copy.propose(readers.Base({}, {}, manifest.snapshots, manifest.versions))
+    with imap_wal.open(str(url), node="n1") as store:
+        store.map("orders")["k"] = 3
+    assert run("rewrite", url).code == 0
+    pruned = run("prune", url, "--yes")
+    assert "1 files of former snapshots" in pruned.err
+    assert "--forget-reader copy" in pruned.err
+    assert "--forget-reader copy" in run("doctor", url).out
+    kept = run("prune", url, "--yes", "-o", "json").json["clusters"][0]["kept"][0]
+    assert kept["snapshot_bytes"] == sum(manifest.snapshots["orders"].sizes) > 0
+    run("prune", url, "--yes", "--forget-reader", "copy")
+    assert not any(storage.exists(path) for path in manifest.snapshots["orders"].files)

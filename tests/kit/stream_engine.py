@@ -38,6 +38,8 @@ class Engine:
         """The next batch, read twice, with a crash between."""
         end = self.reader.latestOffset(self.start, ReadMaxRows(rows_max) if rows_max else None)
         assert end == json.loads(json.dumps(end))
+        if self.start["start"]:
+            assert self.reader.initialOffset() == self.start, "Spark asks again before it reads"
         once = self.lines(end)
         between()
         self.restart()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from imap_wal.clock import SeededRandomness
+import imap_wal
+from imap_wal.clock import SeededRandomness, SystemClock
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.manifest import readers
@@ -12,9 +15,11 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.run import rewrite
+from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import put
 from tests.kit.logs import SMALL, append, cluster, node
+from tests.support import FakeClock
 
 CLOCK_AND_RANDOMNESS = (cluster(MemoryStore("none")).clock, SeededRandomness(3))
 
@@ -56,6 +61,19 @@ def test_a_node_that_a_reader_does_not_know_is_kept(memory: MemoryStore) -> None
     log, ends = written(memory)
     reader(memory, "r").begin({"n2": ends[2]})
     assert prune(log).segments == ()
+
+
+def test_a_compaction_warns_once_of_a_stale_reader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with imap_wal.open(str(tmp_path), auto_rewrite_percentage=0) as store:
+        old = FakeClock(SystemClock().now_ms() - 8 * 86_400_000)
+        storage = open_store(str(tmp_path))
+        readers.Reader(storage, "default/embedded", "gone", old, SeededRandomness(1)).begin({})
+        for number in range(3):
+            store.map("orders")["k"] = number
+            store.compact()
+    assert caplog.text.count("imap-wal prune --forget-reader gone") == 1
 
 
 def test_a_forgotten_reader_has_to_begin_anew(memory: MemoryStore) -> None:

@@ -23,12 +23,12 @@ from imap_wal.rewrite.local_engine import LocalEngine
 from imap_wal.rewrite.plan import Engine, prepare
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.publish import discard, publish
-from imap_wal.rewrite.report import RewriteReport
+from imap_wal.rewrite.report import RewriteReport, StepReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.sorted_runs import Sizes
 from pyspark_imap_wal.data_source import LATEST, Options
 from pyspark_imap_wal.progress import StepProgress
-from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, taken
+from pyspark_imap_wal.rewrite_engine import Answer, SparkEngine, report_of, taken
 from storage_backends import open_store
 from storage_backends.memory import MemoryStore
 from tests.histories import Cluster, put, steps
@@ -380,6 +380,42 @@ def test_a_rewrite_says_how_far_its_tasks_are(spark: Any, tmp_path: Path) -> Non
     assert list(last) == ["sorting", "merging"]
     assert all(each.tasks == each.tasks_total >= 1 for each in last.values())
     assert all(each.bytes == each.bytes_total > 0 for each in last.values())
+
+
+def test_a_rewrite_reports_what_its_steps_read_and_wrote(spark: Any, tmp_path: Path) -> None:
+    """And Spark's page shows it, in the description of the jobs."""
+    store = open_store(str(tmp_path))
+    log = node(store)
+    context = spark.sparkContext
+    described: list[str] = []
+    keep = context.setJobGroup
+    context.setJobGroup = lambda group, what: (described.append(what), keep(group, what))
+    try:
+        for start in (0, 100):
+            rows = (put(f"k{at}", "v" * 100, (1, 1, 1, start + at)) for at in range(1, 101))
+            append(log, *rows)
+            report = run(cluster(store), SparkEngine(spark))
+    finally:
+        del context.setJobGroup
+    sorting, merging = report.steps
+    assert (sorting.step, merging.step) == ("sorting", "merging")
+    assert sorting.records_read == sorting.records_written == 100
+    assert (merging.records_read, merging.records_written) == (200, 100), "with the former snapshot"
+    written = sum(each.bytes_written for each in report.maps)
+    assert merging.bytes_written == written > 0
+    assert sorting.bytes_read > 100 * 100 and merging.bytes_read > written
+    assert all(each.memory_max_bytes > 2**20 and each.tasks >= 1 for each in report.steps)
+    assert described[-1].startswith("imap-wal: merging, 1 tasks, ")
+    assert "; sorting read 100 records, " in described[-1]
+
+
+def test_what_is_tried_again_counts_once() -> None:
+    answers = [
+        Answer(task, f"attempt {task}", bytes_read=5, bytes_written=3, memory_max_bytes=task)
+        for task in (1, 0, 1)
+    ]
+    found = report_of("merging", answers, [(7, 2), (7, 2)], 1.5)
+    assert found == StepReport("merging", 2, 1.5, 14, 10, 4, 6, 1)
 
 
 def test_a_large_log_is_written_in_ranges_of_keys(

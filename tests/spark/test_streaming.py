@@ -136,3 +136,61 @@ def test_images_of_a_stream_and_of_a_batch(spark: Any, tmp_path: Path) -> None:
     assert [row[0].isoformat() for row in batch.select("_commit_timestamp").distinct().collect()]
     only = batch.where("key = X'62' and _change_type = 'delete'")
     assert rows(only) == changed[2:]
+
+
+@pytest.mark.timeout(900)
+def test_images_beside_a_store_that_compacts(spark: Any, tmp_path: Path) -> None:
+    """The store rewrites and prunes all the time, also while a batch runs."""
+    url = str(tmp_path / "log")
+    table: dict[bytes, bytes] = {}
+    batches: list[int] = []
+    pause = threading.Event()
+
+    def take(images: Any, number: int) -> None:
+        rows = images.collect()
+        batches.append(len(rows))
+        # The image before an update sorts after that after it.
+        rows.sort(key=lambda row: row["_change_type"], reverse=True)
+        for row in sorted(rows, key=lambda row: row["_commit_version"]):
+            key, value = bytes(row["key"]), bytes(row["value"])
+            match row["_change_type"]:
+                case "insert":
+                    assert key not in table
+                    table[key] = value
+                case "update_preimage":
+                    assert table[key] == value
+                case "update_postimage":
+                    table[key] = value
+                case "delete":
+                    assert table.pop(key) == value
+
+    with imap_wal.open(
+        url,
+        serializer=imap_wal.RawSerializer(),
+        durability="os",
+        auto_rewrite_percentage=1,
+        auto_rewrite_min_bytes=4096,
+    ) as store:
+        orders = store.map("orders")
+        orders[b"0"] = b"0"
+        images = spark.readStream.format("imap_wal").options(changes="images", reader="copy")
+        query = (
+            images.load(url)
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            for number in itertools.count(1):
+                orders.update({b"%d" % (number * at % 97): b"%d" % number for at in range(1, 9)})
+                orders.pop(b"%d" % (number % 89), None)
+                compacted = store.statistics.compaction
+                if compacted.runs > 5 and len(batches) > 4:
+                    break
+                assert query.isActive, query.exception()
+                pause.wait(0.02)
+            query.processAllAvailable()
+            assert table == dict(orders)
+        finally:
+            query.stop()
+        assert compacted.removed_bytes > 0 and compacted.failures == 0

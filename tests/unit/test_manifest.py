@@ -248,7 +248,7 @@ def test_manifest_of_a_newer_format_is_not_overwritten(
     written = json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
     body["checksum"] = f"{google_crc32c.value(written):08x}"
     memory.create("c/manifest/0000000001.json", json.dumps(body).encode())
-    with pytest.raises(UnsupportedVersion, match=r"format 9; imap-wal [\d.]+ reads 1 to 6"):
+    with pytest.raises(UnsupportedVersion, match=r"format 9; imap-wal [\d.]+ reads 1 to \d"):
         log(memory).update(count)
     assert [file.path for file in memory.list("")] == ["c/manifest/0000000001.json"]
 

@@ -114,6 +114,7 @@ class ColumnMerge:
             log.store, self.keys, self.tally.late, self._part_bytes, self._folder
         )
         self.records = 0
+        self.run_records = 0
         """Entries of the span that were read."""
         self._noted = Noted()
 
@@ -144,10 +145,13 @@ class ColumnMerge:
         if _is_large(scan):
             source = self.sources.file(scan)
             for found in read_group_keys(self.sources.store, scan, groups):
-                self.sources.add_columns(source, self._span.of_batch(found.batch), late)
+                batch = self._span.of_batch(found.batch)
+                self.run_records += len(batch)
+                self.sources.add_columns(source, batch, late)
             return
         for changes in read_scan(self._log.store, scan):
             rows = self._within(changes.rows)
+            self.run_records += len(rows)
             if late:
                 self.tally.late.update(subject(row) for row in rows)
             self.sources.add_rows(rows, changes.node, changes.bytes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from imap_wal import layout
 from imap_wal.manifest import readers
 from imap_wal.read.cluster import ClusterLog
+from imap_wal.retention.kept import KeptFor, kept_for_readers
 from imap_wal.rewrite.prune import prune
 from imap_wal.rewrite.report import PruneReport
 from imap_wal.storage_clock import SKEW_MS_MAX
@@ -104,10 +105,21 @@ def command(
                 url=selection.url,
             )
     if output == out.JSON:
-        out.print_json({"clusters": [asdict(report) for report in reports]})
+        out.print_json({"clusters": [_to_json(report) for report in reports]})
         return
     _show(reports, dry_run=dry_run)
-    _note_readers(selection)
+
+
+def _to_json(report: PruneReport) -> dict[str, Any]:
+    kept = [
+        {
+            **asdict(each),
+            "positions": {node: str(at) for node, at in each.positions.items()},
+            "is_stale": each.is_stale,
+        }
+        for each in report.kept
+    ]
+    return {**asdict(report), "kept": kept}
 
 
 def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
@@ -130,6 +142,20 @@ def _show(reports: list[PruneReport], *, dry_run: bool) -> None:
     for report in reports:
         for node, why in report.skipped.items():
             out.note(f"left alone: node {node!r}: {why}")
+        for each in report.kept:
+            _show_kept(report, each)
+
+
+def _show_kept(report: PruneReport, kept: KeptFor) -> None:
+    places = ", ".join(f"{node} {at}" for node, at in sorted(kept.positions.items())) or "the start"
+    out.note(
+        f"{report.namespace}/{report.cluster}: kept for reader {kept.reader!r}, which is at "
+        f"{places}: about {out.size(kept.log_bytes)} of log, {kept.snapshot_files} files of former "
+        f"snapshots with {out.size(kept.snapshot_bytes)}; its last commit was "
+        f"{out.duration(kept.idle_ms / 1000)} ago"
+    )
+    if kept.is_stale:
+        out.note(kept.advice)
 
 
 def _forget(selection: Selection, names: tuple[str, ...]) -> None:
@@ -137,20 +163,18 @@ def _forget(selection: Selection, names: tuple[str, ...]) -> None:
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
             log = ClusterLog(store, view.namespace, view.cluster)
+            kept = {each.reader: each for each in kept_for_readers(log)} if names else {}
             for name in names:
                 if not readers.forget(store, log.folder, name, log.clock, log.randomness):
                     there = ", ".join(sorted(readers.readers_of(store, log.folder))) or "none"
                     raise Failed(f"{view}: there is no reader {name!r}; there is {there}")
-                audit("reader forgotten", log=str(view), reader=name, url=selection.url)
-
-
-def _note_readers(selection: Selection) -> None:
-    with selection.open(upkeep=True) as (store, clusters):
-        for view in clusters:
-            folder = layout.cluster_folder(view.namespace, view.cluster)
-            for name, reader in sorted(readers.readers_of(store, folder).items()):
-                places = ", ".join(f"{node} {at}" for node, at in sorted(reader.positions.items()))
-                out.note(f"{view}: what reader {name!r} has not read is kept: it is at {places}")
+                audit(
+                    "reader forgotten",
+                    log=str(view),
+                    reader=name,
+                    kept=kept[name].bytes if name in kept else 0,
+                    url=selection.url,
+                )
 
 
 def prune_all(

@@ -146,6 +146,13 @@ def _show(report: RewriteReport, *, dry_run: bool) -> None:
         f"engine {report.engine}; prune {'would free' if dry_run else 'frees'} up "
         f"to {out.size(sum(max(m.saved_bytes, 0) for m in report.maps))}"
     )
+    for step in report.steps:
+        out.prose(
+            f"{step.step}: {step.tasks} tasks in {out.duration(step.seconds)}, up to "
+            f"{out.size(step.memory_max_bytes)} of memory in a worker; read "
+            f"{step.records_read:,} records, {out.size(step.bytes_read)}; wrote "
+            f"{step.records_written:,}, {out.size(step.bytes_written)}"
+        )
     _show_remarks(report)
 
 
@@ -211,14 +218,19 @@ def _waits(holder: str) -> None:
 def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[str, str]) -> Engine:
     """The engine of that name; Spark is started only here."""
 
-    def progress(done: MergeProgress | StepProgress) -> None:
+    def progress(done: MergeProgress) -> None:
         if tell is not None:
             tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
+
+    def step(done: StepProgress) -> None:
+        if tell is not None:
+            reached = done.bytes, done.bytes_total
+            tell(Reached(f"{about}: {done}", *reached, done.step, done.tasks, done.tasks_total))
 
     if name == "spark":
         from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        return SparkEngine(properties=properties, progress=progress)
+        return SparkEngine(properties=properties, progress=step)
     from imap_wal.rewrite.local_engine import LocalEngine
 
     return LocalEngine(progress=progress)

@@ -1,0 +1,89 @@
+"""What is not removed because a reader outside of the cluster may still need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from imap_wal import layout
+from imap_wal.format import START, Position
+from imap_wal.manifest.readers import ReaderManifest, readers_of
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState
+
+DAY_MS = 86_400_000
+STALE_MS = 7 * DAY_MS
+"""A reader that has published nothing for so long, and for which something is kept, may be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFor:
+    """What is kept for one reader although snapshots cover it. What several readers need counts for
+    each of them. `positions`: what it has read. `log_bytes`: about, because it is not known where
+    in a segment a snapshot ends. `idle_ms`: since it published something."""
+
+    reader: str
+    positions: Mapping[str, Position]
+    log_bytes: int
+    snapshot_files: int
+    snapshot_bytes: int
+    idle_ms: int
+
+    @property
+    def bytes(self) -> int:
+        return self.log_bytes + self.snapshot_bytes
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it may be gone, and keeps files for no one."""
+        return self.bytes > 0 and self.idle_ms >= STALE_MS
+
+    @property
+    def advice(self) -> str:
+        """What to do about a stale reader."""
+        return (
+            f"reader {self.reader!r} has published nothing for {self.idle_ms // DAY_MS} days, and "
+            "files are kept for it: if its query is gone, run `imap-wal prune --forget-reader "
+            f"{self.reader}`"
+        )
+
+
+def kept_for_readers(log: ClusterLog) -> tuple[KeptFor, ...]:
+    """For every registered reader, by name. Reads manifests and listings only. Raises the errors of
+    `ClusterLog.state`."""
+    if not log.store.folders(layout.readers_folder(log.folder)):
+        return ()
+    state = log.state()
+    return tuple(
+        _kept_for(log, state, name, reader)
+        for name, reader in sorted(readers_of(log.store, log.folder).items())
+    )
+
+
+def _kept_for(log: ClusterLog, state: ClusterState, name: str, reader: ReaderManifest) -> KeptFor:
+    named = {path for each in state.manifest.snapshots.values() for path in each.files}
+    former = {path: size for path, size in reader.kept_files(state.manifest) if path not in named}
+    return KeptFor(
+        name,
+        reader.positions,
+        sum(_covered_above(state, node, reader.kept_above(node)) for node in state.nodes),
+        len(former),
+        sum(former.values()),
+        max(0, log.clock.now_ms() - reader.updated_ms),
+    )
+
+
+def _covered_above(state: ClusterState, name: str, kept: Position) -> int:
+    """Bytes of the archives and segments of a node that snapshots cover, and that have entries
+    above `kept`."""
+    node, covered = state.nodes[name], state.covered(name)
+    archives = sum(
+        archive.bytes
+        for archive in node.manifest.archives
+        if kept < archive.last <= covered.get(archive.map, START)
+    )
+    lowest = min(covered.values(), default=START)
+    segments = sum(
+        segment.bytes for segment in node.segments if kept[:2] <= segment.name < lowest[:2]
+    )
+    return archives + segments

@@ -1,0 +1,135 @@
+"""What the log keeps for a stream with images: the base of its next batch.
+
+    a batch is committed at S    base ── images of the next batch begin here; covers nothing above S
+                                 proposed ── the snapshots of now; the base as soon as S is above
+                                             their marks
+
+So two bases are kept at most, however often the log is compacted while a batch runs. See
+`imap_wal.manifest.readers` for how a base is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from imap_wal.errors import InvalidSetting
+from imap_wal.format import START, Position
+from imap_wal.manifest.feature_level import FeatureLevel
+from imap_wal.manifest.readers import Base, Reader, ReaderManifest
+from imap_wal.manifest.snapshots import Snapshot
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState
+from pyspark_imap_wal.changes.known import Places, is_below, known_at
+
+_log = logging.getLogger("imap_wal")
+_TOO_LOW = (
+    "reader %r: the log has feature level %d, and keeps replaced snapshots only from level %d on "
+    "(`imap-wal upgrade`); until then, prune only when the query has read everything"
+)
+
+
+class Registration:
+    """The registration of a stream under a name. `maps`: those that it follows; None: all.
+    `images`: it needs the state of the maps before each batch."""
+
+    def __init__(
+        self, log: ClusterLog, name: str, maps: Collection[str] | None, *, images: bool
+    ) -> None:
+        self._log, self._name, self._maps, self._images = log, name, maps, images
+        self._reader = Reader(log.store, log.folder, name, log.clock, log.randomness)
+        self._looked: Base | None = None
+        """The proposed base, if this process has looked whether it is kept."""
+        self._told = False
+
+    def begin(self, places: Places) -> None:
+        """Register a new query, which has read up to `places`."""
+        self._looked = None
+        self._reader.begin(places)
+
+    def read(self) -> ReaderManifest:
+        """What is registered. Raises `InvalidSetting` if the reader was forgotten."""
+        return self._reader.read()
+
+    def keep(self, state: ClusterState, known: ClusterState) -> bool:
+        """Make the base of the next batch from `known`: `state`, or `state` with former snapshots.
+        False: the snapshots were replaced meanwhile. On a log below the level for it, nothing is
+        kept besides the log, and the result is True."""
+        level = state.manifest.feature_level
+        if level < FeatureLevel.KEPT_SNAPSHOTS:
+            if self._images and not self._told:
+                _log.warning(_TOO_LOW, self._name, level, FeatureLevel.KEPT_SNAPSHOTS)
+                self._told = True
+            return True
+        base = base_of(state, known, self._maps, None)
+        self._reader.propose(base)
+        if not self._is_current(state):
+            return False
+        self._reader.advance({}, base)
+        return True
+
+    def advance(self, places: Places, look: Callable[[], ClusterState]) -> None:
+        """A batch up to `places` is committed. `look`: at the logs."""
+        base, proposed = self.read().base, self._looked
+        if not self._images:
+            self._reader.advance(places)
+            return
+        state = look()
+        if base is None:  # of an earlier release, or the log had a lower level
+            self._reader.advance(places)
+            with suppress(InvalidSetting):  # the next batch raises it
+                self.keep(state, known_at(self._log, state, places, self._maps))
+            return
+        if proposed is None:
+            proposed = self._propose(state, base)
+        if proposed is not None and is_below(proposed, state, places):
+            base, proposed = proposed, None
+        self._looked = proposed
+        self._reader.advance(places, base, proposed)
+
+    def _propose(self, state: ClusterState, base: Base) -> Base | None:
+        new = base_of(state, state, self._maps, base)
+        if new.is_same(base):
+            return None
+        self._reader.propose(new)
+        return new if self._is_current(state) else None
+
+    def _is_current(self, state: ClusterState) -> bool:
+        """Whether the cluster has the snapshots of `state` now."""
+        return self._log.manifest().snapshots == state.manifest.snapshots
+
+
+def base_of(
+    state: ClusterState, known: ClusterState, maps: Collection[str] | None, former: Base | None
+) -> Base:
+    """The base that has the snapshots of `known`. `former`: the base until now."""
+    manifest = known.manifest
+    snapshots = {
+        name: snapshot
+        for name, snapshot in manifest.snapshots.items()
+        if maps is None or name in maps
+    }
+    # Of a map without a snapshot, it is only known up to here that it has no entries.
+    absent = maps is None or any(name not in snapshots for name in maps)
+    positions = {}
+    for node in known.nodes:
+        lowest = [_mark(snapshot, node, known) for snapshot in snapshots.values()]
+        if absent:
+            lowest.append(known.complete(node))
+        least = former.positions.get(node, START) if former is not None else START
+        positions[node] = max(least, min(lowest, default=START))
+    used = {snapshot.versions for snapshot in snapshots.values()}
+    return Base(
+        positions,
+        {node: found.manifest.removed for node, found in state.nodes.items()},
+        snapshots,
+        {number: table for number, table in manifest.versions.items() if number in used},
+    )
+
+
+def _mark(snapshot: Snapshot, node: str, state: ClusterState) -> Position:
+    """The position up to which a snapshot covers a node's log."""
+    mark = snapshot.marks.get(node)
+    is_of_log = mark is not None and mark.directory == state.nodes[node].manifest.directory
+    return mark.position if mark is not None and is_of_log else START

@@ -1,0 +1,91 @@
+"""A store that tells how many bytes are read and written through it."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO, TypeAlias, cast
+
+from storage_backends.gated import GatedStore
+from storage_backends.interface import SegmentStore
+
+BUFFER_BYTES = 128 * 1024
+Tell: TypeAlias = Callable[[int], None]
+
+
+class MeteredStore(GatedStore):
+    """The files that are read, and whole files that are written. Appends, of which logs consist,
+    do not count. `read`, `written`: called with a number of bytes, from any thread."""
+
+    def __init__(self, inner: SegmentStore, read: Tell, written: Tell) -> None:
+        super().__init__(inner)
+        self._read, self._written = read, written
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        data = super().read(path, offset, length)
+        self._read(len(data))
+        return data
+
+    def open_input(self, path: str) -> BinaryIO:
+        inner = super().open_input(path)
+        metered = _MeteredInput(inner, self._read)
+        # Readers keep a copy of what is not local.
+        is_local = isinstance(inner, io.BufferedReader)
+        return cast(BinaryIO, io.BufferedReader(metered, BUFFER_BYTES) if is_local else metered)
+
+    def create(self, path: str, data: bytes) -> None:
+        super().create(path, data)
+        self._written(len(data))
+
+    def create_from(self, path: str, local_file: str) -> None:
+        super().create_from(path, local_file)
+        self._written(os.path.getsize(local_file))
+
+
+class Meter:
+    """The bytes that were read and written through stores. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self.read_bytes = self.written_bytes = 0
+
+    def on(self, store: SegmentStore) -> MeteredStore:
+        """A store whose bytes count."""
+        return MeteredStore(store, self._read, self._written)
+
+    def _read(self, count: int) -> None:
+        with self._mutex:
+            self.read_bytes += count
+
+    def _written(self, count: int) -> None:
+        with self._mutex:
+            self.written_bytes += count
+
+
+class _MeteredInput(io.RawIOBase):
+    def __init__(self, inner: BinaryIO, read: Tell) -> None:
+        self._inner, self._told = inner, read
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._inner.read(len(buffer))
+        buffer[: len(data)] = data
+        self._told(len(data))
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._inner.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
