@@ -1,8 +1,13 @@
-"""The rows of an archive run as columns, until they are written, sorted by key."""
+"""The rows of an archive run, until they are written, sorted by key.
+
+decoded rows, by map ─▶ record batches ─▶ in memory, or in a scratch file ─▶ one file, sorted
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +16,11 @@ from imap_wal.format import Position
 from imap_wal.parquet.columns import (
     ARCHIVE_SCHEMA,
     POSITION_COLUMNS,
+    entry_columns,
     first_position,
     last_position,
     plain,
-    to_batch,
+    to_arrow,
 )
 from imap_wal.parquet.file import ParquetFile
 from imap_wal.parquet.log_order import order_by
@@ -23,113 +29,148 @@ from storage_backends.extras import needs
 
 with needs("archive"):
     import pyarrow as pa
-    import pyarrow.compute as pc
 
 WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
-_CHUNK_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name != "node"])
-CHUNK_BYTES = 4 * 1024 * 1024
-"""Collected rows are divided by map at this size."""
-CHUNK_BYTES_MAX, MAP_BYTES = 32 * 1024 * 1024, 16 * 1024
-"""With many maps: at about `MAP_BYTES` for each map, and at the latest at `CHUNK_BYTES_MAX`."""
-KEPT_BYTES = 256 * 1024
-"""Fewer bytes of a map wait on disk: small batches take more memory than their rows."""
+BATCH_ROWS, BATCH_BYTES = 1024, 1024 * 1024
+"""So many rows of a map, or bytes, become a record batch: while they are in the processor's
+cache."""
+DECODED_BYTES = 32 * 1024 * 1024
+"""At most this much memory is taken by rows that are not in a batch yet. There can be many maps."""
+ROW_BYTES = 400
+"""A decoded row takes so many bytes more than in a segment."""
+KEPT_BYTES = 64 * 1024
+"""Smaller batches wait on disk: in memory they take more than their rows."""
 WAITING_BYTES = 96 * 1024 * 1024
-"""At most this many bytes of waiting rows are in memory; the rest is in a scratch file."""
+"""At most this many bytes of batches are in memory; the rest is in a scratch file."""
+FREE_BYTES = 8 * 1024 * 1024
+"""Memory is full if less than this is free."""
 GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
 """A row group of a file that is sorted by key ends at either."""
+GROUPS = 4
+"""So many are written by one call: after each call, a thread waits for Python's lock."""
+
+_map = itemgetter(MAP)
 
 
 class ArchiveRows:
     """The rows that wait to be written to archives of one node, by map. Memory: about
-    `WAITING_BYTES`. Raises OSError if `folder` has no space."""
+    `WAITING_BYTES` and `DECODED_BYTES`. Raises OSError if `folder` has no space."""
 
     def __init__(self, folder: Path, full_bytes: int) -> None:
         """`full_bytes`: see `full`."""
         self._scratch = Scratch(WAITING_SCHEMA, WAITING_BYTES, folder)
         self._full_bytes = full_bytes
         self._full: set[str] = set()
-        self._chunk: list[Any] = []
-        self._names: set[str] = set()
-        self._size = 0
+        self._decoded: dict[str, _Rows] = {}
+        self._decoded_bytes = 0
         self._sizes: dict[str, int] = {}
 
     def add(
-        self, rows: Sequence[Row], epoch: int, segment: int, frames: Sequence[tuple[int, int]]
+        self,
+        rows: Sequence[Row],
+        epoch: int,
+        segment: int,
+        frames: Sequence[tuple[int, int]],
+        size: int,
     ) -> None:
-        """Rows of a segment. `frames`: the offset and the number of rows of each of its frames."""
-        batch = _with_positions(rows, epoch, segment, frames)
-        if self._chunk and self._size + batch.nbytes > CHUNK_BYTES_MAX:
-            self._divide()  # before: a column of a chunk must be smaller than 2 GiB
-        self._chunk.append(batch)
-        self._names.update([row[MAP] for row in rows])
-        self._size += batch.nbytes
-        if self._size >= min(max(CHUNK_BYTES, MAP_BYTES * len(self._names)), CHUNK_BYTES_MAX):
-            self._divide()
+        """Rows of a segment. `frames`: the offset and the number of rows of each of its frames.
+        `size`: the bytes of these frames."""
+        count = len(rows)
+        offsets, indexes = array("q"), array("q")
+        for offset, number in frames:
+            offsets += array("q", [offset]) * number
+            indexes += array("q", range(number))
+        places = [array("q", [epoch]) * count, array("q", [segment]) * count, offsets, indexes]
+        names = [*map(_map, rows)]
+        if names.count(names[0]) == count:
+            self._add(names[0], rows, places, size)
+        else:
+            numbers: dict[str, list[int]] = {name: [] for name in names}
+            for number, name in enumerate(names):
+                numbers[name].append(number)
+            for name, own in numbers.items():
+                some = [array("q", map(column.__getitem__, own)) for column in places]
+                self._add(name, [*map(rows.__getitem__, own)], some, size * len(own) // count)
+        if self._decoded_bytes > DECODED_BYTES:
+            self._settle()
 
     def full(self) -> list[str]:
-        """The maps of which `full_bytes` or more wait."""
+        """The maps of which `full_bytes` or more wait. If memory is full, also the largest one, if
+        it has half of that: so few maps never wait on disk."""
+        if not self._full and self._scratch.room < FREE_BYTES:
+            largest = max(self._sizes, key=self._sizes.__getitem__)
+            if 2 * self._sizes[largest] >= self._full_bytes:
+                return [largest]
         return sorted(self._full)
 
     def maps(self) -> list[str]:
         """All maps that have rows."""
-        self._divide()
+        self._settle()
         return sorted(self._sizes)
 
     def taken(self, name: str) -> list[Any]:
         """The rows of a map, with `WAITING_SCHEMA`, once."""
+        self._to_batch(name)
         self._sizes.pop(name, None)
         self._full.discard(name)
         return list(self._scratch.taken(name))
 
     def close(self) -> None:
-        self._chunk.clear()
+        self._decoded.clear()
         self._scratch.close()
 
-    def _divide(self) -> None:
-        if not self._chunk:
+    def _add(self, name: str, rows: Sequence[Row], places: Sequence[array[int]], size: int) -> None:
+        size += ROW_BYTES * len(rows)
+        held = self._decoded.get(name)
+        if held is not None and held.bytes + size > BATCH_BYTES:
+            self._to_batch(name)  # before: a column of a batch must be smaller than 2 GiB
+            held = None
+        if held is None:
+            held = self._decoded[name] = _Rows()
+        held.add(rows, places, size)
+        self._decoded_bytes += size
+        if len(held.rows) >= BATCH_ROWS or held.bytes >= BATCH_BYTES:
+            self._to_batch(name)
+
+    def _settle(self) -> None:
+        for name in [*self._decoded]:
+            self._to_batch(name)
+
+    def _to_batch(self, name: str) -> None:
+        held = self._decoded.pop(name, None)
+        if held is None:
             return
-        table = pa.Table.from_batches(self._chunk).combine_chunks()
-        self._chunk, self._size = [], 0
-        self._names.clear()
-        maps = table["map"].combine_chunks().dictionary_encode()
-        table = table.select(WAITING_SCHEMA.names)
-        order = pc.sort_indices(maps.indices)
-        counts = {
-            each["values"].as_py(): each["counts"].as_py() for each in pc.value_counts(maps.indices)
-        }
-        by_map = table.take(order) if len(counts) > 1 else table
-        start = 0
-        for number, name in enumerate(maps.dictionary.to_pylist()):
-            own = by_map.slice(start, counts[number])
-            keep = own.nbytes >= KEPT_BYTES
-            if keep and len(counts) > 1:
-                # Copied: a slice of the table would keep all of it in memory.
-                own = table.take(order.slice(start, counts[number]))
-            start += counts[number]
-            for batch in own.to_batches():
-                self._scratch.add(name, batch, keep=keep)
-                self._sizes[name] = self._sizes.get(name, 0) + batch.nbytes
-            if self._sizes[name] >= self._full_bytes:
-                self._full.add(name)
+        self._decoded_bytes -= held.bytes
+        batch = held.batch()
+        self._scratch.add(name, batch, keep=batch.nbytes >= KEPT_BYTES)
+        self._sizes[name] = self._sizes.get(name, 0) + batch.nbytes
+        if self._sizes[name] >= self._full_bytes:
+            self._full.add(name)
 
 
-def _with_positions(
-    rows: Sequence[Row], epoch: int, segment: int, frames: Sequence[tuple[int, int]]
-) -> Any:
-    """A batch with the map, and all columns of `WAITING_SCHEMA`."""
-    batch = to_batch(rows, "")
-    count = len(rows)
-    columns = {name: batch.column(place) for place, name in enumerate(batch.schema.names)}
-    columns["epoch"] = pa.repeat(pa.scalar(epoch, pa.int64()), count)
-    columns["segment"] = pa.repeat(pa.scalar(segment, pa.int64()), count)
-    offsets: list[int] = []
-    indexes: list[int] = []
-    for offset, records in frames:
-        offsets += [offset] * records
-        indexes += range(records)
-    columns["frame"] = pa.array(offsets, pa.int64())
-    columns["index"] = pa.array(indexes, pa.int64())
-    return pa.record_batch([columns[name] for name in _CHUNK_SCHEMA.names], schema=_CHUNK_SCHEMA)
+class _Rows:
+    """Decoded rows of one map, and the four parts of their positions."""
+
+    __slots__ = ("bytes", "places", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.places = [array("q") for _ in POSITION_COLUMNS]
+        self.bytes = 0
+
+    def add(self, rows: Iterable[Row], places: Sequence[array[int]], size: int) -> None:
+        self.rows += rows
+        for own, column in zip(self.places, places, strict=True):
+            own.extend(column)
+        self.bytes += size
+
+    def batch(self) -> Any:
+        """A record batch with `WAITING_SCHEMA`."""
+        columns: dict[str, Any] = {**entry_columns(self.rows)}
+        for name, column in zip(POSITION_COLUMNS, self.places, strict=True):
+            buffers = [None, pa.py_buffer(column)]
+            columns[name] = pa.Array.from_buffers(pa.int64(), len(column), buffers)
+        return to_arrow(columns, WAITING_SCHEMA)
 
 
 def to_waiting(batch: Any) -> Any:
@@ -139,23 +180,17 @@ def to_waiting(batch: Any) -> Any:
 
 
 def write_sorted(
-    file: ParquetFile, batches: Sequence[Any], name: str, node: str, *, by_key: bool
+    file: ParquetFile, batches: list[Any], name: str, node: str, *, by_key: bool
 ) -> tuple[Position, Position]:
     """Write all rows of a map, with `WAITING_SCHEMA`, sorted by key and position, or by position
-    only. Returns the first and the last position."""
-    table = pa.Table.from_batches(batches, WAITING_SCHEMA).combine_chunks()
-    order = order_by(table, [*(["key"] if by_key else []), *POSITION_COLUMNS])
-    count = min(GROUP_ROWS, max(1, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
-    for start in range(0, table.num_rows, count):
-        group = table.take(order.slice(start, count))
-        own = {"map": name, "node": node}
-        columns = [
-            pa.repeat(pa.scalar(own[field.name], field.type), group.num_rows)
-            if field.name in own
-            else group[field.name]
-            for field in ARCHIVE_SCHEMA
-        ]
-        for batch in pa.table(columns, schema=ARCHIVE_SCHEMA).combine_chunks().to_batches():
-            file.write(batch, batch.column("deleted").true_count)
-        file.flush()
-    return first_position(table), last_position(table)
+    only. Returns the first and the last position. It empties `batches`, to free their memory."""
+    (rows,) = pa.Table.from_batches(batches, WAITING_SCHEMA).combine_chunks().to_batches()
+    batches.clear()
+    order = order_by(rows, [*(["key"] if by_key else []), *POSITION_COLUMNS])
+    group = min(GROUP_ROWS, max(1, len(rows) * GROUP_BYTES // max(1, rows.nbytes)))
+    for start in range(0, len(rows), GROUPS * group):
+        some = rows.take(order.slice(start, GROUPS * group))
+        columns = dict(zip(WAITING_SCHEMA.names, some.columns, strict=True))
+        columns |= {"map": [name] * len(some), "node": [node] * len(some)}
+        file.write_groups(to_arrow(columns, ARCHIVE_SCHEMA), group)
+    return first_position(rows), last_position(rows)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 from imap_wal.entry import (
@@ -67,19 +69,63 @@ def to_batch(
     """A `pyarrow.RecordBatch` of rows; with positions in ARCHIVE_SCHEMA, else in
     SNAPSHOT_SCHEMA."""
     schema = SNAPSHOT_SCHEMA if positions is None else ARCHIVE_SCHEMA
-    fields: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) if rows else [()] * 10
-    columns: list[Sequence[Any]] = [*fields[:9]]
-    if None in columns[KEY]:
-        columns[KEY] = [key or b"" for key in columns[KEY]]
-    orders = fields[9]
-    columns += list(zip(*orders, strict=True)) if rows else [()] * 4
-    columns.append([nodes] * len(rows) if isinstance(nodes, str) else nodes)
+    columns = entry_columns(rows)
+    columns["node"] = [nodes] * len(rows) if isinstance(nodes, str) else nodes
     if positions is not None:
-        columns += list(zip(*positions, strict=True)) if positions else [()] * 4
-    return pa.record_batch(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)],
-        schema=schema,
-    )
+        for name, part in zip(POSITION_COLUMNS, _FIELDS, strict=False):
+            columns[name] = [*map(part, positions)]
+    return to_arrow(columns, schema)
+
+
+_FIELDS = [*map(itemgetter, range(10))]
+
+
+def entry_columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]]:
+    """The columns of rows, without the node, as lists."""
+    # Not zip(*rows): it makes an iterator for each row, and so Python's garbage collector examines
+    # all rows again and again. That takes longer than all of this function.
+    *fields, orders = ([*map(field, rows)] for field in _FIELDS)
+    if None in fields[KEY]:
+        fields[KEY] = [key or b"" for key in fields[KEY]]
+    fields += [[*map(_FIELDS[part], orders)] for part in range(4)]
+    return dict(zip(SNAPSHOT_SCHEMA.names, fields, strict=False))
+
+
+def to_arrow(columns: Mapping[str, Any], schema: Any) -> Any:
+    """A `pyarrow.RecordBatch` of columns: lists, or Arrow arrays."""
+    arrays = [_array(columns[field.name], field.type) for field in schema]
+    return pa.record_batch(arrays, schema=schema)
+
+
+def _array(column: Any, kind: Any) -> Any:
+    """A column as an Arrow array. `pa.array` would do the same, more slowly: it imports pandas if
+    that is installed, and it copies a column of bytes each time it has grown to twice its size."""
+    if isinstance(column, pa.Array):
+        return column
+    count = len(column)
+    if count > 1 and column[0] == column[-1] and column.count(column[0]) == count:
+        column, repeats = column[:1], count
+    else:
+        repeats = 1
+    if kind == pa.int64():
+        return _numbers(kind, array("q", column) * repeats)
+    if kind == pa.bool_():
+        return _numbers(pa.int8(), array("b", column) * repeats).cast(kind)
+    if kind == pa.string():
+        column = [*map(str.encode, column)]
+    validity = None
+    if None in column:
+        present = _numbers(pa.int8(), array("b", [value is not None for value in column]) * repeats)
+        validity = present.cast(pa.bool_()).buffers()[1]
+        column = [value or b"" for value in column]
+    sizes = [*map(len, column)] * repeats
+    offsets = array("i", accumulate(sizes, initial=0))
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(column) * repeats)]
+    return pa.Array.from_buffers(kind, count, buffers)
+
+
+def _numbers(kind: Any, values: array[int]) -> Any:
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def to_rows(batch: Any) -> list[Row]:
@@ -150,8 +196,9 @@ def _outermost(batch: Any, which: str) -> Position:
     columns = [batch.column(name) for name in POSITION_COLUMNS]
     found: list[int] = []
     while columns:
-        found.append(pc.min_max(columns[0])[which].as_py())
-        same = pc.equal(columns[0], found[-1])
+        outermost = pc.min_max(columns[0])[which]
+        found.append(outermost.as_py())
+        same = pc.equal(columns[0], outermost)  # a number here would import pandas
         columns = [column.filter(same) for column in columns[1:]]
     return Position(*found)
 

@@ -389,6 +389,14 @@ class ParquetFile:
         if self._rows >= GROUP_ROWS_MAX or self.buffered >= GROUP_BYTES_MAX:
             self.flush()
 
+    def write_groups(self, batch: Any, rows: int) -> None:
+        """Write a batch in row groups of `rows` rows. They are on disk at once."""
+        self.flush()
+        table = pa.Table.from_batches([batch], self._schema)
+        self._writer.write_table(table, row_group_size=rows)
+        self.records += len(batch)
+        self.tombstones += batch.column("deleted").true_count
+
     def flush(self) -> None:
         """End the row group."""
         if self._batches:

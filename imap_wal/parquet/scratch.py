@@ -20,7 +20,8 @@ class Scratch:
     """Batches of one schema, without dictionaries. An OSError says that the folder has no room."""
 
     def __init__(self, schema: Any, memory_bytes: int, folder: Path | None = None) -> None:
-        self._schema, self._room, self._folder = schema, memory_bytes, folder
+        self._schema, self.room, self._folder = schema, memory_bytes, folder
+        """`room`: how many bytes more it may have in memory."""
         self._file: BinaryIO | None = None
         self._end = 0
         self._held: dict[Hashable, list[tuple[int, Any]]] = {}
@@ -30,8 +31,8 @@ class Scratch:
         """`keep` false: the batch is written to the file in any case."""
         held: Any = batch
         size = batch.nbytes
-        if keep and size <= self._room:
-            self._room -= size
+        if keep and size <= self.room:
+            self.room -= size
         else:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="imap-wal-", dir=self._folder)
@@ -54,7 +55,7 @@ class Scratch:
         """`read`, once: it frees their memory."""
         for _, held in self._held.pop(tag, ()):
             if not isinstance(held, tuple):
-                self._room += held.nbytes
+                self.room += held.nbytes
             yield self._loaded(held)
 
     def some(self, tag: Hashable, rows: Any) -> Iterator[Any]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from imap_wal.parquet.columns import ARCHIVE_SCHEMA
 from imap_wal.parquet.file import ParquetFile, batches
 from imap_wal.read.file_scan import FileScan
 from imap_wal.read.scan import ahead, read_scan
+from imap_wal.retention.overlap import Overlap
 from imap_wal.retention.sealed_segments import Summary
 from imap_wal.security.encryption import keys_of, with_fixed_keys
 from storage_backends import SegmentStore
@@ -73,9 +76,7 @@ def write_archives(store: SegmentStore, job: ArchiveJob) -> Written:
         store, "/".join(job.node_folder.split("/")[:2]), SystemClock(), SystemRandomness()
     )
     key_checks.enter(keys_of(store).key_ring, clusters)
-    work = _Pass(store, job)
-    work.run()
-    return Written(tuple(work.archives), tuple(work.absorbed), work.summary)
+    return _Pass(store, job).run()
 
 
 class _Pile:
@@ -85,14 +86,13 @@ class _Pile:
         self.batches: list[Any] = []
         self.bytes = 0
 
-    def add(self, batches: Iterable[Any]) -> None:
-        for batch in batches:
-            self.batches.append(batch)
-            self.bytes += batch.nbytes
+    def add(self, batch: Any) -> None:
+        self.batches.append(batch)
+        self.bytes += batch.nbytes
 
 
 class _Pass:
-    """One run of `write_archives`. It collects the summary while it writes the Parquet files."""
+    """One run of `write_archives`: this thread reads, and others write (`Overlap`)."""
 
     def __init__(self, store: SegmentStore, job: ArchiveJob) -> None:
         self._store, self._job = store, job
@@ -101,43 +101,56 @@ class _Pass:
         """Map → the archives that its first file absorbs, until that is written."""
         for archive in job.archives:
             self._known.setdefault(archive.map, []).append(archive)
-        self.absorbed: list[Archive] = []
-        """Small archives whose entries are also in `archives`."""
-        self.archives: list[Archive] = []
-        self.summary = Summary()
+        self._numbers = count()
 
-    def run(self) -> None:
-        with closing(ArchiveRows(self._job.folder, FULL)) as waiting:
+    def run(self) -> Written:
+        summary, absorbed = Summary(), list[Archive]()
+        with (
+            closing(ArchiveRows(self._job.folder, FULL)) as waiting,
+            Overlap[list[Archive]]() as writers,
+        ):
+
+            def write(name: str) -> None:
+                former = self._known.pop(name, [])
+                absorbed.extend(former)
+                writers.run(partial(self._write, name, former, waiting.taken(name)))
+
             for scan, store in ahead(self._store, self._job.scans):
                 for changes in read_scan(store, scan, rows_max=BATCH_ROWS):
-                    self.summary.add_requests(changes)
+                    summary.add_requests(changes)
                     if changes.rows:
-                        waiting.add(changes.rows, scan.epoch, scan.number, changes.frames)
+                        waiting.add(
+                            changes.rows, scan.epoch, scan.number, changes.frames, changes.bytes
+                        )
                     for name in waiting.full():
-                        self._write(name, waiting)
+                        write(name)
             for name in waiting.maps():
-                self._write(name, waiting)
+                write(name)
+            archives = [archive for each in writers.results() for archive in each]
+        return Written(tuple(archives), tuple(absorbed), summary)
 
-    def _write(self, name: str, waiting: ArchiveRows) -> None:
-        """Write the rows of a map that wait. Its first file begins with the entries of the archives
-        that it absorbs."""
-        pile = _Pile()
-        for archive in self._known.pop(name, []):
-            self.absorbed.append(archive)
+    def _write(self, name: str, former: list[Archive], rows: list[Any]) -> list[Archive]:
+        """Write rows of a map that are later than those of its former files. Its first file begins
+        with the entries of the archives that it absorbs. It empties `rows`."""
+        pile, found = _Pile(), list[Archive]()
+        for archive in former:
             for batch in batches(self._store, archive.path, log=self._log):
-                pile.add([to_waiting(batch)])
+                pile.add(to_waiting(batch))
                 if pile.bytes >= FULL and not archive.unpacked:
-                    self._publish(name, pile)
+                    found.append(self._publish(name, pile))
             # Not within a file that is sorted by key: then positions of the two would overlap.
             if pile.bytes >= FULL:
-                self._publish(name, pile)
-        for batch in waiting.taken(name):
+                found.append(self._publish(name, pile))
+        rows.reverse()
+        while rows:
+            batch = rows.pop()
             if pile.bytes and pile.bytes + batch.nbytes > COLUMN_BYTES_MAX:
-                self._publish(name, pile)
-            pile.add([batch])
-        self._publish(name, pile)
+                found.append(self._publish(name, pile))
+            pile.add(batch)
+        found.append(self._publish(name, pile))
+        return found
 
-    def _publish(self, name: str, pile: _Pile) -> None:
+    def _publish(self, name: str, pile: _Pile) -> Archive:
         rows, size = pile.batches, pile.bytes
         pile.batches, pile.bytes = [], 0
         by_key = self._job.by_key
@@ -145,12 +158,12 @@ class _Pass:
             self._job.folder, ARCHIVE_SCHEMA, keys_of(self._store), self._log, by_key=by_key
         )
         first, last = write_sorted(file, rows, name, self._job.node, by_key=by_key)
-        nonce = f"{self._job.nonce}{len(self.archives):x}"
+        nonce = f"{self._job.nonce}{next(self._numbers):x}"
         path = layout.archive_path(self._job.node_folder, name, first, last, self._job.epoch, nonce)
         published = file.publish(self._store, path)
         counts = file.records, file.tombstones
         unpacked = max(size, 1) if by_key else 0
-        self.archives.append(Archive(name, path, first, last, *counts, *published, unpacked))
+        return Archive(name, path, first, last, *counts, *published, unpacked)
 
 
 def to_absorb(archives: list[Archive]) -> list[Archive]:

@@ -12,6 +12,7 @@ manifest. It ends when this process ends, because then its standard input ends.
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import queue
@@ -199,6 +200,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
+    # As the command line does (`rewrite_cli.cli.COLLECTOR`). No program of a user runs here.
+    gc.set_threshold(100_000, 20, 20)  # noqa: TID251
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("500")  # if memory runs out, this process ends first
     parent = _Parent(sys.stdin.buffer)

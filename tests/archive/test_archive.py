@@ -169,7 +169,7 @@ def test_rows_of_many_maps_wait_on_disk(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 0)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 1)
+    monkeypatch.setattr(archive_rows, "DECODED_BYTES", 1)
     log = node(memory)
     for number in range(20):
         append(log, put("a", number, (1, 1, 1, number), f"map {number % 10}"))
@@ -188,7 +188,7 @@ def test_thousand_maps_are_archived_in_one_bounded_pass(
 ) -> None:
     """A thousand maps are archived with one pass over the segments, in bounded memory."""
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 64 * 1024)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 16 * 1024)
+    monkeypatch.setattr(archive_rows, "DECODED_BYTES", 16 * 1024)
     monkeypatch.setattr(archive_rows, "KEPT_BYTES", kept_bytes)
     held: list[int] = []
     read: list[str] = []

@@ -67,7 +67,7 @@ def test_a_large_run_writes_several_files_with_positions_apart(
     memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(archive_writer, "FULL", 2000)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 500)
+    monkeypatch.setattr(archive_rows, "DECODED_BYTES", 500)
     monkeypatch.setattr(archive_writer, "BATCH_ROWS", 5)
     log = node(memory)
     for number in range(100):
@@ -111,7 +111,7 @@ def test_readers_get_log_order_from_old_and_new_archives(
     monkeypatch.setattr(archive_writer, "FULL", full)
     monkeypatch.setattr(archive_writer, "ABSORB_MAX", 3)
     monkeypatch.setattr(archive_writer, "BATCH_ROWS", 3)
-    monkeypatch.setattr(archive_rows, "CHUNK_BYTES_MAX", 400)
+    monkeypatch.setattr(archive_rows, "DECODED_BYTES", 400)
     monkeypatch.setattr(archive_rows, "KEPT_BYTES", 150)
     monkeypatch.setattr(archive_rows, "WAITING_BYTES", 1000)
     monkeypatch.setattr(archive_rows, "GROUP_ROWS", 3)

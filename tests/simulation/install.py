@@ -257,9 +257,9 @@ def installed() -> Iterator[None]:
     pa.set_cpu_count(1)
     writer = sys.modules["imap_wal.write.opening"]
     put(writer, "holder_text", lambda what: what)
-    put(
-        sys.modules["imap_wal.segment.read_ahead"], "READERS", 1
-    )  # a separate thread would not wait for its turn
+    # A separate thread would not wait for its turn.
+    put(sys.modules["imap_wal.segment.read_ahead"], "READERS", 1)
+    put(sys.modules["imap_wal.retention.overlap"], "THREADS", 0)
     logger = logging.getLogger("imap_wal")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

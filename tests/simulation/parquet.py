@@ -153,7 +153,9 @@ class ArchiveRows:
         self._full_bytes = full_bytes
         self._waiting: dict[str, list[tuple[Any, Position]]] = {}
 
-    def add(self, rows: Any, epoch: int, segment: int, frames: Sequence[tuple[int, int]]) -> None:
+    def add(
+        self, rows: Any, epoch: int, segment: int, frames: Sequence[tuple[int, int]], _: int
+    ) -> None:
         places = [
             Position(epoch, segment, offset, index)
             for offset, count in frames

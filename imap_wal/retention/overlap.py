@@ -1,0 +1,54 @@
+"""Jobs that run in other threads while this one prepares the next. pyarrow sorts, compresses and
+writes without Python's interpreter lock, so they take other processors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+THREADS = 2
+"""How many jobs run at the same time. 0: each runs at once in the calling thread."""
+
+T = TypeVar("T")
+
+
+class Overlap(Generic[T]):
+    """Runs jobs, at most `THREADS` at the same time. Leaving its context ends all of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, "imap-wal-archive") if THREADS else None
+        self._started: list[Future[T]] = []
+
+    def run(self, job: Callable[[], T]) -> None:
+        """Start a job. Waits while others occupy all threads. Raises the error of a former job."""
+        running = {each for each in self._started if not each.done()}
+        if self._pool is not None and len(running) >= THREADS:
+            wait(running, return_when=FIRST_COMPLETED)
+        for each in self._started:
+            if each.done():
+                each.result()
+        if self._pool is not None:
+            self._started.append(self._pool.submit(job))
+            return
+        done: Future[T] = Future()
+        done.set_result(job())
+        self._started.append(done)
+
+    def results(self) -> list[T]:
+        """Wait for all jobs. Their results in the order in which they were started. Raises the
+        error of a job."""
+        return [each.result() for each in self._started]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=error is not None)

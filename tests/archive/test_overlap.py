@@ -1,0 +1,107 @@
+"""Archives are written by other threads while the next rows are read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from imap_wal.entry import DataEntry
+from imap_wal.parquet import archive_rows
+from imap_wal.parquet.archive_rows import ArchiveRows
+from imap_wal.parquet.scratch import Scratch
+from imap_wal.retention import overlap
+from imap_wal.retention.overlap import Overlap
+
+
+def test_results_are_in_order_and_two_jobs_run_at_the_same_time() -> None:
+    meeting = threading.Barrier(2, timeout=60)
+
+    def job(number: int) -> int:
+        meeting.wait()
+        return number
+
+    with Overlap[int]() as jobs:
+        for number in range(8):
+            jobs.run(partial(job, number))
+        assert jobs.results() == [*range(8)]
+
+
+def test_a_job_waits_for_a_free_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "THREADS", 3)
+    mutex, running, most = threading.Lock(), 0, 0
+
+    def job() -> None:
+        nonlocal running, most
+        with mutex:
+            running += 1
+            most = max(most, running)
+        with mutex:
+            running -= 1
+
+    with Overlap[None]() as jobs:
+        for _ in range(200):
+            started = len([each for each in jobs._started if not each.done()])
+            assert started <= 3, "its rows are in memory"
+            jobs.run(job)
+    assert 1 <= most <= 3
+
+
+def failing() -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_the_error_of_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    monkeypatch.setattr(overlap, "THREADS", threads)
+
+    def some(count: int) -> Callable[[], None]:
+        def run() -> None:
+            with Overlap[None]() as jobs:
+                for _ in range(count):
+                    jobs.run(failing)
+                jobs.results()
+
+        return run
+
+    for count in (1, 10):
+        with pytest.raises(OSError, match="No space left"):
+            some(count)()
+    assert not [each for each in threading.enumerate() if each.name.startswith("imap-wal-archive")]
+
+
+@pytest.mark.parametrize("free", [10_000, 0])
+def test_few_maps_never_wait_on_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int
+) -> None:
+    """When memory is full, the largest map is written, although its file is not full."""
+    monkeypatch.setattr(archive_rows, "WAITING_BYTES", 60_000)
+    monkeypatch.setattr(archive_rows, "FREE_BYTES", free)
+    monkeypatch.setattr(archive_rows, "BATCH_BYTES", 5_000)
+    monkeypatch.setattr(archive_rows, "KEPT_BYTES", 0)
+    on_disk = 0
+    add = Scratch.add
+
+    def counted(scratch: Any, *rest: Any, **options: Any) -> None:
+        nonlocal on_disk
+        add(scratch, *rest, **options)
+        on_disk += scratch._end > 0
+
+    monkeypatch.setattr(Scratch, "add", counted)
+    waiting, taken = ArchiveRows(tmp_path, 35_000), dict.fromkeys("abc", 0)
+    for number in range(300):
+        name = "abc"[number % 3]
+        order = (1, 1, 1, number)
+        row = tuple(DataEntry(name, b"k", "", bytes(1000), "", False, 0, 0, 0, order))
+        waiting.add([row], 1, 1, [(number, 1)], 1050)  # type: ignore[list-item]
+        for full in waiting.full():
+            taken[full] += sum(map(len, waiting.taken(full)))
+    for name in waiting.maps():
+        taken[name] += sum(map(len, waiting.taken(name)))
+    waiting.close()
+    assert taken == dict.fromkeys("abc", 100)
+    assert bool(on_disk) == (not free)
