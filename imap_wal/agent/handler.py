@@ -256,6 +256,7 @@ class RequestHandler:
         elif isinstance(request, Beat):
             self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
+            self._commit_ready()  # what it sent is not written after it was forgotten
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
         elif why := self._reads.ask(

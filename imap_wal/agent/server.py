@@ -383,6 +383,8 @@ class Agent:
             upload=log.uploads.statistics if log.uploads is not None else None,
             tail_reads=self._tail_server.served if self._tail_server is not None else 0,
             left_out=reads.missing,
+            read_from_copies=reads.copied,
+            feature_level=self._view.feature_level,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -409,6 +411,8 @@ class Agent:
             "position": str(self._node_log.end),
             "upload": asdict(now.upload) if now.upload is not None else None,
             "left_out": dict(now.left_out),
+            "read_from_copies": dict(now.read_from_copies),
+            "feature_level": now.feature_level,
             "claim": sessions.claim(),
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,

@@ -59,5 +59,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "upload": UploadStatistics(5000, 3.5, 7, 70_000, 2, ""),
         "tail_reads": 11,
         "left_out": {},
+        "read_from_copies": {},
+        "feature_level": 5,
     }
     return AgentSnapshot(**{**fields, **changes})

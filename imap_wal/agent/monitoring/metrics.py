@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Distribution
+from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.version import VERSION
 from storage_backends.extras import needs
 
@@ -330,6 +331,12 @@ METRICS: tuple[AgentMetric, ...] = (
         "Nodes whose entries, or a part of them, the last merge left out.",
         lambda now: len(now.left_out),
     ),
+    AgentMetric(
+        "imap_wal_read_from_copies_nodes",
+        "gauge",
+        "Nodes that the last merge could not read, whose acknowledged changes other logs have.",
+        lambda now: len(now.read_from_copies),
+    ),
     # Members
     AgentMetric(
         "imap_wal_connections",
@@ -367,6 +374,18 @@ METRICS: tuple[AgentMetric, ...] = (
         "Requests that were answered with an error, by its code.",
         lambda now: now.errors,
         "code",
+    ),
+    AgentMetric(
+        "imap_wal_feature_level",
+        "gauge",
+        "The feature level of the log at the last merge; absent before it.",
+        lambda now: now.feature_level or None,
+    ),
+    AgentMetric(
+        "imap_wal_feature_level_newest",
+        "gauge",
+        "The highest feature level that this release reads and writes.",
+        lambda now: int(NEWEST),
     ),
     AgentMetric(
         "imap_wal_incarnation",

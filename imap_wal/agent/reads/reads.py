@@ -148,6 +148,9 @@ class Reads:
         self.missing: dict[str, str] = {}
         """Nodes whose entries, or a part of them, the last merge left out, with the reason: only
         with `recovery_policy` partial."""
+        self.copied: dict[str, str] = {}
+        """Nodes that the last merge could not read, with the reason: other logs have their
+        acknowledged changes."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -293,7 +296,15 @@ class Reads:
         for node, why in missing.items():
             if self.missing.get(node) != why:
                 _log.error("a restore leaves out entries of a node", node=node, reason=why)
-        self.missing = missing
+        copied = dict(self._view.covered)
+        for node, why in copied.items():
+            if node not in self.copied:
+                _log.warning(
+                    "a node cannot be read; other logs have its acknowledged changes",
+                    node=node,
+                    reason=why,
+                )
+        self.missing, self.copied = missing, copied
 
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
