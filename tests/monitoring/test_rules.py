@@ -21,6 +21,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "reference" / "imap-wal-alerts.yml"
 DASHBOARD = DOCS / "reference" / "grafana-dashboard.json"
 RUNBOOK = DOCS / "runbook.md"
+OF_MEMBERS = {"io_imapwal_Agent_UnderCopied"}
+"""Series of members, which an exporter makes of their beans (test_member_beans)."""
 CASES = Path(__file__).parent / "alert_cases.yml"
 
 
@@ -30,13 +32,14 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def samples() -> set[str]:
-    """The names of all samples that an agent exports."""
+    """The names of all samples that agents and members export."""
     text = Exporter(snapshot).text().decode()
-    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    names = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    return names | OF_MEMBERS
 
 
 def named(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:imap_wal|process)_\w+", expression))
+    return set(re.findall(r"\b(?:imap_wal|process|io_imapwal)_\w+", expression))
 
 
 def panels() -> Iterator[dict[str, Any]]:
