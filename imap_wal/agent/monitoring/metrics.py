@@ -24,9 +24,13 @@ with needs("agent"):
         Metric,
     )
     from prometheus_client.exposition import generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics
     from prometheus_client.registry import Collector
+    from prometheus_client.samples import Exemplar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 Value: TypeAlias = float | Mapping[str, float] | Distribution | Mapping[str, str] | None
 """A number, numbers by the value of `label`, a distribution, or the labels of an info. None: not
@@ -476,6 +480,10 @@ class Exporter(Collector):
         """All metrics, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
+    def openmetrics(self) -> bytes:
+        """The same in the OpenMetrics format, with exemplars."""
+        return openmetrics.generate_latest(self._registry)
+
     def collect(self) -> Iterator[Metric]:
         now = self._observe()
         for metric in METRICS:
@@ -501,9 +509,15 @@ def _family(metric: AgentMetric, value: Value) -> Metric:
 
 
 def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
-    total, buckets = 0, []
-    for bound, count in zip(value.bounds, value.counts, strict=False):
+    total = 0
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for index, count in enumerate(value.counts):
         total += count
-        buckets.append((f"{float(bound)}", float(total)))
-    buckets.append(("+Inf", float(value.count)))
+        bound = f"{float(value.bounds[index])}" if index < len(value.bounds) else "+Inf"
+        kept = value.exemplars.get(index)
+        if kept is None:
+            buckets.append((bound, float(total)))
+        else:
+            known = Exemplar({"trace_id": kept.trace_id}, kept.value, kept.at_s)
+            buckets.append((bound, float(total), known))
     return HistogramMetricFamily(metric.name, metric.help, buckets=buckets, sum_value=value.sum)
