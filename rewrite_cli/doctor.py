@@ -53,6 +53,7 @@ EXTRAS = {
     "requests": "hdfs",
     "cryptography": "encryption",
     "duckdb": "duckdb",
+    "opentelemetry-sdk": "otel",
 }
 """The extra that installs each package."""
 

@@ -20,7 +20,7 @@ import structlog
 from imap_wal.agent.access.peers import demand
 from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.handler import READS, Pending, RequestHandler
+from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
@@ -29,6 +29,7 @@ from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.own_disk.serving import TailServer
 from imap_wal.agent.own_disk.tails import AgentTails
+from imap_wal.agent.pending import Pending
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import (

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+import imap_wal
 from imap_wal import tracing
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.monitoring.traces import is_asked, traced
@@ -240,6 +241,26 @@ def test_few_spans_of_one_name_are_kept_and_all_slow_or_failed_ones() -> None:
         assert tracer.ended("upload", 0.001, {}), "another name"
     finally:
         tracer.close()
+
+
+def test_a_compaction_is_a_span(tmp_path: Path) -> None:
+    spans = []
+
+    class Kept:
+        def ended(
+            self, name: str, seconds: float, facts: Any, parts: Any = (), error: str = ""
+        ) -> str:
+            spans.append((name, facts.get("records"), error))
+            return ""
+
+    tracing.use(Kept())
+    try:
+        with imap_wal.open(tmp_path, auto_rewrite_percentage=0) as store:
+            store.map("m").update({"a": 1, "b": 2})
+            store.compact()
+    finally:
+        tracing.use(None)
+    assert ("compaction", 2, "") in spans
 
 
 def test_a_failure_ends_a_span_with_its_class() -> None:

@@ -482,7 +482,8 @@ class Exporter(Collector):
 
     def openmetrics(self) -> bytes:
         """The same in the OpenMetrics format, with exemplars."""
-        return openmetrics.generate_latest(self._registry)
+        text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+        return text
 
     def collect(self) -> Iterator[Metric]:
         now = self._observe()
