@@ -96,8 +96,17 @@ class ClusterState:
     def demand(self, policy: RecoveryPolicy) -> None:
         """Raises `MissingNode` if entries of a registered node are missing, unless other logs have
         them, or the policy allows it."""
-        if policy is RecoveryPolicy.FULL and (lacking := self.lacking):
-            raise MissingNode(
-                "; ".join(f"node {node!r}: {why}" for node, why in lacking.items()),
-                MISSING_ADVICE,
-            )
+        if policy is RecoveryPolicy.FULL:
+            _refuse(self.lacking)
+
+    def demand_all(self, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> None:
+        """Raises `MissingNode` unless all registered nodes can be read, or the policy allows it:
+        for work on the logs themselves, for which a copy elsewhere is not enough."""
+        if policy is RecoveryPolicy.FULL:
+            _refuse(self.missing)
+
+
+def _refuse(missing: Mapping[str, str]) -> None:
+    if missing:
+        what = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
+        raise MissingNode(what, MISSING_ADVICE)
