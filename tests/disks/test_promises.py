@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.entry import COPIES_MAX
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
@@ -208,3 +209,18 @@ def test_changes_that_one_agent_may_acknowledge_have_no_promise(tmp_path: Path, 
         member.hello(shared=True, acks=acks)
         member.put(a="1")
         assert log.node("n1").manifest.copied == (0, 0, 0)
+
+
+def test_a_forgotten_node_ends_the_promises_of_others(tmp_path: Path) -> None:
+    """Copies of their changes were in its log."""
+    first, second = (own_disk_config(tmp_path, node) for node in ("n1", "n2"))
+    log = ClusterLog(open_store(first.url), first.namespace, first.cluster)
+    with serving(first), serving(second), plugin(first, greet=False) as member:
+        member.hello(shared=True, acks=2)
+        member.put(a="1")
+    for losses, acks in ((0, 2), (1, 1)):
+        manifest = log.node("n1").manifest
+        assert manifest.acks_from(1, log.manifest().losses_but("n1")) == acks
+        if not losses:
+            forget_node(log, "n2", lose=True)
+    assert log.manifest().losses == {"n2": 1}
