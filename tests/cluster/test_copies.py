@@ -192,7 +192,7 @@ def test_the_loss_of_an_own_disk_loses_nothing(tmp_path: Path, classpath: str) -
         print(f"settled after {time.monotonic() - began:.3f} s")
 
 
-def test_a_second_lost_disk_is_not_taken_for_the_first_one(tmp_path: Path, classpath: str) -> None:
+def test_a_second_lost_disk_stops_restores(tmp_path: Path, classpath: str) -> None:
     """Changes with a copy on a disk that was lost have only one, until they are uploaded."""
     with with_copies(tmp_path, classpath, own_disks=True) as cluster:
         cluster.start(3)

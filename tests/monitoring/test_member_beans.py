@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.harness import Cluster, compile_java, free_ports, logged_map, until
-from tests.monitoring.test_rules import OF_MEMBERS
+from tests.monitoring.snapshots import OF_MEMBERS
 from tests.storage.services import BUILD, need
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]

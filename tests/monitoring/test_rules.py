@@ -15,14 +15,12 @@ import pytest
 import yaml
 
 from imap_wal.agent.monitoring.metrics import METRICS, Exporter
-from tests.monitoring.snapshots import snapshot
+from tests.monitoring.snapshots import OF_MEMBERS, snapshot
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "reference" / "imap-wal-alerts.yml"
 DASHBOARD = DOCS / "reference" / "grafana-dashboard.json"
 RUNBOOK = DOCS / "runbook.md"
-OF_MEMBERS = {"io_imapwal_Agent_UnderCopied"}
-"""Series of members, which an exporter makes of their beans (test_member_beans)."""
 CASES = Path(__file__).parent / "alert_cases.yml"
 
 

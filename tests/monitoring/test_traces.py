@@ -133,14 +133,19 @@ def test_commits_restores_and_maintenance_are_traced(
 ) -> None:
     where = {"otlp_endpoint": collector.url} if by == "setting" else {}
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url} if by == "variable" else {}
-    config = own_disk_config(tmp_path, "n1", upload_interval_s=1, changes=where)
+    config = own_disk_config(tmp_path, "n1", upload_interval_s=0.2, changes=where)
     with RunningAgent(tmp_path, config, **variables) as agent:
         with plugin(config) as member:
             member.put(secret_key="secret value")
             assert member.values() == {"secret_key": "secret value"}
             address = member.client.ask("stat")[0][2]["http_address"]
             for name in ("commit", "claim", "upload", "archive", "restore"):
-                eventually(lambda name=name: collector.named(name), f"a span {name}")
+                # A segment may be archived before it is uploaded: then the next one is.
+                eventually(
+                    lambda name=name: collector.named(name) or not member.put(again="x"),
+                    f"a span {name}",
+                    60,
+                )
             commit = collector.named("commit")[0]
             parts = [each for each in collector.spans if each.parent_span_id == commit.span_id]
             assert [each.name for each in parts] == [
@@ -229,7 +234,7 @@ def test_another_protocol_is_refused(tmp_path: Path) -> None:
         own_disk_config(tmp_path, "n1", changes={"otlp_endpoint": "localhost:4317"})
 
 
-def test_few_spans_of_one_name_are_kept_and_all_slow_or_failed_ones() -> None:
+def test_few_spans_are_kept_and_all_slow_or_failed_ones() -> None:
     from imap_wal.agent.monitoring.otel import OtlpTracer
 
     tracer = OtlpTracer("http://127.0.0.1:1", {}, SystemClock(), {})
