@@ -21,6 +21,8 @@ clock takes part."""
 TURNS: Final = 2**32
 """In a member's entry, `partition_version` is Hazelcast's own version times this, plus a turn
 (docs/protocol.md)."""
+COPIES_MAX = 3
+"""In how many logs a plug-in can append each change."""
 SHARED_SESSIONS: Final = 2**62
 """The first number of a shared session: one that a plug-in has in the logs of several nodes,
 because it appends each change to several agents (`shared_session`). Lower numbers are of one

@@ -22,6 +22,8 @@ from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, take_inventory
 from imap_wal.inspect.verify import plan
 from imap_wal.manifest.claims import CLOSED_ADVICE
+from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
+from imap_wal.manifest.upgrade import Upgrade
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.rivals import ADVICE
 from imap_wal.retention.kept import kept_for_readers
@@ -52,6 +54,7 @@ EXTRAS = {
     "requests": "hdfs",
     "cryptography": "encryption",
     "duckdb": "duckdb",
+    "opentelemetry-sdk": "otel",
 }
 """The extra that installs each package."""
 
@@ -219,6 +222,13 @@ def _own_disk(health: Mapping[str, Any]) -> Iterator[Check]:
             yield Check("agent's uploads", WARNING, text, "it tries again; nothing is lost")
         else:
             yield Check("agent's uploads", OK, what)
+    for node, why in (health.get("read_from_copies") or {}).items():
+        yield Check(
+            "agent's restore",
+            WARNING,
+            f"node {node!r} cannot be read, and other logs have its acknowledged changes: {why}",
+            "start its agent, with its disk or an empty one: docs/how-to/local-disks.md",
+        )
     for node, why in (health.get("left_out") or {}).items():
         yield Check(
             "agent's restore",
@@ -404,6 +414,7 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
     folders = [f"{node.folder}/{part}" for node in view.nodes for part in ("wal", "archive")]
     for link in sorted(set(links(store.url, folders).values())):
         yield Check(name, WARNING, f"{link} is a symbolic link: {LINK_EFFECT}", LINK_ADVICE)
+    yield from _level(store, view)
     crashed = yield from _writers(store, view)
     total = sum(node.wal_bytes + node.archive_bytes for node in view.nodes)
     if len(conflicts.writers(view.manifest)) > 1:
@@ -423,6 +434,29 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"{len(view.nodes)} nodes, epochs "
             f"{', '.join(str(node.manifest.epoch) for node in view.nodes)}",
         )
+
+
+def _level(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+    """The feature level, and whether `imap-wal upgrade` can raise it."""
+    log = ClusterLog(store, view.namespace, view.cluster)
+    try:
+        report = Upgrade(store, view.folder, log.clock, log.randomness).report()
+    except LogError:
+        return  # a damaged manifest, which is reported with the other files
+    name = f"feature level of {view}"
+    if report.level >= NEWEST:
+        yield Check(name, OK, f"{report.level:d}, the newest that this release knows")
+        return
+    more = "; ".join(each.brings for each in FeatureLevel if each > report.level)
+    if report.refused:
+        yield Check(name, OK, f"{report.level:d} of {NEWEST:d}: {report.refused}")
+        return
+    yield Check(
+        name,
+        WARNING,
+        f"{report.level:d}, and all nodes can read {NEWEST:d}, which brings {more}",
+        "`imap-wal upgrade` raises it; earlier releases then refuse the log",
+    )
 
 
 def _writers(store: SegmentStore, view: ClusterView) -> Generator[Check, None, list[str]]:

@@ -62,8 +62,10 @@ class AgentConfig:
     `key`, `clients`: who may connect there (`imap_wal.agent.access`). `connections_max`: the limit
     of simultaneous connections. `max_maps`: changes of a new map are refused above this number.
     `http_address`: where the agent answers for its metrics and its health
-    (`imap_wal.agent.monitoring`); "": nowhere. `reserve_bytes`: how much of a local disk is kept
-    for maintenance when it is full (`storage_backends.reserve`); 0: nothing.
+    (`imap_wal.agent.monitoring`); "": nowhere. `otlp_endpoint`: base URL of a collector that gets
+    traces by OTLP over HTTP; "": only if variables OTEL_… ask for them. `reserve_bytes`: how much
+    of a local disk is kept for maintenance when it is full (`storage_backends.reserve`); 0:
+    nothing.
 
     `restore_at_start`: merge all logs while the members start, not at the first request.
     `lifetime_timeout_s`: another cluster may claim the log when the former one has given no sign of
@@ -94,6 +96,7 @@ class AgentConfig:
     connections_max: int = CONNECTIONS_MAX
     max_maps: int = MAPS_MAX
     http_address: str = ""
+    otlp_endpoint: str = ""
     reserve_bytes: int = RESERVE_BYTES
     restore_at_start: bool = True
     lifetime_timeout_s: float = 6
@@ -141,6 +144,11 @@ class AgentConfig:
             raise InvalidSetting(
                 f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most "
                 f"{VALUE_BYTES_MAX}, 512 MiB"
+            )
+        if self.otlp_endpoint and not self.otlp_endpoint.startswith(("http://", "https://")):
+            raise InvalidSetting(
+                f"otlp_endpoint is {self.otlp_endpoint!r}; it takes the base URL of a collector, "
+                "as in http://localhost:4318"
             )
         check_seconds(self.lifetime_timeout_s, "lifetime_timeout_s")
         check_seconds(self.start_timeout_s, "start_timeout_s")

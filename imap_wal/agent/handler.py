@@ -9,8 +9,10 @@ from typing import Any
 
 import msgpack
 
+from imap_wal import tracing
 from imap_wal.agent.access.peers import Peer, Right, demand
 from imap_wal.agent.bounds import Bounds
+from imap_wal.agent.commit_spans import trace_commit
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.limits import CLEAR_COUNTS_MAX, Limit, TooMany
@@ -21,6 +23,7 @@ from imap_wal.agent.membership.start import NotLooked, Waits
 from imap_wal.agent.node_schemas import NodeSchemas
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.payloads import check_entries, without_front
+from imap_wal.agent.pending import Pending
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.requests import (
     Append,
@@ -60,19 +63,6 @@ READS = ("keys", "list", "load", "maps", "schemas", "tail", "tail-read")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a payload can raise if it is not as in `docs/protocol.md`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """An append in the ring, with the data for its answer. Without a batch: an answer that must
-    stay after the earlier answers."""
-
-    sender: bytes
-    number: int
-    first: int = 0
-    count: int = 0
-    batch: CommitRequest | None = None
-    refusal: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +164,16 @@ class RequestHandler:
         """Commit the content of the ring, and answer."""
         if not pending:
             return
+        tracer = tracing.current()
+        began = self._clock.monotonic() if tracer is not None else 0.0
         acks_before = self._config.log.durability is Durability.ASYNC
         if acks_before:
             self._answer(pending)
         self._commit_ready()
         if not acks_before:
             self._answer(pending)
+        if tracer is not None:
+            trace_commit(tracer, self._committer, self._clock, began, pending)
 
     def handle(self, message: Message, pending: list[Pending], kept: Kept | None = None) -> None:
         """Answer a request, or queue it for its answer. Raises nothing for any message."""
@@ -256,6 +250,7 @@ class RequestHandler:
         elif isinstance(request, Beat):
             self._router.send(sender, ["beat", request.number, self._reads.work.parts])
         elif isinstance(request, Bye):
+            self._commit_ready()  # what it sent is not written after it was forgotten
             self._sessions.bye(sender)
             self._router.send(sender, ["bye", request.number])
         elif why := self._reads.ask(

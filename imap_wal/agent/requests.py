@@ -21,7 +21,7 @@ from imap_wal.agent.bounds import (
     LOAD_KEYS_MAX,
     TAIL_BYTES_MAX,
 )
-from imap_wal.entry import HIGHEST, LOWEST, PARTITIONS_MAX, in_array
+from imap_wal.entry import COPIES_MAX, HIGHEST, LOWEST, PARTITIONS_MAX, in_array
 from imap_wal.format import COUNT_MAX
 from imap_wal.manifest.claims import MEMBERS_MAX
 
@@ -53,7 +53,8 @@ class About(Struct, frozen=True):
     the protocol that it speaks; 0: only the lowest. `view`: the incarnation of its cluster, as far
     as it knows; 0: not known. `partition_count` 0 or None: not given. `token`: the cluster's; "":
     not given. `shared`: it appends each change to several agents, so its session has one number on
-    all of them."""
+    all of them. `acks`: how many of them acknowledge a change before its caller returns; 0: not
+    given."""
 
     cluster_id: Id
     plugin_uuid: Id
@@ -66,6 +67,7 @@ class About(Struct, frozen=True):
     view: Number = 0
     token: Label = ""
     shared: bool = False
+    acks: Annotated[int, Meta(ge=0, le=COPIES_MAX)] = 0
 
 
 class Wish(Struct, frozen=True):

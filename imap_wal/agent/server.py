@@ -20,7 +20,7 @@ import structlog
 from imap_wal.agent.access.peers import demand
 from imap_wal.agent.bounds import bounds, raise_file_limit, wanted_files
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.handler import READS, Pending, RequestHandler
+from imap_wal.agent.handler import READS, RequestHandler
 from imap_wal.agent.lane import TURN_S, Lane
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.mender import Mender
@@ -29,6 +29,7 @@ from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.open_log import OpenLog
 from imap_wal.agent.own_disk.serving import TailServer
 from imap_wal.agent.own_disk.tails import AgentTails
+from imap_wal.agent.pending import Pending
 from imap_wal.agent.reads.reads import Reads
 from imap_wal.agent.reads.work import Work
 from imap_wal.agent.requests import (
@@ -383,6 +384,8 @@ class Agent:
             upload=log.uploads.statistics if log.uploads is not None else None,
             tail_reads=self._tail_server.served if self._tail_server is not None else 0,
             left_out=reads.missing,
+            read_from_copies=reads.copied,
+            feature_level=self._view.feature_level,
         )
 
     def statistics(self) -> dict[str, Any]:
@@ -409,6 +412,8 @@ class Agent:
             "position": str(self._node_log.end),
             "upload": asdict(now.upload) if now.upload is not None else None,
             "left_out": dict(now.left_out),
+            "read_from_copies": dict(now.read_from_copies),
+            "feature_level": now.feature_level,
             "claim": sessions.claim(),
             "start": sessions.start.statistics(sessions.claims.known),
             "archive_error": now.maintenance.archive_error,

@@ -25,7 +25,6 @@ from imap_wal.errors import CorruptLog, LogError, LostRace
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
 from imap_wal.segment.reader import SegmentReader, is_header_torn
-from imap_wal.settings import RecoveryPolicy
 from storage_backends import NotFound, SegmentStore, StoredFile
 
 ATTEMPTS = 100
@@ -189,7 +188,7 @@ def _of_moment(
         held[path] = Held(fronts[path].end if path in fronts else file.size)
     view = FileView(held, log.store.capabilities)
     state = ClusterLog(view, log.namespace, log.cluster, log.clock, log.randomness).state()
-    state.demand(RecoveryPolicy.FULL)
+    state.demand_all()  # the files of every node
     segments = {segment.path for node in state.nodes.values() for segment in node.segments}
     return Captured(
         contents,

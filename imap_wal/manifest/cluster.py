@@ -93,6 +93,9 @@ class ClusterManifest:
     all_maps: Mapping[str, LowWaterMark] = field(default_factory=dict)
     """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
     snapshot."""
+    losses: Mapping[str, Whole] = field(default_factory=dict)
+    """Node → how many times segments of its own disk were given up, or it was forgotten. What had a
+    copy there has one less."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -136,6 +139,7 @@ class ClusterManifest:
                 "token",
                 "level",
                 "all_maps",
+                "losses",
             ),
         )
 
@@ -177,6 +181,14 @@ class ClusterManifest:
             nodes={**self.nodes, node: directory},
             level=int(NEWEST) if new else self.level,
         )
+
+    def losses_but(self, node: str) -> int:
+        """The losses of all other nodes."""
+        return sum(count for name, count in self.losses.items() if name != node)
+
+    def with_loss(self, node: str) -> ClusterManifest:
+        """Counts a loss of this node, before its log counts as whole again."""
+        return replace(self, losses={**self.losses, node: self.losses.get(node, 0) + 1})
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:
         """For each log directory of the node, the farthest mark of any snapshot."""

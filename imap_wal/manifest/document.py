@@ -189,6 +189,7 @@ NOT_OF_VERSION_1 = (
     "address",
     "address_key",
     "given_up",
+    "copied",
     "level",
     "release",
 )

@@ -141,6 +141,10 @@ class NodeManifest:
     did not know levels."""
     release: str = ""
     """The version of that program."""
+    copied: tuple[Whole, Whole, Whole] = (0, 0, 0)
+    """(acks, segment, losses): each acknowledged change in this segment and later ones was
+    acknowledged by so many logs, all begun after `losses` of the other nodes
+    (`ClusterManifest.losses`). Only with an `address`; zeros: unknown."""
 
     def __post_init__(self) -> None:
         if isinstance(self.archives, tuple) and len(self.archives) >= PACKED_FROM:
@@ -182,6 +186,28 @@ class NodeManifest:
         uploaded. The manifest names each segment before an entry in it counts."""
         uploaded = bool(self.address) and not wal.logs and not self.unseen(wal)
         return uploaded or self.lives_in(wal.logs)
+
+    def acks_from(self, segment: int, losses: int) -> int:
+        """In how many logs each acknowledged change in this segment and later ones is, at least.
+        `losses`: those of the other nodes until now."""
+        acks, first, known = self.copied
+        return acks if acks and first <= segment and known == losses else 1
+
+    def with_copied(self, acks: int, segment: int, losses: int) -> Self:
+        """The manifest when a segment begins, whose changes are acknowledged by so many logs."""
+        if acks < 2 or not self.address:
+            return replace(self, copied=(0, 0, 0))
+        before, _, known = self.copied
+        if (before, known) == (acks, losses):
+            return self
+        return replace(self, copied=(acks, segment, losses))
+
+    def with_writer(self, acks: int) -> Self:
+        """The manifest when a session begins, whose changes are acknowledged by so many logs."""
+        before, first, losses = self.copied
+        if acks >= before:
+            return self
+        return replace(self, copied=(acks, first, losses) if acks > 1 else (0, 0, 0))
 
     @property
     def empty(self) -> bool:

@@ -49,6 +49,24 @@ class ClusterState:
         return replace(self, nodes={**self.nodes, **self.parts}) if self.parts else self
 
     @property
+    def lacking(self) -> Mapping[str, str]:
+        """The missing nodes that may have acknowledged changes which no other log has. A change is
+        not lost if more logs have it than are missing."""
+        return {
+            name: why
+            for name, why in self.missing.items()
+            if self._acks_of_unseen(name) <= len(self.missing)
+        }
+
+    def _acks_of_unseen(self, name: str) -> int:
+        """In how many logs each acknowledged change is that only this node's disk has."""
+        part = self.parts.get(name)
+        if part is None:
+            return 1
+        seen = max(part.last[1], part.manifest.archived[1])
+        return part.manifest.acks_from(seen + 1, self.manifest.losses_but(name))
+
+    @property
     def seen(self) -> Seen:
         """What a process that acts on this state has seen of the cluster."""
         return self.manifest.seen(self.number)
@@ -76,9 +94,19 @@ class ClusterState:
         return {name: pairs for name, pairs in tables.items() if pairs}
 
     def demand(self, policy: RecoveryPolicy) -> None:
-        """Raises `MissingNode` unless no registered node is missing, or the policy allows it."""
-        if self.missing and policy is RecoveryPolicy.FULL:
-            raise MissingNode(
-                "; ".join(f"node {node!r}: {why}" for node, why in self.missing.items()),
-                MISSING_ADVICE,
-            )
+        """Raises `MissingNode` if entries of a registered node are missing, unless other logs have
+        them, or the policy allows it."""
+        if policy is RecoveryPolicy.FULL:
+            _refuse(self.lacking)
+
+    def demand_all(self, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> None:
+        """Raises `MissingNode` unless all registered nodes can be read, or the policy allows it:
+        for work on the logs themselves, for which a copy elsewhere is not enough."""
+        if policy is RecoveryPolicy.FULL:
+            _refuse(self.missing)
+
+
+def _refuse(missing: Mapping[str, str]) -> None:
+    if missing:
+        what = "; ".join(f"node {node!r}: {why}" for node, why in missing.items())
+        raise MissingNode(what, MISSING_ADVICE)

@@ -103,6 +103,9 @@ class MaterializedView:
         self._members: dict[Metadata, None] = {}
         """The newest `MEMBERS_MAX` of the other metadata: each session of a member adds one."""
         self._missing: Mapping[str, str] = {}
+        self._covered: Mapping[str, str] = {}
+        self.feature_level = 0
+        """Of the log at the last merge; 0: nothing was merged yet."""
         self._state: ClusterState | None = None
         """The merged state; None if unknown, or if nothing is merged."""
         self._noted = Noted()
@@ -265,6 +268,12 @@ class MaterializedView:
         return self._missing
 
     @property
+    def covered(self) -> Mapping[str, str]:
+        """Nodes that cannot be read, with the reason: other logs have their acknowledged
+        changes."""
+        return self._covered
+
+    @property
     def statistics(self) -> RestoreStatistics:
         with self._lock:
             total = sum(self._index.counts().values())
@@ -368,7 +377,12 @@ class MaterializedView:
     def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
         """Read the unmerged part, of some nodes or of all."""
         state.demand(self._settings.recovery_policy)
-        state, self._missing = state.with_parts(), state.missing
+        self._missing = state.lacking
+        self._covered = {
+            node: why for node, why in state.missing.items() if node not in self._missing
+        }
+        self.feature_level = int(state.manifest.feature_level)
+        state = state.with_parts()
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []

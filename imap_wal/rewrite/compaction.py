@@ -29,6 +29,7 @@ from imap_wal.retention.other_process import OtherProcess
 from imap_wal.rewrite.growth import sizes
 from imap_wal.rewrite.turn import RewriteRunning, turn
 from imap_wal.settings import Settings
+from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from imap_wal.write.maintenance import UntilStop
 from storage_backends import SegmentStore, StorageError
@@ -202,7 +203,7 @@ class Compactor:
                 storage_errors(f"compacting {self._writer.log}; nothing is lost"),
             ):
                 self._writer.committer.checkpoint()
-                done = self._run(automatic)
+                done = self._traced(automatic)
         except (RewriteRunning, Closed):
             raise
         except BaseException:
@@ -214,6 +215,16 @@ class Compactor:
             _log.warning("%s: %s", self._writer.log, "; ".join(done.stale_readers))
         self._stale = bool(done.stale_readers)
         self._growth.at = written + self._allowed(done.snapshot_bytes)
+        return done
+
+    def _traced(self, automatic: bool) -> Compaction:
+        with span(self._clock, "compaction") as facts:
+            done = self._run(automatic)
+            facts |= {
+                "records": done.records_read,
+                "written_bytes": done.written_bytes,
+                "removed_bytes": done.removed_bytes,
+            }
         return done
 
     def _allowed(self, snapshot_bytes: int) -> int:

@@ -45,7 +45,7 @@ def drop_map(
         before = log.manifest()
         ends = log.ends()
         state = log.state()
-        state.demand(policy)
+        state.demand_all(policy)
         try:
             table = _versions_of(log, state, name, ends, before)
             generation = 0 if dry_run else _publish(log, state, name, ends, table)

@@ -295,7 +295,7 @@ def prepare(
     Raises `MissingNode`, `LogError`, `LostRace`, and `InvalidSetting` for a time before an earlier
     rewrite, because the state of the map at that time is no longer known."""
     before, settled, until, state = _look_twice(log)
-    state.demand(policy)
+    state.demand_all(policy)
     until = {node: until.get(node, START) for node in state.nodes}
     complete = not state.missing
     now_ms = log.clock.now_ms()

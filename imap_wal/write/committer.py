@@ -22,7 +22,7 @@ from itertools import groupby
 
 from imap_wal.errors import Fenced, ImapWalError, NotAppended, OutcomeUnknown, TooLarge
 from imap_wal.format import COUNT_MAX, ENTRIES, PAYLOAD_BYTES_MAX, Position
-from imap_wal.histogram import Distribution, Histogram
+from imap_wal.histogram import Distribution, Exemplar, Histogram
 from imap_wal.settings import Durability
 from imap_wal.write.node_log import NodeLog, RewindPoint
 from imap_wal.write.ring import RingBuffer
@@ -159,6 +159,8 @@ class Committer:
         self._commits = self._records = self._rotations = 0
         self._sync_times = Histogram(SYNC_SECONDS_BOUNDS)
         self._commit_sizes = Histogram(COMMIT_BYTES_BOUNDS)
+        self.last_sync = (0.0, 0.0)
+        """When the last sync began (monotonic), and its seconds. For the thread that commits."""
         self._renewed_at = self._clock.monotonic()
         self._checkpointed, self._checkpointed_at = 0, self._clock.monotonic()
         """How many commits have no checkpoint, and since when."""
@@ -524,7 +526,14 @@ class Committer:
         start = self._clock.monotonic()
         self.log.sync()
         self._unsynced_since = None
-        self._sync_times.add(self._clock.monotonic() - start)
+        seconds = self._clock.monotonic() - start
+        self._sync_times.add(seconds)
+        self.last_sync = start, seconds
+
+    def exemplify_sync(self, trace_id: str) -> None:
+        """The last sync is a part of this trace. For the thread that commits."""
+        at_s = self._clock.now_ms() / 1000
+        self._sync_times.exemplify(Exemplar(trace_id, self.last_sync[1], at_s))
 
     def _guarded_sync(self) -> None:
         try:

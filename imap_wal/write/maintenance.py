@@ -17,6 +17,7 @@ from imap_wal.format import SegmentHeader
 from imap_wal.security.encryption import keys_of, sealed
 from imap_wal.segment.listing import wal_folder
 from imap_wal.settings import Durability, Settings
+from imap_wal.tracing import span
 from imap_wal.worker import Turn, Worker
 from imap_wal.write.committer import Committer
 from imap_wal.write.node_log import NodeLog
@@ -204,7 +205,7 @@ class Maintenance:
             if committer.failure is None:
                 if now() >= archive_at or self.written(log) >= self._full.at:
                     tried = self.written(log)
-                    self.archive_error = _attempt(worker, archive)
+                    self.archive_error = _attempt(worker, archive, self._clock, "archive")
                     self._archives += 1
                     self._archive_failures += bool(self.archive_error)
                     pause = min(2 * pause or PAUSE_S, PAUSE_S_MAX) if self.archive_error else 0
@@ -216,7 +217,7 @@ class Maintenance:
                         retain_at = now()
                 if now() >= retain_at and not self._stop.is_set():
                     retain_at = now() + retain_every
-                    self.retention_error = _attempt(worker, retain)
+                    self.retention_error = _attempt(worker, retain, self._clock, "retention")
                     self._removals += 1
                     self._removal_failures += bool(self.retention_error)
             self._full.wake.wait(ARCHIVE_TICK_S)
@@ -241,11 +242,12 @@ class UntilStop(GatedStore):
         return self.inner
 
 
-def _attempt(worker: Worker, work: Callable[[], object]) -> str:
+def _attempt(worker: Worker, work: Callable[[], object], clock: Clock, name: str) -> str:
     """Run `work`, and return what failed, because it has no caller. Nothing is lost, and it is
     tried again."""
     try:
-        work()
+        with span(clock, name):
+            work()
     except (ImapWalError, StorageError) as error:
         return f"{type(error).__name__}: {error}"
     except Exception as error:  # noqa: BLE001  # an unexpected error: the agent reports unhealthy

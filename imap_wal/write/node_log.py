@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from operator import itemgetter
@@ -94,6 +94,8 @@ class NodeLog:
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
+        self.acks: Callable[[], int] = lambda: 1
+        """The fewest logs that acknowledge a change of those who may append. Called by `write`."""
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
@@ -316,12 +318,16 @@ class NodeLog:
         """Enter a new segment into the manifest, after it was created and before any of its entries
         counts. A copy of this log made during archiving may have neither the segment nor its
         archive; this entry then shows that the copy is incomplete."""
+        losses = 0
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
-            return replace(manifest, newest=max(manifest.newest, number))
+            manifest = replace(manifest, newest=max(manifest.newest, number))
+            return manifest.with_copied(self.acks(), number, losses)
 
         try:
+            if self.context.address:
+                losses = self.clusters.read()[1].losses_but(self.identity.node)
             self.manifests.update(change)
         except (StorageError, LostRace) as error:
             if self.context.address:
@@ -385,21 +391,26 @@ class NodeLog:
     # ---- sessions ----
 
     def new_session(
-        self, plugin: str = "", former: Mapping[int, int] | None = None, shared: int = 0
+        self,
+        plugin: str = "",
+        former: Mapping[int, int] | None = None,
+        shared: int = 0,
+        acks: int = 1,
     ) -> int:
         """A plug-in's session in its incarnation (an existing one, if known, or a new one). From
         then on this node refuses a manifest of its cluster that is older than the present one.
         `former` is kept with it, see `NodeManifest.former`. `shared`: its number, if it has the
-        same one in other logs; 0: this node numbers it. Raises `NotAppended` if another plug-in has
-        that number."""
+        same one in other logs; 0: this node numbers it. `acks`: how many logs acknowledge each of
+        its changes. Raises `NotAppended` if another plug-in has that number."""
         with self._mutex:
             number, cluster = self.clusters.read()
             seen = cluster.seen(number)
 
             def change(manifest: NodeManifest) -> NodeManifest | None:
                 self._own(manifest)
+                before, manifest = manifest, manifest.with_writer(acks)
                 if plugin in manifest.plugins:
-                    return None
+                    return None if manifest is before else manifest
                 if shared and shared in manifest.plugins.values():
                     raise NotAppended(
                         f"session {shared} is that of another member; restart this one, so that "

@@ -144,9 +144,12 @@ class Registration:
             f"file {self._folder}/wal/{before.wal_id}.log; {unseen_text(before, wal)} were only on "
             "the former disk"
         )
-        if self._context.settings.recovery_policy is RecoveryPolicy.FULL:
-            raise MissingNode(what, MISSING_ADVICE)
-        _log.warning("%s; this node continues without them", what)
+        copied = self._give_up(before, unseen, what)
+        _log.warning(
+            "%s; this node continues without them%s",
+            what,
+            "; other logs have each acknowledged change in them" if copied else "",
+        )
         return replace(
             before,
             wal_id="",
@@ -159,6 +162,21 @@ class Registration:
             former=dict.fromkeys(before.former, UNKNOWN),
             given_up=(before.epoch, unseen[0], unseen[-1]),
         )
+
+    def _give_up(self, before: NodeManifest, unseen: range, what: str) -> bool:
+        """Count the loss of these segments. Returns whether other logs have each acknowledged
+        change in them. If not, the recovery policy must allow it."""
+        node, copied = self._context.identity.node, False
+
+        def change(manifest: ClusterManifest) -> ClusterManifest:
+            nonlocal copied
+            copied = before.acks_from(unseen[0], manifest.losses_but(node)) > 1
+            if not copied and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
+                raise MissingNode(what, MISSING_ADVICE)
+            return manifest.with_loss(node)
+
+        self._clusters.update(change)
+        return copied
 
     def first_session(self, cluster: ClusterManifest, number: int) -> int:
         """Where the sessions of a new log begin. Order compares them with those of a former log of

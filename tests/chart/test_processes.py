@@ -52,7 +52,7 @@ class Pod:
         stateful = one(manifests, "StatefulSet")
         self._data = one(manifests, "ConfigMap")["data"]
         self.name = f"{stateful['metadata']['name']}-{number}"
-        self.address = hosts.read_text().splitlines()[number].split()[0]
+        self.address = hosts.read_text().splitlines()[2 * number].split()[0]
         self._folder, self._log, self._hosts = folder / str(number), log, hosts
         spec = stateful["spec"]["template"]["spec"]
         (self._agent,), (self._member,) = spec["initContainers"], spec["containers"]
@@ -92,7 +92,7 @@ class Pod:
 
     def _words(self, container: dict[str, Any]) -> list[str]:
         words = [*container["command"], *container.get("args", [])]
-        return [self._placed(container, each) for each in words]
+        return [self._placed(container, each).replace("$(POD_NAME)", self.name) for each in words]
 
     def start_agent(self) -> None:
         program, *words = self._words(self._agent)
@@ -170,7 +170,13 @@ def made(manifests: list[dict[str, Any]], folder: Path) -> Iterator[list[Pod]]:
     service = config["hazelcast"]["network"]["join"]["kubernetes"]["service-dns"]
     net = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
     hosts = folder / "hosts"
-    hosts.write_text("".join(f"{net}.{number} {service}\n" for number in (1, 2, 3)))
+    name = one(manifests, "StatefulSet")["metadata"]["name"]
+    hosts.write_text(
+        "".join(
+            f"{net}.{number} {service}\n{net}.{number} {name}-{number - 1}.{service}\n"
+            for number in (1, 2, 3)
+        )
+    )
     log = folder / "log"
     log.mkdir()
     pods = [Pod(manifests, number, folder, log, hosts) for number in range(3)]
@@ -235,8 +241,8 @@ def test_entries_survive_kills_and_rolling_updates(
     assert entries_in(pods) == expected
 
 
-def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
-    """`log.localDisk`: no pod sees the disk of another one."""
+def with_keys(tmp_path: Path, more: str) -> list[dict[str, Any]]:
+    """What is rendered for keys that it makes, a disk for each pod, and more values."""
     keys, imap_wal = tmp_path / "keys", Path(sys.executable).parent / "imap-wal"
     keys.mkdir()
     for name, rights in (("member", ()), ("agent", ("--right", "read"))):
@@ -248,10 +254,30 @@ def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
     public = tomllib.loads((keys / "agent.pub").read_text())["public-key"]
     values = tmp_path / "values.yaml"
     values.write_text(
-        "log: { localDisk: { enabled: true } }\n"
+        f"{more}log: {{ localDisk: {{ enabled: true }} }}\n"
         f"curve: {{ enabled: true, existingSecret: keys, agentPublicKey: {public} }}\n"
     )
-    with made(rendered(values), tmp_path) as pods:
+    return rendered(values)
+
+
+def test_a_lost_disk_loses_nothing_with_copies(tmp_path: Path) -> None:
+    """`cluster.copies` with `log.localDisk`: a pod starts with an empty disk, after a kill."""
+    with made(with_keys(tmp_path, "cluster: { copies: 2 }\n"), tmp_path) as pods:
+        start(pods)
+        client = client_of(pods)
+        client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})
+        client.shutdown()
+        kill(pods)
+        (disk,) = tmp_path.glob("1/var/lib/wal-segments")
+        shutil.rmtree(disk)
+        disk.mkdir()
+        start(pods)
+        assert entries_in(pods) == {str(each): each for each in range(300)}
+
+
+def test_disks_of_pods_lose_nothing_in_kills(tmp_path: Path) -> None:
+    """`log.localDisk`: no pod sees the disk of another one."""
+    with made(with_keys(tmp_path, ""), tmp_path) as pods:
         start(pods)
         client = client_of(pods)
         client.get_map("orders").blocking().put_all({str(each): each for each in range(300)})

@@ -21,9 +21,17 @@ pytestmark = pytest.mark.timeout(900)  # the first one builds helm
 
 OPERATOR = "monitoring.coreos.com"
 """Kinds of Prometheus's operator are not in Kubernetes' schemas."""
-DEFAULT, SIDECAR, CURVE, BUCKET, SPARK, DISKS = (
+DEFAULT, SIDECAR, CURVE, BUCKET, SPARK, DISKS, COPIES = (
     CHART / "ci" / f"{name}-values.yaml"
-    for name in ("default", "sidecar-only", "curve", "object-store", "spark", "local-disk")
+    for name in (
+        "default",
+        "sidecar-only",
+        "curve",
+        "object-store",
+        "spark",
+        "local-disk",
+        "copies",
+    )
 )
 
 
@@ -114,7 +122,7 @@ def test_every_container_is_restricted(values: Path) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("values", [DEFAULT, CURVE, DISKS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("values", [DEFAULT, CURVE, DISKS, COPIES], ids=lambda path: path.stem)
 def test_agents_accept_the_rendered_settings(values: Path) -> None:
     AgentConfig.from_mapping(agent_toml(rendered(values)), node="pod-0")
 
@@ -172,6 +180,25 @@ def test_secrets_reach_only_the_container_that_uses_them() -> None:
     )
 
 
+def test_every_member_names_the_agents_of_all_pods() -> None:
+    documents = rendered(COPIES)
+    data = one(documents, "ConfigMap")["data"]
+    store = yaml.safe_load(data["hazelcast.yaml"])["hazelcast"]["map"]["default"]["map-store"]
+    listed = [each.split() for each in store["properties"]["copy-agents"].split(",")]
+    service = "wal-imap-wal.shop.svc.cluster.local"
+    assert [place for place, _ in listed] == [
+        f"tcp://wal-imap-wal-{number}.{service}:7701" for number in range(3)
+    ]
+    assert {key for _, key in listed} == {store["properties"]["agent-public-key"]}
+    assert (store["properties"]["copies"], store["properties"]["agent"]) == (
+        "2",
+        "${imap-wal.agent}",
+    )
+    (member,) = one(documents, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert f"-Dimap-wal.agent=tcp://$(POD_NAME).{service}:7701" in member["args"]
+    assert agent_toml(documents)["endpoint"] == "tcp://0.0.0.0:7701"
+
+
 @pytest.mark.parametrize(
     ("sets", "why"),
     [
@@ -182,6 +209,12 @@ def test_secrets_reach_only_the_container_that_uses_them() -> None:
         (["log.localDisk.enabled=true"], "log.localDisk needs curve.enabled"),
         (["log.localDisk.enabled=true", "curve.enabled=true", "mode=sidecar-only"], "it excludes"),
         (["log.localDisk.enabled=true", "curve.enabled=true", "rewrite.enabled=true"], "the root"),
+        (["cluster.copies=2"], "cluster.copies needs curve.enabled"),
+        (["cluster.copies=2", "mode=sidecar-only"], "not with mode sidecar-only"),
+        (["cluster.copies=2", "curve.enabled=true", "cluster.replicas=1"], "1 agents"),
+        (["cluster.acks=2"], "a change is in 1 logs"),
+        (["cluster.copies=4"], "copies"),
+        (["cluster.mapStoreProperties.copy-agents=a"], "the chart writes this property"),
         (["mode=sidecar-only", "token.existingSecret=a"], "mounts no Secrets"),
         (["agent.settings.url=s3://b"], "the chart writes this setting"),
         (["cluster.replicas=0"], "cluster"),

@@ -9,7 +9,8 @@ import signal
 import sys
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.handler import Pending, RequestHandler
+from imap_wal.agent.handler import RequestHandler
+from imap_wal.agent.pending import Pending
 from imap_wal.agent.requests import Append, Metadata
 from imap_wal.agent.server import run
 from imap_wal.agent.transport.router import Message

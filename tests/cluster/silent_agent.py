@@ -8,7 +8,8 @@ import re
 import sys
 
 from imap_wal.agent.config import AgentConfig
-from imap_wal.agent.handler import Pending, RequestHandler
+from imap_wal.agent.handler import RequestHandler
+from imap_wal.agent.pending import Pending
 from imap_wal.agent.server import run
 from imap_wal.format import CLEARS
 

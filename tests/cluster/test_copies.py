@@ -18,6 +18,7 @@ from hazelcast.proxy.map import BlockingMap
 from imap_wal.entry import KEY, MAP, ORDER, is_shared
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
+from tests.cluster.contents import contents, refusal
 from tests.cluster.harness import Agent, Cluster, logged_map, until
 
 NAME = "orders"
@@ -25,10 +26,14 @@ GAP_S = 20.0
 """No write may take longer, on a machine with much other work. The tests print the longest."""
 
 
-def with_copies(folder: Path, classpath: str, **properties: Any) -> Cluster:
+def with_copies(
+    folder: Path, classpath: str, *, own_disks: bool = False, **properties: Any
+) -> Cluster:
     agents = ",".join(f"ipc://{folder}/node-{number}.sock" for number in (1, 2, 3))
     some = {"copies": "2", "copy-agents": agents, **properties}
-    return Cluster(folder, classpath, lambda own: {"default": logged_map(own, some)})
+    return Cluster(
+        folder, classpath, lambda own: {"default": logged_map(own, some)}, own_disks=own_disks
+    )
 
 
 @pytest.fixture
@@ -136,6 +141,74 @@ def test_a_node_gone_for_good_loses_nothing(cluster: Cluster) -> None:
     print(f"{len(lost)} of {len(expected)} lost")
     assert not lost and restored == expected
     found.set("after", 1)
+
+
+def lose_disk(cluster: Cluster, number: int) -> None:
+    """The agent and its disk, for good."""
+    agent = cluster.agents[number - 1]
+    agent.kill()
+    shutil.rmtree(cluster.folder / f"disk-{agent.node}")
+
+
+def test_the_loss_of_an_own_disk_loses_nothing(tmp_path: Path, classpath: str) -> None:
+    """Disks that cannot see each other. An agent and its disk are lost under load, and everything
+    is started without them, and with an empty disk."""
+    with with_copies(tmp_path, classpath, own_disks=True) as cluster:
+        cluster.start(3)
+        orders = cluster.client().get_map(NAME).blocking()
+        writers = [Writer(orders, prefix) for prefix in "abc"]
+        for writer in writers:
+            writer.wait(300)
+        lose_disk(cluster, 3)
+        assert not list((tmp_path / "logs").rglob("*.wal")), "nothing was uploaded"
+        for writer in writers:
+            writer.wait(300)
+        expected = {key: value for writer in writers for key, value in writer.stop().items()}
+        assert contents(cluster, NAME) == expected and len(expected) == 900
+        cluster.kill_everything()
+
+        cluster.start(2, "wait-most")
+        restored = contents(cluster, NAME)
+        lost = {key for key, value in expected.items() if restored.get(key) != value}
+        print(f"{len(lost)} of {len(expected)} lost")
+        assert restored == expected
+        stat = cluster.agents[0].stat(5000) or {}
+        assert (
+            not stat["left_out"] and "own disk of this node" in stat["read_from_copies"]["node-3"]
+        )
+
+        # Its node begins again with an empty disk: `recovery_policy` is full.
+        cluster.join(3)
+        assert "other logs have each acknowledged change" in cluster.agents[2].log.read_text()
+        cluster.client().get_map(NAME).blocking().put_all({f"d{n}": n for n in range(300)})
+        expected |= {f"d{n}": n for n in range(300)}
+        assert contents(cluster, NAME) == expected
+
+        # A machine is lost while the cluster runs: its partitions are settled from the copies.
+        cluster.members[2].kill()
+        lose_disk(cluster, 3)
+        began = time.monotonic()
+        assert contents(cluster, NAME) == expected
+        print(f"settled after {time.monotonic() - began:.3f} s")
+
+
+def test_a_second_lost_disk_stops_restores(tmp_path: Path, classpath: str) -> None:
+    """Changes with a copy on a disk that was lost have only one, until they are uploaded."""
+    with with_copies(tmp_path, classpath, own_disks=True) as cluster:
+        cluster.start(3)
+        cluster.client().get_map(NAME).blocking().put_all({f"k{n}": n for n in range(300)})
+        lose_disk(cluster, 3)
+        cluster.agents[2].start()
+        cluster.kill_everything()
+        lose_disk(cluster, 1)
+        cluster.agents.reverse()
+        cluster.start(2, "wait-most")
+        text: Any = until(
+            "the error names the disk",
+            lambda: "own disk of this node" in (found := refusal(cluster, NAME)) and found,
+            pause=1,
+        )
+        assert "node 'node-1': all entries in segments" in text, text
 
 
 def test_every_key_stays_writable_while_one_agent_is_away(cluster: Cluster) -> None:

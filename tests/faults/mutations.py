@@ -505,9 +505,23 @@ MUTATIONS = (
     Mutation(
         "entries on an own disk that the root does not know of",
         "imap_wal/write/node_log.py",
-        "if self.context.address:",
-        "if False:",
+        "if self.context.address:\n                # Without",
+        "if False:\n                # Without",
         "tests/disks/test_uploads.py::test_a_segment_that_the_root_lacks_is_not_begun",
+    ),
+    Mutation(
+        "a second lost disk is taken for the first one",
+        "imap_wal/manifest/node.py",
+        "first <= segment and known == losses else 1",
+        "first <= segment else 1",
+        "tests/disks/test_promises.py::test_a_restore_that_is_allowed_lacks_nothing",
+    ),
+    Mutation(
+        "a session without copies leaves the promise of its segment",
+        "imap_wal/manifest/node.py",
+        "        if acks >= before:\n",
+        "        if True:\n",
+        "tests/disks/test_promises.py::test_a_session_without_copies_ends_the_promise",
     ),
 )
 

@@ -20,6 +20,10 @@ SYNCS = Distribution((0.001, 0.01), (3, 2, 1), 0.5)
 SIZES = Distribution((256, 1024), (4, 3, 0), 1500.0)
 
 
+OF_MEMBERS = {"io_imapwal_Agent_UnderCopied"}
+"""Series of members, which an exporter makes of their beans."""
+
+
 def snapshot(**changes: Any) -> AgentSnapshot:
     """A healthy agent. Every value is known, so that every metric is exported."""
     fields: dict[str, Any] = {
@@ -59,5 +63,7 @@ def snapshot(**changes: Any) -> AgentSnapshot:
         "upload": UploadStatistics(5000, 3.5, 7, 70_000, 2, ""),
         "tail_reads": 11,
         "left_out": {},
+        "read_from_copies": {},
+        "feature_level": 5,
     }
     return AgentSnapshot(**{**fields, **changes})

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from imap_wal.agent.monitoring.metrics import METRICS, Exporter
-from tests.monitoring.snapshots import snapshot
+from tests.monitoring.snapshots import OF_MEMBERS, snapshot
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "reference" / "imap-wal-alerts.yml"
@@ -30,13 +30,14 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def samples() -> set[str]:
-    """The names of all samples that an agent exports."""
+    """The names of all samples that agents and members export."""
     text = Exporter(snapshot).text().decode()
-    return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    names = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    return names | OF_MEMBERS
 
 
 def named(expression: str) -> set[str]:
-    return set(re.findall(r"\b(?:imap_wal|process)_\w+", expression))
+    return set(re.findall(r"\b(?:imap_wal|process|io_imapwal)_\w+", expression))
 
 
 def panels() -> Iterator[dict[str, Any]]:

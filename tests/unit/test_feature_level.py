@@ -185,3 +185,24 @@ def test_a_golden_log_is_upgraded(name: str, tmp_path: Path) -> None:
     with imap_wal.open(url, node="n1") as store:
         store.archive()
         assert {each: dict(store.map(each)) for each in CONTENTS[name]} == CONTENTS[name]
+
+
+def test_doctor_says_when_an_upgrade_would_raise_the_level(older: str) -> None:
+    def check() -> dict[str, str]:
+        done = CliRunner().invoke(group, ["doctor", older, "-o", "json"])
+        name = "feature level of default/embedded"
+        (found,) = (each for each in json.loads(done.stdout)["checks"] if each["name"] == name)
+        return dict(found)
+
+    assert (check()["status"], "node 'n2'" in check()["what"]) == ("ok", True)
+    imap_wal.open(older, node="n2", shared=True, keep_level=True).close()
+    assert (check()["status"], "imap-wal upgrade" in check()["advice"]) == ("warning", True)
+    run(older, "--yes")
+    assert check()["what"] == f"{NEWEST:d}, the newest that this release knows"
+
+
+def test_ls_shows_the_level(older: str) -> None:
+    listed = CliRunner().invoke(group, ["ls", older])
+    assert f"default/embedded: feature level {FIRST:d}, of {NEWEST:d}" in listed.stdout
+    (found,) = json.loads(CliRunner().invoke(group, ["ls", older, "-o", "json"]).stdout)["clusters"]
+    assert found["feature_level"] == FIRST

@@ -57,8 +57,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- .Values.log.volume.existingClaim | default (printf "%s-log" (include "imap-wal.fullname" .)) -}}
 {{- end -}}
 
+{{- /* Whether members append to the agents of other pods too. */ -}}
+{{- define "imap-wal.copies" -}}
+{{- if gt (int .Values.cluster.copies) 1 -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Where an agent listens. */ -}}
 {{- define "imap-wal.endpoint" -}}
-{{- if .Values.curve.enabled -}}
+{{- if include "imap-wal.copies" . -}}
+tcp://0.0.0.0:7701
+{{- else if .Values.curve.enabled -}}
 tcp://127.0.0.1:7701
 {{- else if eq .Values.mode "sidecar-only" -}}
 ipc:///data/custom/agent.sock
@@ -91,6 +99,25 @@ ipc:///run/imap-wal/agent.sock
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled (not .Values.curve.enabled) -}}
 {{- fail "log.localDisk needs curve.enabled: agents read each other's disks over the network" -}}
+{{- end -}}
+{{- if include "imap-wal.copies" . -}}
+{{- if eq .Values.mode "sidecar-only" -}}
+{{- fail "cluster.copies: not with mode sidecar-only, whose agents listen for their own pods only" -}}
+{{- end -}}
+{{- if not .Values.curve.enabled -}}
+{{- fail "cluster.copies needs curve.enabled: members use the agents of other pods over the network" -}}
+{{- end -}}
+{{- end -}}
+{{- if gt (int .Values.cluster.copies) (int .Values.cluster.replicas) -}}
+{{- fail (printf "cluster.copies is %d, and there are %d agents (cluster.replicas)" (int .Values.cluster.copies) (int .Values.cluster.replicas)) -}}
+{{- end -}}
+{{- if gt (int .Values.cluster.acks) (int .Values.cluster.copies) -}}
+{{- fail (printf "cluster.acks is %d, and a change is in %d logs (cluster.copies)" (int .Values.cluster.acks) (int .Values.cluster.copies)) -}}
+{{- end -}}
+{{- range list "copies" "acks" "copy-agents" -}}
+{{- if hasKey $.Values.cluster.mapStoreProperties . -}}
+{{- fail (printf "cluster.mapStoreProperties.%s: the chart writes this property; use cluster.copies and cluster.acks" .) -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.log.localDisk.enabled .Values.rewrite.enabled -}}
 {{- fail "rewrite.enabled: the job reads the root alone, and with log.localDisk it fails while agents run. Run imap-wal rewrite --partial instead" -}}
@@ -180,6 +207,17 @@ clients = "/etc/imap-wal/keys/clients.toml"
 
 {{- define "imap-wal.mapConfig" -}}
 {{- $properties := dict "agent" (include "imap-wal.endpoint" .) -}}
+{{- if include "imap-wal.copies" . -}}
+{{- /* One list for all pods; in each, the member begins after its own agent. */ -}}
+{{- $agents := list -}}
+{{- range $number := until (int .Values.cluster.replicas) -}}
+{{- $agents = append $agents (printf "tcp://%s-%d.%s:7701 %s" (include "imap-wal.fullname" $) $number (include "imap-wal.serviceName" $) $.Values.curve.agentPublicKey) -}}
+{{- end -}}
+{{- $properties = dict "agent" "${imap-wal.agent}" "copies" (.Values.cluster.copies | toString) "copy-agents" (join ", " $agents) -}}
+{{- with .Values.cluster.acks -}}
+{{- $_ := set $properties "acks" (. | toString) -}}
+{{- end -}}
+{{- end -}}
 {{- if .Values.curve.enabled -}}
 {{- $properties = merge $properties (dict "agent-key-file" "/etc/imap-wal/keys/member.key" "agent-public-key" .Values.curve.agentPublicKey) -}}
 {{- end -}}
@@ -238,6 +276,9 @@ command: [imap-wal, agent]
 args: ["--config", {{ .config | quote }}]
 ports:
   - { name: metrics, containerPort: 9413 }
+  {{- if include "imap-wal.copies" $root }}
+  - { name: agent, containerPort: 7701 }
+  {{- end }}
   {{- if $root.Values.log.localDisk.enabled }}
   - { name: tails, containerPort: 7702 }
   {{- end }}

@@ -17,7 +17,7 @@ from hmac import compare_digest
 
 import structlog
 
-from imap_wal import layout
+from imap_wal import layout, tracing
 from imap_wal.agent.access.keys import token_hash
 from imap_wal.agent.access.peers import LOCAL, Peer, Right
 from imap_wal.agent.membership.start import Start
@@ -209,7 +209,7 @@ class Claims:
         returns the manifest to publish if the newest claim can be used, or None. `following`
         returns the manifest with the next claim."""
         reserved = outdated = 0
-        former = ""
+        former, began = "", self._log.clock.monotonic()
 
         def change(claims: ClaimManifest) -> ClaimManifest | None:
             nonlocal reserved, former
@@ -240,6 +240,9 @@ class Claims:
             self._number, self._known = self._log.claims.read()
             if incarnation == reserved:
                 self._tell(claims, who, former)
+                if (tracer := tracing.current()) is not None:
+                    seconds = self._log.clock.monotonic() - began
+                    tracer.ended("claim", seconds, {"incarnation": incarnation})
             return claims
 
     def _tell(self, claims: ClaimManifest, who: Greeting, former: str) -> None:

@@ -350,7 +350,7 @@ def _unregister(log: ClusterLog, node: str, directory: str) -> None:
         if manifest.nodes.get(node) != directory:
             raise _replaced(node)
         return replace(
-            manifest,
+            manifest.with_loss(node),
             nodes={name: known for name, known in manifest.nodes.items() if name != node},
             forgotten=(*manifest.forgotten, directory)[-FORGOTTEN_KEPT:],
         )

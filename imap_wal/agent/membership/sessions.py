@@ -18,7 +18,7 @@ from imap_wal.agent.membership.claims import ClaimedView, Claims, Greeting
 from imap_wal.agent.membership.liveness import SignOfLife, Watch
 from imap_wal.agent.membership.start import AT_ONCE, Belonging, Start, StartPolicy, StartRules
 from imap_wal.agent.requests import About, Wish
-from imap_wal.entry import shared_session
+from imap_wal.entry import COPIES_MAX, shared_session
 from imap_wal.errors import NotAllowed, NotAppended, OutcomeUnknown
 from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import UNKNOWN
@@ -31,13 +31,14 @@ from storage_backends import StorageError
 @dataclass(slots=True)
 class Session:
     """One start of a plug-in. `writer`: the connection that may append, which is the last one that
-    said hello with purpose `write`."""
+    said hello with purpose `write`. `acks`: how many logs acknowledge each of its changes."""
 
     number: int
     incarnation: int
     cluster_id: str
     plugin: str
     writer: bytes = b""
+    acks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class SessionRegistry:
         self._readers: dict[bytes, ReadSession] = {}
         self._shut: set[bytes] = set()
         """Connections with a refused append, until they say hello again."""
+        log.acks = self._fewest_acks
 
     def hello(
         self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL
@@ -112,12 +114,15 @@ class SessionRegistry:
         )
         session = self._by_plugin.get((plugin, incarnation))
         new = session is None
-        if session is None:
+        acks = max(1, about.acks) if about.shared else 1
+        if session is None or acks < session.acks:
             shared = shared_session(plugin, incarnation) if about.shared else 0
             number = self._log.new_session(
-                f"{plugin}/{incarnation}", self._ended(incarnation), shared
+                f"{plugin}/{incarnation}", self._ended(incarnation), shared, acks
             )
-            session = Session(number, incarnation, who.cluster_id, plugin)
+            if session is None:
+                session = Session(number, incarnation, who.cluster_id, plugin)
+            session.acks = acks
             self._by_plugin[plugin, incarnation] = self._by_number[session.number] = session
         self._readers.pop(sender, None)
         if about.purpose == "write":
@@ -129,6 +134,11 @@ class SessionRegistry:
         self._shut.discard(sender)
         self._forget_old()
         return session, new
+
+    def _fewest_acks(self) -> int:
+        """Of the sessions that may append. Also those without a connection: what they sent may
+        still be written, and acknowledged after their next hello."""
+        return min((session.acks for session in self._by_number.values()), default=COPIES_MAX)
 
     def _demand_copies(self) -> None:
         """Raises `NotAppended` while a node of the cluster may not know shared sessions: it would
@@ -272,6 +282,7 @@ class SessionRegistry:
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""
+                session.acks = COPIES_MAX  # it appends nothing more without a hello
         if self.sign is not None and not self._connections:
             self.sign.silent()
 

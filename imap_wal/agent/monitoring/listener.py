@@ -58,10 +58,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`make` must not wait. `kept`: the answer is kept for `KEPT_S`."""
+    """`make` must not wait. `kept`: the answer is kept for `KEPT_S`. `others`: for clients that
+    accept these media types."""
 
     make: Callable[[], Answer]
     kept: bool = False
+    others: Mapping[str, Page] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -212,6 +214,8 @@ class HttpListener:
             return _sent(_refusal(405))
         path = words[1].partition(b"?")[0].decode("ascii", "replace")
         page = self._pages.get(path)
+        if page is not None and page.others:
+            path, page = _accepted(path, page, request)
         answer = _refusal(404) if page is None else self._made(path, page)
         return _sent(answer, body=words[0] == b"GET")
 
@@ -227,6 +231,19 @@ class HttpListener:
             if page.kept:
                 self._kept[path] = now, answer
         return answer
+
+
+def _accepted(path: str, page: Page, request: bytes) -> tuple[str, Page]:
+    """The page in the first form that the client accepts, and its name among what is kept."""
+    accepted = [
+        line.partition(b":")[2].decode("ascii", "replace").lower()
+        for line in request.splitlines()[1:]
+        if line.lower().startswith(b"accept:")
+    ]
+    for kind, other in page.others.items():
+        if any(kind in each for each in accepted):
+            return f"{path} {kind}", other
+    return path, page
 
 
 def _refusal(status: int) -> Answer:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.histogram import Distribution
+from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.version import VERSION
 from storage_backends.extras import needs
 
@@ -23,9 +24,13 @@ with needs("agent"):
         Metric,
     )
     from prometheus_client.exposition import generate_latest
+    from prometheus_client.openmetrics import exposition as openmetrics
     from prometheus_client.registry import Collector
+    from prometheus_client.samples import Exemplar
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+OPENMETRICS_TYPE = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
 
 Value: TypeAlias = float | Mapping[str, float] | Distribution | Mapping[str, str] | None
 """A number, numbers by the value of `label`, a distribution, or the labels of an info. None: not
@@ -330,6 +335,12 @@ METRICS: tuple[AgentMetric, ...] = (
         "Nodes whose entries, or a part of them, the last merge left out.",
         lambda now: len(now.left_out),
     ),
+    AgentMetric(
+        "imap_wal_read_from_copies_nodes",
+        "gauge",
+        "Nodes that the last merge could not read, whose acknowledged changes other logs have.",
+        lambda now: len(now.read_from_copies),
+    ),
     # Members
     AgentMetric(
         "imap_wal_connections",
@@ -367,6 +378,18 @@ METRICS: tuple[AgentMetric, ...] = (
         "Requests that were answered with an error, by its code.",
         lambda now: now.errors,
         "code",
+    ),
+    AgentMetric(
+        "imap_wal_feature_level",
+        "gauge",
+        "The feature level of the log at the last merge; absent before it.",
+        lambda now: now.feature_level or None,
+    ),
+    AgentMetric(
+        "imap_wal_feature_level_newest",
+        "gauge",
+        "The highest feature level that this release reads and writes.",
+        lambda now: int(NEWEST),
     ),
     AgentMetric(
         "imap_wal_incarnation",
@@ -457,6 +480,11 @@ class Exporter(Collector):
         """All metrics, in the text format of Prometheus."""
         return generate_latest(self._registry)
 
+    def openmetrics(self) -> bytes:
+        """The same in the OpenMetrics format, with exemplars."""
+        text: bytes = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+        return text
+
     def collect(self) -> Iterator[Metric]:
         now = self._observe()
         for metric in METRICS:
@@ -482,9 +510,15 @@ def _family(metric: AgentMetric, value: Value) -> Metric:
 
 
 def _histogram(metric: AgentMetric, value: Distribution) -> Metric:
-    total, buckets = 0, []
-    for bound, count in zip(value.bounds, value.counts, strict=False):
+    total = 0
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for index, count in enumerate(value.counts):
         total += count
-        buckets.append((f"{float(bound)}", float(total)))
-    buckets.append(("+Inf", float(value.count)))
+        bound = f"{float(value.bounds[index])}" if index < len(value.bounds) else "+Inf"
+        kept = value.exemplars.get(index)
+        if kept is None:
+            buckets.append((bound, float(total)))
+        else:
+            known = Exemplar({"trace_id": kept.trace_id}, kept.value, kept.at_s)
+            buckets.append((bound, float(total), known))
     return HistogramMetricFamily(metric.name, metric.help, buckets=buckets, sum_value=value.sum)

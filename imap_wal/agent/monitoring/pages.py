@@ -7,7 +7,12 @@ from collections.abc import Callable
 from imap_wal.agent.access.http_address import HttpAddress
 from imap_wal.agent.monitoring.health import why_dead, why_not_ready
 from imap_wal.agent.monitoring.listener import Answer, HttpListener, Page
-from imap_wal.agent.monitoring.metrics import CONTENT_TYPE, Exporter
+from imap_wal.agent.monitoring.metrics import (
+    CONTENT_TYPE,
+    OPENMETRICS,
+    OPENMETRICS_TYPE,
+    Exporter,
+)
 from imap_wal.agent.monitoring.snapshot import AgentSnapshot
 from imap_wal.agent.monitoring.status.page import EVENTS, HEADERS, HTML, StatusPage
 from imap_wal.clock import Clock
@@ -20,7 +25,15 @@ def listener(address: str, observe: Callable[[], AgentSnapshot], clock: Clock) -
     pages = {
         "/": Page(lambda: Answer(status.html(), content_type=HTML, headers=HEADERS), kept=True),
         "/events": Page(lambda: Answer(status.event(), content_type=EVENTS), kept=True),
-        "/metrics": Page(lambda: Answer(exporter.text(), content_type=CONTENT_TYPE), kept=True),
+        "/metrics": Page(
+            lambda: Answer(exporter.text(), content_type=CONTENT_TYPE),
+            kept=True,
+            others={
+                OPENMETRICS: Page(
+                    lambda: Answer(exporter.openmetrics(), content_type=OPENMETRICS_TYPE), kept=True
+                )
+            },
+        ),
         "/livez": Page(lambda: _health(why_dead(observe()))),
         "/readyz": Page(lambda: _health(why_not_ready(observe()))),
     }

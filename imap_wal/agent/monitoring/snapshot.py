@@ -30,7 +30,9 @@ class AgentSnapshot:
     `root` and `wal`. `positions`: up to where each node's log is merged. `upload`: what only the
     node's own disk has; None: its segments are where all see them. `tail_reads`: parts of segments
     that were served to other agents. `left_out`: nodes whose entries, or a part of them, the last
-    merge left out, with the reason."""
+    merge left out, with the reason. `read_from_copies`: nodes that it could not read, whose
+    acknowledged changes other logs have. `feature_level`: of the log at the last merge; 0: none
+    yet."""
 
     namespace: str
     cluster: str
@@ -68,6 +70,8 @@ class AgentSnapshot:
     upload: UploadStatistics | None
     tail_reads: int
     left_out: Mapping[str, str]
+    read_from_copies: Mapping[str, str]
+    feature_level: int
 
     @property
     def dead_threads(self) -> list[str]:

@@ -25,6 +25,7 @@ from imap_wal.disposal import dispose
 from imap_wal.errors import LogError
 from imap_wal.segment.copies import checksum, demand_disk_is_right
 from imap_wal.segment.reader import SegmentReader
+from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from imap_wal.write.node_log import NodeLog
 from storage_backends import (
@@ -173,7 +174,10 @@ class Uploads:
             self._waiting = self._those(missing[index:], uploaded)
             if stop():
                 return
-            if self._upload(file.path):
+            with span(self._clock, "upload") as facts:
+                facts["bytes"] = file.size
+                is_new = self._upload(file.path)
+            if is_new:
                 self._uploaded += 1
                 self._uploaded_bytes += file.size
         self._waiting, self._checked, self._below = _Waiting(), True, writing

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import structlog
 
-from imap_wal import layout
+from imap_wal import layout, tracing
 from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.unsent import Unsent
@@ -28,6 +28,7 @@ from imap_wal.errors import ImapWalError, InvalidSetting, MissingNode, NotAllowe
 from imap_wal.read.newest.partitions import Partitions, is_count
 from imap_wal.read.view import MaterializedView
 from imap_wal.schemas import Schema, sound_schemas
+from imap_wal.tracing import span
 from imap_wal.worker import Worker
 from storage_backends import StorageError
 
@@ -148,6 +149,9 @@ class Reads:
         self.missing: dict[str, str] = {}
         """Nodes whose entries, or a part of them, the last merge left out, with the reason: only
         with `recovery_policy` partial."""
+        self.copied: dict[str, str] = {}
+        """Nodes that the last merge could not read, with the reason: other logs have their
+        acknowledged changes."""
         self._metadata = 0
         self._named: set[str] = set()
         self.served = 0
@@ -273,6 +277,26 @@ class Reads:
         return None if until is None else max(0.0, until - self._clock.monotonic())
 
     def _merge(self) -> None:
+        """Merge the logs; a span if there was something to read."""
+        began, before = self._clock.monotonic(), self._view.merged
+        error = "merge failed"
+        try:
+            self._merge_all()
+            error = ""
+        except (ImapWalError, StorageError) as raised:
+            error = type(raised).__name__
+            raise
+        finally:
+            tracer, now = tracing.current(), self._view.merged
+            if tracer is not None and (error or now.merges > before.merges):
+                tracer.ended(
+                    "merge" if before.merges else "restore",
+                    self._clock.monotonic() - began,
+                    {"records": now.records - before.records, "bytes": now.bytes - before.bytes},
+                    error=error,
+                )
+
+    def _merge_all(self) -> None:
         until = self._clock.monotonic() + self._tail_timeout_s
         while True:
             try:
@@ -293,7 +317,15 @@ class Reads:
         for node, why in missing.items():
             if self.missing.get(node) != why:
                 _log.error("a restore leaves out entries of a node", node=node, reason=why)
-        self.missing = missing
+        copied = dict(self._view.covered)
+        for node, why in copied.items():
+            if node not in self.copied:
+                _log.warning(
+                    "a node cannot be read; other logs have its acknowledged changes",
+                    node=node,
+                    reason=why,
+                )
+        self.missing, self.copied = missing, copied
 
     def _restore(self) -> bool:
         """The merge at start. Requests that arrive meanwhile wait. Returns whether it succeeded; if
@@ -376,7 +408,10 @@ class Reads:
             if isinstance(request, Keys):
                 return self._keys(asked, request)
             if isinstance(request, List):
-                return self._list(asked, request)
+                with span(self._clock, "list") as facts:
+                    answer = self._list(asked, request)
+                    facts |= {"partitions": len(request.partitions), "keys": answer[0][3]}
+                return answer
             if isinstance(request, Load):
                 return self._load(asked, request)
             if isinstance(request, Maps):

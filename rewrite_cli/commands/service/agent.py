@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -80,9 +81,11 @@ def command(
         )
         return
     configure_logging(log_format)
+    from imap_wal.agent.monitoring.traces import traced
     from imap_wal.agent.server import run
 
-    run(config)
+    with traced(config, os.environ):
+        run(config)
 
 
 def configure_logging(log_format: str) -> None:

@@ -37,10 +37,11 @@ final class AgentConnection implements Closeable {
      * The identity in a hello. It is always the same for one endpoint, except for the UUIDs of
      * member and cluster, which a merge changes.
      *
-     * @param shared the plug-in appends each change to several agents
+     * @param acks   how many agents acknowledge a change before its caller returns, if the plug-in
+     *               appends each change to several; 0: it does not
      */
     record Identity(CurrentCluster cluster, UUID pluginUuid, String pluginVersion,
-            int partitionCount, KnownView view, Pulse pulse, boolean shared) {
+            int partitionCount, KnownView view, Pulse pulse, int acks) {
     }
 
     /** An answer: its header from the read position on, its payload, and the payload's size. */
@@ -118,7 +119,7 @@ final class AgentConnection implements Closeable {
     static void hello(MsgpackWriter hello, Identity identity, UUID clusterId, UUID member,
             String purpose, String token) {
         boolean several = PROTOCOL > OLDEST_PROTOCOL;
-        hello.map(8 + (several ? 1 : 0) + (token.isEmpty() ? 0 : 1) + (identity.shared ? 1 : 0));
+        hello.map(8 + (several ? 1 : 0) + (token.isEmpty() ? 0 : 1) + (identity.acks > 0 ? 2 : 0));
         hello.string("protocol").integer(OLDEST_PROTOCOL);
         if (several) {
             hello.string("protocol_max").integer(PROTOCOL);
@@ -133,8 +134,9 @@ final class AgentConnection implements Closeable {
         if (!token.isEmpty()) {
             hello.string("token").string(token);
         }
-        if (identity.shared) {
+        if (identity.acks > 0) {
             hello.string("shared").bool(true);
+            hello.string("acks").integer(identity.acks);
         }
     }
 

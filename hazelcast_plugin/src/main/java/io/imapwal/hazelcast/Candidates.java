@@ -31,12 +31,12 @@ final class Candidates {
     Candidates(AgentSettings settings, CurrentCluster cluster, String version, int partitions) {
         UUID plugin = UUID.randomUUID();
         KnownView view = new KnownView();
-        boolean shared = settings.copies().shared();
+        int acks = settings.copies().shared() ? settings.copies().acks() : 0;
         List<AgentSettings> each = new ArrayList<>(List.of(settings));
         settings.copies().others().forEach(other -> each.add(settings.at(other)));
         for (AgentSettings one : each) {
             all.add(new Candidate(one, new AgentConnection.Identity(cluster, plugin, version,
-                    partitions, view, new Pulse(one), shared)));
+                    partitions, view, new Pulse(one), acks)));
         }
     }
 

@@ -1,0 +1,30 @@
+"""The spans of a commit, and its trace as an exemplar of the histogram of syncs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from imap_wal.agent.pending import Pending
+from imap_wal.clock import Clock
+from imap_wal.tracing import Tracer
+from imap_wal.write.committer import Committer
+
+
+def trace_commit(
+    tracer: Tracer, committer: Committer, clock: Clock, began: float, pending: Sequence[Pending]
+) -> None:
+    """A commit has ended that began at `began` (monotonic seconds). If it had a sync, that is one
+    of its parts."""
+    batches = [each.batch for each in pending if each.batch is not None]
+    if not batches:
+        return
+    now, (synced_at, sync_s) = clock.monotonic(), committer.last_sync
+    facts = {"requests": len(batches), "changes": sum(each.count for each in batches)}
+    error = next((type(each.error).__name__ for each in batches if each.error), "")
+    parts: list[tuple[str, float]] = []
+    if synced_at >= began:
+        after = max(0.0, now - synced_at - sync_s)
+        parts = [("append", synced_at - began), ("sync", sync_s), ("acknowledge", after)]
+    trace_id = tracer.ended("commit", now - began, facts, parts, error)
+    if trace_id and parts:
+        committer.exemplify_sync(trace_id)

@@ -1,0 +1,58 @@
+"""Whether an agent sends traces, and the tracer that does. OpenTelemetry's library, which needs the
+extra `otel`, is imported only then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from imap_wal import tracing
+from imap_wal.agent.config import AgentConfig
+from imap_wal.clock import SystemClock
+from storage_backends.extras import MissingExtra
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+_log = structlog.get_logger("imap_wal.agent")
+
+
+def is_asked(environment: Mapping[str, str]) -> bool:
+    """Whether the usual variables ask for traces."""
+    return (
+        any(environment.get(name) for name in ENDPOINTS)
+        and environment.get("OTEL_SDK_DISABLED", "").lower() != "true"
+        and environment.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
+    )
+
+
+@contextmanager
+def traced(config: AgentConfig, environment: Mapping[str, str]) -> Iterator[None]:
+    """Inside, spans are sent if `otlp_endpoint` or the environment asks for them. Raises
+    `MissingExtra` if the library is missing and `otlp_endpoint` is set: variables may be those of a
+    whole cluster, so then a line in the log is enough."""
+    if not config.otlp_endpoint and not is_asked(environment):
+        yield
+        return
+    try:
+        from imap_wal.agent.monitoring.otel import OtlpTracer
+    except MissingExtra as error:
+        if config.otlp_endpoint:
+            raise
+        _log.warning("no traces, though OTEL_EXPORTER_OTLP_ENDPOINT is set", error=str(error))
+        yield
+        return
+    resource = {
+        "service.instance.id": config.node,
+        "imap_wal.namespace": config.namespace,
+        "imap_wal.cluster": config.cluster,
+    }
+    clock = SystemClock(config.clock_offset_ms)
+    tracer = OtlpTracer(config.otlp_endpoint, resource, clock, environment)
+    tracing.use(tracer)
+    try:
+        yield
+    finally:
+        tracing.use(None)
+        tracer.close()

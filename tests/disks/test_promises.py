@@ -1,0 +1,226 @@
+"""What a node's manifest promises of its segments: other logs have their acknowledged changes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from imap_wal.agent.membership.forget_node import forget_node
+from imap_wal.entry import COPIES_MAX
+from imap_wal.errors import MissingNode
+from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.node import NodeManifest
+from imap_wal.read.cluster import ClusterLog
+from imap_wal.read.state import ClusterState, NodeState
+from imap_wal.segment.listing import SegmentFile
+from imap_wal.settings import RecoveryPolicy
+from storage_backends.factory import open_store
+from tests.agent.harness import plugin, serving
+from tests.kit.own_disks import own_disk_config
+from tests.support import eventually
+
+NODES = ("n1", "n2", "n3", "n4")
+STEPS = ("roll", "roll", "upload", "down", "lose", "start", "stop", "up", "up", "up")
+
+
+@dataclass
+class Node:
+    """A node as its manifest, its disk, and the sessions that its agent has admitted."""
+
+    name: str
+    manifest: NodeManifest
+    disk: dict[int, set[int]] = field(default_factory=dict)
+    """Segment → its changes."""
+    root: dict[int, set[int]] = field(default_factory=dict)
+    sessions: dict[int, int] = field(default_factory=dict)
+    """Plug-in → acks."""
+    current: int = 0
+    up: bool = True
+
+    def unseen(self) -> list[int]:
+        return [number for number in range(1, self.manifest.newest + 1) if number not in self.root]
+
+    def restart(self) -> None:
+        self.up, self.current = True, 0
+        self.sessions.clear()
+
+
+class Model:
+    """Agents, plug-ins with different `acks`, and disks that are lost; no processes."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.nodes = {
+            name: Node(name, NodeManifest(directory=name, wal_id=name, address="tcp://a"))
+            for name in NODES
+        }
+        self.cluster = ClusterManifest(nodes={name: name for name in NODES})
+        self.plugins: dict[int, int] = {}
+        """Plug-in → acks."""
+        self.started = 0
+        self.start()
+        self.acknowledged: set[int] = set()
+        self.tolerated = 0
+
+    def start(self) -> None:
+        self.started += 1
+        self.plugins[self.started] = self.chance.choice((1, 2, 2, 3))
+
+    def step(self) -> None:
+        node = self.chance.choice(list(self.nodes.values()))
+        match self.chance.choice(("append",) * 8 + STEPS):
+            case "append" if self.plugins:
+                self.append(self.chance.choice(list(self.plugins)))
+            case "roll":
+                node.current = 0
+            case "upload":
+                sealed = {n: each for n, each in node.disk.items() if n != node.current}
+                node.root |= sealed if node.up else {}
+            case "down":
+                node.up = False
+            case "lose":
+                node.up = False
+                node.disk.clear()
+            case "start" if len(self.plugins) < 3:
+                self.start()
+            case "stop" if self.plugins:
+                gone = self.chance.choice(list(self.plugins))
+                del self.plugins[gone]
+                for each in self.nodes.values():
+                    each.sessions.pop(gone, None)
+            case "up" if not node.up:
+                self.open(node)
+
+    def append(self, plugin: int) -> None:
+        """A change, acknowledged by as many agents as the plug-in's `acks` says, or more."""
+        acks, up = self.plugins[plugin], [each for each in self.nodes.values() if each.up]
+        if len(up) < acks:
+            return
+        change = len(self.acknowledged)
+        for node in self.chance.sample(up, self.chance.randint(acks, min(len(up), COPIES_MAX))):
+            if plugin not in node.sessions:
+                node.manifest = node.manifest.with_writer(acks)
+                node.sessions[plugin] = acks
+            if not node.current:
+                node.current = node.manifest.newest + 1
+                fewest = min(node.sessions.values())
+                losses = self.cluster.losses_but(node.name)
+                manifest = node.manifest.with_copied(fewest, node.current, losses)
+                node.manifest = NodeManifest(
+                    directory=node.name,
+                    wal_id=node.name,
+                    address="tcp://a",
+                    newest=node.current,
+                    copied=manifest.copied,
+                )
+                node.disk[node.current] = set()
+            node.disk[node.current].add(change)
+        self.acknowledged.add(change)
+
+    def open(self, node: Node) -> None:
+        """The agent starts: with its disk, or with an empty one if the promise permits it."""
+        unseen = node.unseen()
+        if unseen and not node.disk:
+            losses = self.cluster.losses_but(node.name)
+            if node.manifest.acks_from(unseen[0], losses) < 2:
+                return
+            self.cluster = self.cluster.with_loss(node.name)
+            node.root |= {number: set() for number in unseen}
+        node.restart()
+
+    def check(self) -> None:
+        """A restore that is allowed lacks no acknowledged change."""
+        nodes, parts, missing = {}, {}, {}
+        for name, node in self.nodes.items():
+            seen = sorted(node.root)
+            files = tuple(SegmentFile(1, number, f"{name}/{number}", 1) for number in seen)
+            state = NodeState(name, name, node.manifest, files)
+            if node.up or not node.unseen():
+                nodes[name] = state
+            else:
+                parts[name], missing[name] = state, "away"
+        try:
+            ClusterState(self.cluster, nodes, missing, parts=parts).demand(RecoveryPolicy.FULL)
+        except MissingNode:
+            return
+        self.tolerated += bool(missing)
+        found: set[int] = set()
+        for name, node in self.nodes.items():
+            found.update(*node.root.values(), *(node.disk.values() if name in nodes else ()))
+        assert self.acknowledged <= found
+
+
+def test_a_restore_that_is_allowed_lacks_nothing(seed: int) -> None:
+    tolerated = 0
+    for run in range(150):
+        model = Model(seed + run)
+        for _ in range(60):
+            model.step()
+            model.check()
+        tolerated += model.tolerated
+    assert tolerated > 50, "the promises are of use"
+
+
+def test_a_session_without_copies_ends_the_promise(tmp_path: Path) -> None:
+    """Before its welcome; until a segment begins after it has stopped."""
+    config = own_disk_config(tmp_path, "n1")
+    log = ClusterLog(open_store(config.url), config.namespace, config.cluster)
+
+    def copied() -> tuple[int, int, int]:
+        return log.node("n1").manifest.copied
+
+    def fill() -> None:
+        """Begin another segment."""
+        newest = log.node("n1").manifest.newest
+
+        def begun() -> bool:
+            member.put(k="x" * 30_000)
+            return log.node("n1").manifest.newest > newest
+
+        eventually(begun, "a new segment")
+
+    with serving(config), plugin(config, greet=False) as member:
+        member.hello(shared=True, acks=2)
+        member.put(a="1")
+        assert copied() == (2, 1, 0)
+        with plugin(config, uuid="plugin-2", greet=False) as other:
+            other.hello(shared=True, acks=3)
+            assert copied() == (2, 1, 0)
+        with plugin(config, uuid="plugin-3") as alone:
+            assert copied() == (0, 0, 0)
+            fill()
+            assert copied() == (0, 0, 0)
+            alone.client.ask("bye")
+        fill()
+        assert copied() == (2, log.node("n1").manifest.newest, 0)
+        log.manifests.update(lambda manifest: manifest.with_loss("n2"))
+        fill()
+        assert copied() == (2, log.node("n1").manifest.newest, 1)
+
+
+@pytest.mark.parametrize("acks", [0, 1])
+def test_changes_that_one_agent_may_acknowledge_have_no_promise(tmp_path: Path, acks: int) -> None:
+    config = own_disk_config(tmp_path, "n1")
+    log = ClusterLog(open_store(config.url), config.namespace, config.cluster)
+    with serving(config), plugin(config, greet=False) as member:
+        member.hello(shared=True, acks=acks)
+        member.put(a="1")
+        assert log.node("n1").manifest.copied == (0, 0, 0)
+
+
+def test_a_forgotten_node_ends_the_promises_of_others(tmp_path: Path) -> None:
+    """Copies of their changes were in its log."""
+    first, second = (own_disk_config(tmp_path, node) for node in ("n1", "n2"))
+    log = ClusterLog(open_store(first.url), first.namespace, first.cluster)
+    with serving(first), serving(second), plugin(first, greet=False) as member:
+        member.hello(shared=True, acks=2)
+        member.put(a="1")
+    for losses, acks in ((0, 2), (1, 1)):
+        manifest = log.node("n1").manifest
+        assert manifest.acks_from(1, log.manifest().losses_but("n1")) == acks
+        if not losses:
+            forget_node(log, "n2", lose=True)
+    assert log.manifest().losses == {"n2": 1}
