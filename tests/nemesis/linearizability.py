@@ -192,7 +192,7 @@ class Checker:
             number, operation = first + 2 * at, operations[at]
             if not is_end:
                 self._open[number] = operation
-                if self.again and operation.end != UNKNOWN and operation.kind != "get":
+                if self.again and operation.end != UNKNOWN and operation.kind not in READS:
                     self._open[number + 1] = replace(operation, end=UNKNOWN, result=UNSEEN)
             else:
                 before = self._possible
