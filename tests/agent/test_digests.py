@@ -1,4 +1,4 @@
-"""Digests of partitions: a member that has the same entries in memory does not need to read them."""
+"""Digests of partitions: a member that has the same entries in memory need not read them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def digest(rows: Iterable[Row]) -> bytes:
             for row in rows
         ]
     )
-    return (total % 2 ** (8 * DIGEST_BYTES)).to_bytes(DIGEST_BYTES, "big")
+    return (total % (1 << 8 * DIGEST_BYTES)).to_bytes(DIGEST_BYTES, "big")
 
 
 @cache

@@ -209,9 +209,7 @@ class NewestIndex:
             return []
         keys = list(table.rows) if partitions.all else table.keys_in(partitions)
         self._meet(name, table, keys)
-        return cast(
-            list[Row], [row for row in self._winners(name, table, keys) if row is not None]
-        )
+        return cast(list[Row], [row for row in self._winners(name, table, keys) if row is not None])
 
     def hash_keys(self, count: int) -> None:
         """Hash the keys in memory, for `keys` of some of `count` partitions."""

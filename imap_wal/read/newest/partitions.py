@@ -69,7 +69,9 @@ class PartitionedKeys:
         """Those of all keys that are in some partitions. `keys`: all keys; those of earlier calls
         first, in the same order."""
         # Skipping the known ones takes time for each of them.
-        new: Iterator[bytes] = islice(keys, self._known, None) if len(keys) > self._known else iter(())
+        new: Iterator[bytes] = iter(())
+        if len(keys) > self._known:
+            new = islice(keys, self._known, None)
         while some := list(islice(new, HASHED_AT_ONCE)):
             for key, partition in zip(some, partition_ids(some, self.count), strict=True):
                 self._of_partition[partition].append(key)

@@ -25,9 +25,9 @@ import java.util.concurrent.TimeUnit;
 final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
     /**
-     * Most beats without an answer. ZeroMQ takes four messages of a connection in advance, and gives
-     * room back in pairs. If a PING waits after more, and the connection is closed then, ZeroMQ ends
-     * the agent's process when that continues (libzmq issues 3937 and 4767, 4.3.5).
+     * Most beats without an answer. ZeroMQ takes four messages of a connection in advance, and
+     * gives room back in pairs. If a PING waits after more, and the connection is closed then,
+     * ZeroMQ ends the agent's process when that continues (libzmq issues 3937 and 4767, 4.3.5).
      */
     private static final int UNANSWERED_MAX = 3;
 
