@@ -92,8 +92,8 @@ class Run:
                 episode = EPISODES[each] if isinstance(each, str) else each
                 self._one(episode, Random(f"{self.seed} {number} {episode.name}"))
         finally:
-            for each in self._callers:
-                each.stop()
+            for callers in self._callers:
+                callers.stop()
         return self.records
 
     def _resume(self) -> None:
