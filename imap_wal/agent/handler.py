@@ -59,7 +59,7 @@ LOOK_S = 1.0
 """A hello that claims the log waits for a look at the signs of other agents, at most for this time,
 which is shorter than the wait of a plug-in."""
 
-READS = ("keys", "list", "load", "maps", "schemas", "tail", "tail-read")
+READS = ("keys", "list", "digests", "load", "maps", "schemas", "tail", "tail-read")
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, msgpack.UnpackException)
 """What reading a payload can raise if it is not as in `docs/protocol.md`."""

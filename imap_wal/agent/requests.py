@@ -121,6 +121,14 @@ class List(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag
     partitions: list[int]
 
 
+class Digests(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="digests"):
+    """The digests of some partitions' entries, in this order."""
+
+    number: Number
+    map: str
+    partitions: list[int]
+
+
 class Load(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="load"):
     number: Number
     map: str
@@ -167,7 +175,7 @@ class TailRead(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     length: Annotated[int, Meta(ge=1, le=TAIL_BYTES_MAX)]
 
 
-Read: TypeAlias = Keys | List | Load | Maps | Schemas
+Read: TypeAlias = Keys | List | Digests | Load | Maps | Schemas
 OfDisk: TypeAlias = Tail | TailRead
 Request: TypeAlias = Hello | View | Append | Metadata | Read | Stat | Beat | Bye | OfDisk
 

@@ -13,6 +13,7 @@ from imap_wal.format import FRAME_HEADER_BYTES, START, Position
 from imap_wal.manifest.older import mark_beyond
 from imap_wal.read.cluster import ATTEMPTS, ClusterLog, T, from_manifest
 from imap_wal.read.file_scan import MEMBERS_MAX, SEGMENT, FileScan, Metadata
+from imap_wal.read.newest.digest import digest
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.partitions import Partitions
 from imap_wal.read.newest.rivals import Noted
@@ -245,6 +246,15 @@ class MaterializedView:
             found = self._index.get(name, keys, bytes_max)
             self._noted.note(self._index.conflicts())
         return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
+
+    def digest(self, name: str, partitions: Partitions) -> bytes | None:
+        """The digest of a map's live entries in some partitions (`imap_wal.read.newest.digest`);
+        None: some rows are on disk, so this would take as long as reading all of them."""
+        with self._lock:
+            self._check_open()
+            rows = self._index.in_memory(name, partitions)
+            self._noted.note(self._index.conflicts())
+        return None if rows is None else digest(live(rows, self._log.clock.now_ms()))
 
     def metadata(self) -> list[Metadata]:
         """The schemas of all nodes and the newest other metadata, each once."""

@@ -264,7 +264,7 @@ def test_a_load_of_too_many_keys_is_refused(settings: AgentConfig) -> None:
 def test_a_slow_load_is_answered_in_parts(
     settings: AgentConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reads, "LOAD_S", 0.0)
+    monkeypatch.setattr(reads, "PART_S", 0.0)
     names = [f"k{number:03}" for number in range(200)]
     with serving(settings), plugin(settings) as member:
         member.put(**dict.fromkeys(names, "v"))

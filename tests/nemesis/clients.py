@@ -213,14 +213,14 @@ class Callers:
         key = rng.choice(self._keys)
         if key.map == self._evicted and rng.random() < EVICTIONS:
             with suppress(Exception):  # whatever its outcome, no value may differ
-                _answer(client.get_map(key.map).evict(key.name))
+                answer_of(client.get_map(key.map).evict(key.name))
         operation = self._draw(rng, key, last.get(key), name)
         try:
             result = _call(client, key, operation, LONG_TTL_S if rng.random() < 0.2 else None)
         except Exception as error:
             if isinstance(error, NoAnswer):
                 self._late.append(error.answered)
-            self._history.add(_failed(key, operation, error))
+            self._history.add(failed(key, operation, error))
             return
         now = time.monotonic()
         done = replace(operation, end=now, result=result)
@@ -252,7 +252,7 @@ def _direct(number: int) -> bool:
     return number % 2 == 0
 
 
-def _failed(key: Key, operation: Operation, error: Exception) -> Attempt:
+def failed(key: Key, operation: Operation, error: Exception) -> Attempt:
     refused = isinstance(error_of(error), (NotAppended, LogUnavailable))
     outcome: Outcome = "refused" if refused or operation.kind in READS else "unknown"
     return Attempt(
@@ -270,25 +270,25 @@ def _call(
     entries, name, value = client.get_map(key.map), key.name, stored(operation.value)
     match operation.kind:
         case "get":
-            return told_apart(_answer(entries.get(name)))
+            return told_apart(answer_of(entries.get(name)))
         case "contains":
-            return _answer(entries.contains_key(name))
+            return answer_of(entries.contains_key(name))
         case "put":
-            return told_apart(_answer(entries.put(name, value, ttl=ttl)))
+            return told_apart(answer_of(entries.put(name, value, ttl=ttl)))
         case "set":
-            _answer(entries.set(name, value, ttl=ttl))
+            answer_of(entries.set(name, value, ttl=ttl))
         case "remove":
-            return told_apart(_answer(entries.remove(name)))
+            return told_apart(answer_of(entries.remove(name)))
         case "delete":
-            _answer(entries.delete(name))
+            answer_of(entries.delete(name))
         case "put_if_absent":
-            return told_apart(_answer(entries.put_if_absent(name, value, ttl=ttl)))
+            return told_apart(answer_of(entries.put_if_absent(name, value, ttl=ttl)))
         case "replace":
-            return _answer(entries.replace_if_same(name, stored(operation.expected), value))
+            return answer_of(entries.replace_if_same(name, stored(operation.expected), value))
     return UNSEEN
 
 
-def _answer(future: Future[Any]) -> Any:
+def answer_of(future: Future[Any]) -> Any:
     answered = threading.Event()
     future.add_done_callback(lambda _: answered.set())
     if not answered.wait(ANSWER_S):

@@ -18,10 +18,9 @@ from functools import partial
 from typing import Any
 
 import hazelcast
-from hazelcast.proxy.map import BlockingMap
 
 from tests.cluster.harness import until
-from tests.nemesis.clients import Attempt, Key, by_key, told_apart
+from tests.nemesis.clients import Attempt, Key, by_key
 from tests.nemesis.linearizability import (
     READS,
     UNKNOWN,
@@ -31,6 +30,7 @@ from tests.nemesis.linearizability import (
     TooLarge,
     Violation,
 )
+from tests.nemesis.together import read
 
 READER = "judge"
 ROWS_MAX = 40
@@ -145,19 +145,16 @@ def reads(client: hazelcast.HazelcastClient, keys: Sequence[Key]) -> list[Attemp
     """Each key read by itself, as the judge's own part of the history."""
     found = []
     for key in keys:
-        entries = client.get_map(key.map).blocking()
         start = time.monotonic()
-        (value,) = until(f"{key} can be read", partial(_read, entries, key.name), 60, 0.5)
+        (value,) = until(f"{key} can be read", partial(_read, client, key), 60, 0.5)
         now = time.monotonic()
-        operation = Operation(
-            kind="get", start=start, end=now, result=told_apart(value), client=READER
-        )
+        operation = Operation(kind="get", start=start, end=now, result=value, client=READER)
         found.append(Attempt(key, operation, "acknowledged", now))
     return found
 
 
-def _read(entries: BlockingMap[Any, Any], name: str) -> list[Any]:
-    return [entries.get(name)]
+def _read(client: hazelcast.HazelcastClient, key: Key) -> list[Any]:
+    return [read(client, key)]
 
 
 def seen(contents: Mapping[Key, Any], keys: Sequence[Key], start: float) -> list[Attempt]:

@@ -24,7 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Kind = Literal["get", "contains", "put", "set", "remove", "delete", "put_if_absent", "replace"]
+Kind = Literal[
+    "get", "contains", "put", "set", "remove", "delete", "put_if_absent", "replace", "clear"
+]
 READS: tuple[Kind, ...] = ("get", "contains")
 UNKNOWN = math.inf
 """The end of an operation whose outcome its caller does not know."""
@@ -55,10 +57,10 @@ class Operation:
 
     @property
     def observed(self) -> bool:
-        """Its answer says that it changed nothing, so the answer is from memory alone and the log
-        has nothing of it."""
+        """Its answer says, or may mean, that it changed nothing, so the answer is from memory alone
+        and the log has nothing of it."""
         match self.kind:
-            case "get" | "contains":
+            case "get" | "contains" | "clear":
                 return True
             case "remove":
                 return self.result is None
@@ -79,7 +81,7 @@ def step(operation: Operation, state: Any) -> tuple[bool, Any]:
             after = operation.value
         case "remove":
             after = None
-        case "set" | "delete":
+        case "set" | "delete" | "clear":
             after, answer = operation.value, UNSEEN
         case "put_if_absent":
             after = operation.value if state is None else state
@@ -106,7 +108,7 @@ def _effect(operation: Operation) -> tuple[Any, ...]:
         return operation.kind, operation.expected, operation.value
     if operation.kind == "put_if_absent":
         return operation.kind, operation.value
-    return "write", None if operation.kind in ("remove", "delete") else operation.value
+    return "write", None if operation.kind in ("remove", "delete", "clear") else operation.value
 
 
 class _Set:
@@ -190,7 +192,7 @@ class Checker:
             number, operation = first + 2 * at, operations[at]
             if not is_end:
                 self._open[number] = operation
-                if self.again and operation.end != UNKNOWN and operation.kind != "get":
+                if self.again and operation.end != UNKNOWN and operation.kind not in READS:
                     self._open[number + 1] = replace(operation, end=UNKNOWN, result=UNSEEN)
             else:
                 before = self._possible

@@ -15,10 +15,13 @@ from tests.nemesis.clients import Attempt, Callers, counts, outages
 from tests.nemesis.episodes import EPISODES, Episode
 from tests.nemesis.judge import Finding, Judge, reads, seen
 from tests.nemesis.linearizability import READS
+from tests.nemesis.together import CLEARED, DESTROYED, callers_of_many, emptied_without_fault
 from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
 
 WORKING_S = 60.0
 REST_S = 2.0
+EMPTIED = 0.2
+"""How often a map is emptied at the end of an episode."""
 SHOWN = 3
 """How many findings of a kind are printed for an episode."""
 
@@ -66,23 +69,22 @@ class Run:
         self.world, self.seed = world, seed
         self._restarts = restarts or (lambda rng: rng.choice([*RESTARTS, "", "", ""]))
         self.records: list[Record] = []
-        self._history, self._judge = world.history, Judge(KEYS)
-        self._callers: Callers | None = None
+        self._history, self._judge = world.history, Judge(world.keys)
+        self._callers: list[Callers] = []
 
     def play(
         self, episodes: Iterable[str | Episode], *, until_moment: float = float("inf")
     ) -> list[Record]:
         """Names, or episodes of the caller."""
         self.world.start()
-        self._callers = Callers(
-            self._history,
-            self.world.connect,
-            KEYS,
-            seed=self.seed,
-            evicted=self.world.evicted,
-        )
+        connect = self.world.connect
+        self._callers = [
+            Callers(self._history, connect, KEYS, seed=self.seed, evicted=self.world.evicted)
+        ]
+        if not self.world.bare:
+            self._callers += callers_of_many(self._history, connect, self.seed)
         try:
-            self._callers.resume()
+            self._resume()
             self._wait_working()
             for number, each in enumerate(episodes):
                 if time.monotonic() > until_moment:
@@ -90,15 +92,22 @@ class Run:
                 episode = EPISODES[each] if isinstance(each, str) else each
                 self._one(episode, Random(f"{self.seed} {number} {episode.name}"))
         finally:
-            self._callers.stop()
+            for callers in self._callers:
+                callers.stop()
         return self.records
+
+    def _resume(self) -> None:
+        for each in self._callers:
+            each.resume()
+
+    def _pause(self) -> None:
+        for each in self._callers:
+            each.pause()
 
     def _one(self, episode: Episode, rng: Random) -> None:
         record = Record(episode.name)
         self.records.append(record)
         self.world.say(f"--- {len(self.records)}: {episode.name}")
-        callers = self._callers
-        assert callers is not None
         time.sleep(REST_S)
         begin = time.monotonic()
         try:
@@ -110,7 +119,8 @@ class Run:
                 record.seconds = time.monotonic() - begin
             self.world.heal()
             self._wait_working()
-            callers.pause()
+            self._pause()
+            self._empty(rng)
             attempts = self._measured(record, begin)
             contents = self._judged(
                 record, attempts, (begin, time.monotonic()) if episode.stale else None
@@ -128,7 +138,23 @@ class Run:
         )
         if record.findings:
             self.world.say("\n".join(story(len(self.records), record)))
-        callers.resume()
+        self._resume()
+
+    def _empty(self, rng: Random) -> None:
+        """At times clears and destroys the maps for that: with no fault left, this succeeds."""
+        if self.world.bare:
+            return
+        client = self.world.client()
+        try:
+            for map in (CLEARED, DESTROYED):
+                if rng.random() < EMPTIED:
+                    self.world.say(f"{map} is emptied")
+                    for each in emptied_without_fault(client, map):
+                        self._history.add(each)
+        except AssertionError as error:
+            raise NotWhole(f"{error}: {error.__cause__}") from error
+        finally:
+            client.shutdown()
 
     def _wait_working(self) -> None:
         """Until each key was written successfully once more."""
@@ -151,11 +177,13 @@ class Run:
             for each in self._history.since(start)
             if each.outcome == "acknowledged" and each.operation.kind not in READS
         }
-        return set(KEYS) - found
+        return set(self.world.keys) - found
 
     def _measured(self, record: Record, begin: float) -> list[Attempt]:
         attempts = self._history.take()
-        during = [each for each in attempts if each.ended >= begin]
+        # Not those of operations on many keys, which wait for each other.
+        ours = set(KEYS)
+        during = [each for each in attempts if each.ended >= begin and each.key in ours]
         record.outcomes = counts(attempts)
         record.errors = dict(
             Counter(each.error[:200] for each in during if each.error).most_common(8)
@@ -171,10 +199,10 @@ class Run:
         """The query is first, because a read of a single key may load it."""
         start = time.monotonic()
         contents = self.world.contents()
-        queried = seen(contents, KEYS, start)
+        queried = seen(contents, self.world.keys, start)
         client = self.world.client()
         try:
-            single = reads(client, KEYS)
+            single = reads(client, self.world.keys)
         except AssertionError as error:
             raise NotWhole(f"{error}: {error.__cause__}") from error
         finally:
@@ -207,8 +235,7 @@ class Run:
     def _begin_anew(self, record: Record) -> None:
         """A cluster that cannot be healed is killed and restarted; the judgement begins again with
         its state."""
-        assert self._callers is not None
-        self._callers.pause()
+        self._pause()
         self._history.take()
         self.world.kill_everything()
         self.world.start()

@@ -9,6 +9,17 @@ from typing import Any
 from tests.nemesis.clients import Attempt, Key, Outcome, outages, stored, told_apart
 from tests.nemesis.judge import READER, Judge, table
 from tests.nemesis.linearizability import UNKNOWN, UNSEEN, Kind, Operation
+from tests.nemesis.together import (
+    CLEARED,
+    DESTROYED,
+    EMPTIED_KEYS,
+    GROUPS,
+    TRANSACTED,
+    emptied,
+    keys_of,
+    value_of,
+    with_groups,
+)
 
 KEY, OTHER = Key("m", "k1"), Key("m", "k2")
 
@@ -161,3 +172,65 @@ def test_table_shows_the_end_of_a_long_history() -> None:
     shown = table(rows)
     assert "v99" in shown
     assert "v10" not in shown
+
+
+# ---- many keys at once ----
+
+
+def test_a_key_that_survives_a_clear_is_found() -> None:
+    """After an unknown one, each key may have its value or not."""
+    first, second = [key for key in EMPTIED_KEYS if key.map == CLEARED][:2]
+    for outcome, found in (("acknowledged", ["live map"]), ("unknown", [])):
+        judge = Judge(EMPTIED_KEYS)
+        history = [attempt("set", 0, "a", key=key) for key in (first, second)]
+        cleared = emptied(EMPTIED_KEYS, CLEARED, 1.0, outcome, client="0")  # type: ignore[arg-type]
+        end = cleared[0].ended
+        seen = [
+            dataclasses.replace(read(end + 1, "a"), key=first),
+            dataclasses.replace(read(end + 1, None), key=second),
+        ]
+        judgements = [each.judgement for each in judge.judge([*history, *cleared, *seen])]
+        assert judgements == found
+
+
+def test_a_destroyed_key_that_returns_with_a_restart_is_found() -> None:
+    key = next(key for key in EMPTIED_KEYS if key.map == DESTROYED)
+    judge = Judge(EMPTIED_KEYS)
+    destroyed = emptied(EMPTIED_KEYS, DESTROYED, 1.0, "acknowledged", client="0")
+    gone = dataclasses.replace(read(destroyed[0].ended + 1, None), key=key)
+    assert judge.judge([attempt("set", 0, "a", key=key), *destroyed, gone]) == []
+    (finding,) = judge.restarted({}, {key: "a"})
+    assert (finding.judgement, finding.key) == ("restart", key)
+
+
+def test_a_transaction_in_effect_in_part_is_found() -> None:
+    """Also one that was refused; an unknown one counts as a whole, or not at all."""
+    group = GROUPS[0]
+    names = keys_of(group)
+    half = value_of(group, {names[0]: "b", names[1]: "b", names[2]: "a", names[3]: "a"})
+    outcome: Outcome
+    for outcome, result, found in (
+        ("acknowledged", "b", []),
+        ("acknowledged", half, ["live map"]),
+        ("acknowledged", "a", ["live map"]),
+        ("unknown", "a", []),
+        ("unknown", "b", []),
+        ("unknown", half, ["live map"]),
+        ("refused", "b", ["live map"]),
+        ("refused", "a", []),
+    ):
+        history = [
+            attempt("set", 0, "a", key=group),
+            attempt("set", 1, "b", outcome=outcome, key=group),
+            dataclasses.replace(read(9, result), key=group),
+        ]
+        judgements = [each.judgement for each in Judge(GROUPS).judge(history)]
+        assert judgements == found, (outcome, result)
+
+
+def test_the_contents_have_one_value_of_each_group() -> None:
+    group, other = GROUPS[:2]
+    contents = {Key(TRANSACTED, name): "a" for name in keys_of(group)} | {KEY: "v"}
+    assert with_groups(contents) == {group: "a", KEY: "v"}
+    contents[Key(TRANSACTED, keys_of(other)[1])] = "b"
+    assert with_groups(contents)[other] == "torn: [None, 'b', None, None]"

@@ -48,6 +48,11 @@ LINEARIZABLE = {
         op("put", 2, 3, "a"),
         op("contains", 4, 5, result=True),
     ],
+    "contains sees the clear of unknown outcome": [
+        op("set", 0, 1, "a"),
+        op("clear", 2, UNKNOWN),
+        op("contains", 3, 4, result=False),
+    ],
     "a read beside a put sees either": [
         op("put", 0, 9, "a"),
         op("get", 1, 2, result=None),

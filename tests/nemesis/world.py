@@ -31,6 +31,7 @@ from tests.cluster.harness import (
 from tests.cluster.network import QUICK_LOSS, Network
 from tests.kit.disks import mounted
 from tests.nemesis.clients import Callers, History, Key, told_apart
+from tests.nemesis.together import CLEARED, DESTROYED, EMPTIED_KEYS, GROUPS, TRANSACTED, with_groups
 
 MACHINES = (1, 2, 3)
 MAPS = tuple(f"nemesis-{number}" for number in range(4))
@@ -38,6 +39,8 @@ EVICTED = MAPS[-1]
 """Its keys are also evicted from memory, so it is read key by key: queries see only what is in
 memory."""
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
+ALL_KEYS = (*KEYS, *EMPTIED_KEYS, *GROUPS)
+"""With those of operations on many keys, which Hazelcast without a map store is not asked for."""
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
@@ -71,6 +74,8 @@ class World:
     ) -> None:
         self.folder, self._say, self.bare = folder, say, bare
         self.evicted = "" if bare else EVICTED
+        self.keys = KEYS if bare else ALL_KEYS
+        self._maps = MAPS if bare else (*MAPS, CLEARED, DESTROYED, TRANSACTED)
         self.logs = folder / "logs"
         self.network, self.history = Network(), History()
         self.disk = mounted(self.logs, DISK_MB)
@@ -304,7 +309,8 @@ class World:
         until(f"{count} members have all partitions and backups", safe, WHOLE_S, 0.1)
 
     def contents(self) -> dict[Key, Any]:
-        """All maps as a query sees them, and the entries of `evicted`."""
+        """All maps as a query sees them, and the entries of `evicted`. A group of keys that
+        transactions change has one value."""
 
         def of(name: str) -> dict[Key, Any]:
             def read() -> list[dict[Key, Any]]:
@@ -320,8 +326,9 @@ class World:
 
         client = self.client()
         try:
-            with ThreadPoolExecutor(len(MAPS)) as pool:
-                return {key: value for found in pool.map(of, MAPS) for key, value in found.items()}
+            with ThreadPoolExecutor(len(self._maps)) as pool:
+                every = pool.map(of, self._maps)
+                return with_groups({key: value for found in every for key, value in found.items()})
         except Exception as error:
             raise NotWhole(f"{type(error).__name__}: {error} {error.__cause__ or ''}") from error
         finally:

@@ -1,5 +1,5 @@
-"""Answers the read requests keys, list, load, maps and schemas, on its own thread, so that a long
-merge never delays a commit."""
+"""Answers the read requests keys, list, digests, load, maps and schemas, on its own thread, so that
+a long merge never delays a commit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from imap_wal.agent.lines import Lines
 from imap_wal.agent.reads.listings import ListingGone, Listings, Page
 from imap_wal.agent.reads.unsent import Unsent
 from imap_wal.agent.reads.work import Work
-from imap_wal.agent.requests import Keys, List, Load, Maps, Schemas, keys_of
+from imap_wal.agent.requests import Digests, Keys, List, Load, Maps, Schemas, keys_of
 from imap_wal.agent.room import Room
 from imap_wal.agent.transport.payload import Payload
 from imap_wal.agent.transport.router import Message, Outbox
@@ -36,9 +36,9 @@ ANSWER_BYTES = 16 * 1024 * 1024
 LOAD_KEYS = 64
 """An answer has at most this size, or one entry: large values need several answers. This many keys
 are looked up at once."""
-LOAD_S = 0.5
-"""An answer to a `load` ends after this time, with the keys looked up so far, because other
-connections read on the same thread."""
+PART_S = 0.5
+"""An answer to `load` or `digests` ends after this time, with what was looked up so far, because
+other connections read on the same thread."""
 STUCK_LOOK_S = 0.2
 """How often unsent answers are checked while there is no room for others."""
 CLOSE_S = 5
@@ -412,6 +412,9 @@ class Reads:
                     answer = self._list(asked, request)
                     facts |= {"partitions": len(request.partitions), "keys": answer[0][3]}
                 return answer
+            if isinstance(request, Digests):
+                with span(self._clock, "digests"):
+                    return self._digests(asked, request)
             if isinstance(request, Load):
                 return self._load(asked, request)
             if isinstance(request, Maps):
@@ -474,6 +477,21 @@ class Reads:
             request.map, request.cursor, request.limit, partitions, asked.message.sender
         )
 
+    def _digests(self, asked: _Asked, request: Digests) -> tuple[list[Any], bytearray]:
+        """The digests of the first partitions: as many as are ready in time, at least one."""
+        name, wanted, count = request.map, request.partitions, asked.partition_count
+        layout.check_map_name(name)
+        self._catch_up(asked.arrived)
+        pack = msgpack.Packer(use_bin_type=True).pack
+        payload = self._payload(asked)
+        until = self._clock.monotonic() + PART_S
+        taken = 0
+        while taken < len(wanted) and (not taken or self._clock.monotonic() < until):
+            one = Partitions(frozenset(wanted[taken : taken + 1]), count, asked.is_of_member)
+            payload += pack(self._view.digest(name, one))
+            taken += 1
+        return ["digests", request.number, taken], payload
+
     def _load(self, asked: _Asked, request: Load) -> tuple[list[Any], bytearray]:
         """The entries of the first keys: as many as fit into an answer and its time, at least of
         one key."""
@@ -483,7 +501,7 @@ class Reads:
         self._catch_up(asked.arrived)
         payload = self._payload(asked)
         entries = taken = 0
-        until = self._clock.monotonic() + LOAD_S
+        until = self._clock.monotonic() + PART_S
         while (
             taken < count
             and len(payload) < ANSWER_BYTES

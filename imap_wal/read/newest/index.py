@@ -199,6 +199,18 @@ class NewestIndex:
                 else list(compress(states, partitions.have([state[0] for state in states])))
             )
 
+    def in_memory(self, name: str, partitions: Partitions) -> list[Row] | None:
+        """The newest rows of the keys in some partitions, also tombstones; None: rows are on
+        scratch. A row may have its node at its end."""
+        if self._stored.runs:
+            return None
+        table = self._tables.get(name)
+        if table is None:
+            return []
+        keys = list(table.rows) if partitions.all else table.keys_in(partitions)
+        self._meet(name, table, keys)
+        return cast(list[Row], [row for row in self._winners(name, table, keys) if row is not None])
+
     def hash_keys(self, count: int) -> None:
         """Hash the keys in memory, for `keys` of some of `count` partitions."""
         for table in self._tables.values():

@@ -9,7 +9,7 @@ perhaps with another number of partitions.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, islice
@@ -65,10 +65,13 @@ class PartitionedKeys:
         self._known = 0
         self._of_partition: defaultdict[int, list[bytes]] = defaultdict(list)
 
-    def within(self, partitions: Partitions, keys: Iterable[bytes]) -> list[bytes]:
+    def within(self, partitions: Partitions, keys: Collection[bytes]) -> list[bytes]:
         """Those of all keys that are in some partitions. `keys`: all keys; those of earlier calls
         first, in the same order."""
-        new = islice(keys, self._known, None)
+        # Skipping the known ones takes time for each of them.
+        new: Iterator[bytes] = iter(())
+        if len(keys) > self._known:
+            new = islice(keys, self._known, None)
         while some := list(islice(new, HASHED_AT_ONCE)):
             for key, partition in zip(some, partition_ids(some, self.count), strict=True):
                 self._of_partition[partition].append(key)

@@ -250,6 +250,55 @@ final class AgentReader implements Closeable {
         }
     }
 
+    interface Digests {
+        /** @param digest null: the agent has none */
+        void accept(int partition, byte[] digest);
+    }
+
+    /**
+     * Digests of the live entries of some partitions, as {@link EntriesDigest} makes them. An agent
+     * of an earlier release has none.
+     */
+    void digests(String map, List<Integer> partitions, Digests consumer) throws IOException {
+        int from = 0;
+        while (from < partitions.size()) {
+            List<Integer> some = partitions.subList(from, partitions.size());
+            List<byte[]> found;
+            try {
+                found = someDigests(map, some);
+            } catch (AgentError e) {
+                if (e.code().equals("bad-request")) {
+                    return;
+                }
+                throw e;
+            }
+            for (int i = 0; i < found.size(); i++) {
+                consumer.accept(some.get(i), found.get(i));
+            }
+            from += found.size();
+        }
+    }
+
+    /** The agent may answer for the first partitions only. */
+    private List<byte[]> someDigests(String map, List<Integer> partitions) throws IOException {
+        return inTurn(Wait.LONG, agent -> {
+            MsgpackWriter header = agent.start("digests", 2).string(map).array(partitions.size());
+            partitions.forEach(header::integer);
+            AgentConnection.Answer answer =
+                    agent.ask("digests", payload.clear(), deadline(Wait.LONG));
+            long taken = answer.header().integer();
+            if (taken < 1 || taken > partitions.size()) {
+                throw new ProtocolException("digests of " + taken + " of " + partitions.size()
+                        + " partitions");
+            }
+            List<byte[]> found = new ArrayList<>();
+            for (long i = 0; i < taken; i++) {
+                found.add(answer.payload().nil() ? null : answer.payload().binary());
+            }
+            return found;
+        });
+    }
+
     /** @param taken how many keys, from the first on, the answer covers */
     private record Part(List<Entry> entries, int taken, int bytes) {
     }

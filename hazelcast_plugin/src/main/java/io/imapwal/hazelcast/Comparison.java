@@ -8,6 +8,7 @@ import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.cluster.Address;
 
+import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
@@ -72,6 +73,26 @@ final class Comparison {
     void begin(RecordStore<?> store) {
         unseen = new HashSet<>();
         store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
+    }
+
+    /**
+     * Whether memory has the entries of this {@link EntriesDigest} and no others. Expired ones do
+     * not count.
+     */
+    static boolean isEqual(RecordStore<?> store, byte[] digest,
+            SerializationService serialization) {
+        EntriesDigest found = new EntriesDigest();
+        long now = System.currentTimeMillis();
+        store.iterator().forEachRemaining(entry -> {
+            Data key = entry.getKey();
+            long expires = expiresAtMs(store, key);
+            if (expires > now) {
+                Data value = serialization.toData(((Record<?>) entry.getValue()).getValue());
+                found.add(key.toByteArray(), value.toByteArray(),
+                        expires == Long.MAX_VALUE ? 0 : expires);
+            }
+        });
+        return Arrays.equals(found.bytes(), digest);
     }
 
     /** Sets the entries that differ. @return the changes */
@@ -152,9 +173,14 @@ final class Comparison {
         if (record == null || !entry.value().equals(serialization.toData(record.getValue()))) {
             return false;
         }
-        long expires = ((DefaultRecordStore) store).getExpirySystem().getExpiryMetadata(entry.key())
-                .getExpirationTime();
+        long expires = expiresAtMs(store, entry.key());
         return expires == Corrections.expiry(entry)
                 || Math.abs(expires - Corrections.expiry(entry)) <= EXPIRY_ROUNDED_MS;
+    }
+
+    /** @return Unix time; {@code Long.MAX_VALUE}: never */
+    private static long expiresAtMs(RecordStore<?> store, Data key) {
+        return ((DefaultRecordStore) store).getExpirySystem().getExpiryMetadata(key)
+                .getExpirationTime();
     }
 }

@@ -215,6 +215,25 @@ final class MapState {
     }
 
     /**
+     * On the partition's thread: if memory has exactly the entries of this digest of the log, the
+     * partition is settled.
+     *
+     * @return whether it is
+     */
+    boolean prove(Comparison comparison, byte[] digest) {
+        RecordStore<?> store = store(comparison.partition);
+        boolean proved = store != null
+                && wholeness.unsettled(comparison.partition) == comparison.reason
+                && Comparison.isEqual(store, digest, plugin.nodeEngine().getSerializationService());
+        if (proved) {
+            holdIndexes(comparison.partition);
+            wholeness.refill(comparison.partition);
+            settled(comparison);
+        }
+        return proved;
+    }
+
+    /**
      * Memory is equal to the log, and operations may continue. On the partition's thread, unless
      * the partition is {@link #empty}.
      */

@@ -96,11 +96,13 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
                 .getRecordStore(getPartitionId(), item.map);
         MapState state = plugin.state(item.map);
         state.requireSettled(getPartitionId());
-        plugin.placements().check(item.map, item.key, transaction);
         if (plugin.reconciler().isDoubted(item.map, item.key)) {
-            throw new RetryableHazelcastException("map \"" + item.map
-                    + "\": an earlier change of the key is being settled");
+            // This transaction has locked the key, and the settlement waits for its lock.
+            throw new TransactionException("map \"" + item.map
+                    + "\": an earlier change of a key is compared with the log when this"
+                    + " transaction has ended");
         }
+        plugin.placements().check(item.map, item.key, transaction);
         Record<?> record = store.getRecord(item.key);
         boolean unchanged = record == null || record.getVersion() == item.version;
         if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {

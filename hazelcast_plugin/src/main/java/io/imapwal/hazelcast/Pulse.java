@@ -24,7 +24,12 @@ import java.util.concurrent.TimeUnit;
  */
 final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
-    private static final int UNANSWERED_MAX = 4;
+    /**
+     * Most beats without an answer. ZeroMQ takes four messages of a connection in advance, and
+     * gives room back in pairs. If a PING waits after more, and the connection is closed then,
+     * ZeroMQ ends the agent's process when that continues (libzmq issues 3937 and 4767, 4.3.5).
+     */
+    private static final int UNANSWERED_MAX = 3;
 
     private final AgentSettings settings;
     private final long pauseMs;
@@ -219,7 +224,7 @@ final class Pulse {
     }
 
     private void say(AgentConnection.Identity identity, Hello now, long due) throws IOException {
-        if (number - answered > UNANSWERED_MAX) {
+        if (number - answered >= UNANSWERED_MAX) {
             return;  // the agent is busy
         }
         // Without a hello, the answer to a beat is an error. It is a sign that the loop turns, too.

@@ -10,20 +10,23 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 
 /**
- * Makes the memory of some partitions of one map agree with the log. It reads all their keys and
- * values, and compares them on the partitions' threads while it reads more. Former owners must not
- * be able to append any more. It needs memory for the entries that it has read and not compared
- * yet, and for the keys in memory.
+ * Makes the memory of some partitions of one map agree with the log. First it compares digests: a
+ * partition with equal ones is settled. Of the others it reads all keys and values, and compares
+ * them on the partitions' threads while it reads more. Former owners must not be able to append any
+ * more. It needs memory for the entries that it has read and not compared yet, and for the keys in
+ * memory.
  */
 final class Settlement {
     private static final int PART_ENTRIES = 1000;
     private static final int TRIES = 3;
     private static final int TRY_PAUSE_MS = 50;
-    private static final long EMPTY_WAIT_S = 10;
+    private static final long THREAD_WAIT_S = 10;
     private static final long IN_FLIGHT_BYTES = 32L << 20;
 
     private final WalPlugin plugin;
@@ -54,6 +57,7 @@ final class Settlement {
      */
     void run(AgentReader reader) throws IOException, InterruptedException, ExecutionException {
         if (reader != null) {
+            prove(reader);
             read(reader);
         }
         List<Integer> empty = new ArrayList<>();
@@ -76,7 +80,7 @@ final class Settlement {
     /** Uses no operation, because an operation would make a record store in each of them. */
     private void settleEmpty(List<Integer> empty) throws InterruptedException {
         if (state.isIndexed()) {
-            new PartitionThreads(plugin.nodeEngine()).run(empty, this::settleEmpty, EMPTY_WAIT_S);
+            new PartitionThreads(plugin.nodeEngine()).run(empty, this::settleEmpty, THREAD_WAIT_S);
         } else {
             empty.forEach(this::settleEmpty);
         }
@@ -89,7 +93,29 @@ final class Settlement {
         }
     }
 
+    /** Settles the partitions whose memory has the digest of the log. */
+    private void prove(AgentReader reader) throws IOException, InterruptedException {
+        List<Integer> filled = comparisons.keySet().stream()
+                .filter(partition -> state.size(partition) > 0).toList();
+        Map<Integer, byte[]> digests = new HashMap<>();
+        reader.digests(state.map(), filled, digests::put);
+        digests.values().removeIf(Objects::isNull);
+        Map<Integer, Integer> proved = new ConcurrentHashMap<>();
+        new PartitionThreads(plugin.nodeEngine()).run(digests.keySet(), partition -> {
+            int size = state.size(partition);
+            if (state.prove(comparisons.get(partition), digests.get(partition))) {
+                proved.put(partition, size);
+            }
+        }, THREAD_WAIT_S);
+        Map<Integer, Integer> settled = Map.copyOf(proved);
+        comparisons.keySet().removeAll(settled.keySet());
+        read += settled.values().stream().mapToInt(Integer::intValue).sum();
+    }
+
     private void read(AgentReader reader) throws IOException {
+        if (comparisons.isEmpty()) {
+            return;
+        }
         AgentSettings settings = state.settings();
         KeyListing listing = new KeyListing(reader, state.map(), settings.restoreChunk());
         while (!listing.ended()) {

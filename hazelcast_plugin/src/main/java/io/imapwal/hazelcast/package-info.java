@@ -15,7 +15,7 @@
  *
  * settle   PartitionOwnership (how did this member get the partition?) ─▶ Wholeness of each map,
  *          which LoggedRecordStore asks
- *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ keys, load ═▶ agent
+ *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ digests, list, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
  *          EvictionWatch ─▶ Wholeness: keys that are not in memory are read from the log
  *

@@ -30,6 +30,8 @@ final class FakeAgent implements Closeable {
     volatile int loads;
     /** Listings of keys that began. */
     volatile int listings;
+    /** Requests for digests. */
+    volatile int digests;
     /** Loads that failed because of a key that cannot be read. */
     volatile int unreadableLoads;
     volatile int beats;

@@ -71,6 +71,9 @@ final class FakeConnection {
             case "keys":
             case "list":
                 return reads.list(kind, number, header);
+            case "digests":
+                return faults.isOfEarlierRelease ? error(number, "bad-request", kind)
+                        : reads.digests(number, header);
             case "maps":
                 return reads.maps(number, header);
             case "load":

@@ -23,6 +23,8 @@ final class FakeFaults {
     /** Loads and pages with entries after so many wait until {@link #heldLoads} is zero. */
     volatile int holdsAfterLoads = Integer.MAX_VALUE;
     final CountDownLatch heldLoads = new CountDownLatch(1);
+    /** It does not know requests for digests. */
+    volatile boolean isOfEarlierRelease;
     /** All reads fail with this text; null: none. */
     volatile String readError;
     /** Loads and listings that read this key fail. */

@@ -79,6 +79,31 @@ final class FakeReads {
         }
     }
 
+    List<byte[]> digests(long number, MsgpackReader header) throws IOException {
+        agent.digests++;
+        if (faults.readError != null) {
+            return error(number, "restore-failed", faults.readError);
+        }
+        String map = header.string();
+        int count = header.array();
+        MsgpackWriter stream = new MsgpackWriter();
+        int taken = Math.min(count, faults.loadLimit);
+        for (int i = 0; i < taken; i++) {
+            int wanted = (int) header.integer();
+            EntriesDigest digest = new EntriesDigest();
+            synchronized (log) {
+                for (byte[] key : log.liveKeys(map)) {
+                    if (partition(key) == wanted) {
+                        FakeLog.Record found = log.newest(map, key);
+                        digest.add(key, found.value(), found.expiresAtMs());
+                    }
+                }
+            }
+            stream.binary(digest.bytes());
+        }
+        return answer(header("digests", number, 1).integer(taken), stream);
+    }
+
     List<byte[]> maps(long number, MsgpackReader header)
             throws IOException, InterruptedException {
         agent.merges++;
