@@ -39,7 +39,7 @@ def test_the_newest_result_of_each_part_is_published() -> None:
         publish.combined([result("a", rewrite=1), result("a", quick=True, member=2)])
 
 
-def test_costs_of_very_large_logs_are_those_of_measured_processor_time() -> None:
+def test_costs_are_computed_from_measured_processor_time() -> None:
     def row(measurement: str, part: str = "pipeline") -> dict[str, Any]:
         return {"part": part, "measurement": measurement, "median": 36.0}
 
