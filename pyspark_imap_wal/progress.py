@@ -97,6 +97,7 @@ def _told(context: SparkContext, group: str, step: Step, tell: Tell) -> Iterator
             reached = step.bytes * found // max(step.tasks, 1)
             tell(StepProgress(step.name, found, step.tasks, reached, step.bytes))
 
+    tell(StepProgress(step.name, 0, step.tasks, 0, step.bytes))
     thread = threading.Thread(target=watch, name="imap-wal-progress", daemon=True)
     thread.start()
     try:

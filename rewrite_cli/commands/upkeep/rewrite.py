@@ -230,7 +230,9 @@ def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[st
     if name == "spark":
         from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        return SparkEngine(properties=properties, progress=step)
+        # Spark's own bar would be in the middle of our lines.
+        quiet = {"spark.ui.showConsoleProgress": "false", **properties}
+        return SparkEngine(properties=quiet, progress=step)
     from imap_wal.rewrite.local_engine import LocalEngine
 
     return LocalEngine(progress=progress)
