@@ -172,7 +172,7 @@ def test_a_harmed_list_is_found_and_repaired(
     assert contents(copy) == expected
 
 
-def test_a_log_of_an_earlier_level_keeps_its_form_until_upgraded(
+def test_an_older_log_keeps_its_form_until_upgraded(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"file://{tmp_path}/log"
@@ -219,7 +219,7 @@ def contents_kept(url: str) -> dict[str, dict[Any, Any]]:
 
 
 @pytest.mark.parametrize("harm", [lose, damage])
-def test_a_prune_deletes_nothing_that_a_damaged_list_may_name(
+def test_prune_deletes_nothing_that_a_damaged_list_names(
     log: tuple[str, dict[str, Any]], run: Run, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
     url, _ = log

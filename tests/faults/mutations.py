@@ -400,8 +400,7 @@ MUTATIONS = (
         "imap_wal/retention/archive.py",
         "listed=level >= FeatureLevel.LISTS",
         "listed=True",
-        "tests/cli/test_list_files.py"
-        "::test_a_log_of_an_earlier_level_keeps_its_form_until_upgraded",
+        "tests/cli/test_list_files.py::test_an_older_log_keeps_its_form_until_upgraded",
     ),
     Mutation(
         "feature level is raised although a node cannot read it",
