@@ -46,8 +46,6 @@ FREE_BYTES = 8 * 1024 * 1024
 """Memory is full if less than this is free."""
 GROUP_ROWS, GROUP_BYTES = 8192, 4 * 1024 * 1024
 """A row group of a file that is sorted by key ends at either."""
-GROUPS = 4
-"""So many are written by one call: after each call, a thread waits for Python's lock."""
 
 _map = itemgetter(MAP)
 
@@ -188,8 +186,8 @@ def write_sorted(
     batches.clear()
     order = order_by(rows, [*(["key"] if by_key else []), *POSITION_COLUMNS])
     group = min(GROUP_ROWS, max(1, len(rows) * GROUP_BYTES // max(1, rows.nbytes)))
-    for start in range(0, len(rows), GROUPS * group):
-        some = rows.take(order.slice(start, GROUPS * group))
+    for start in range(0, len(rows), group):
+        some = rows.take(order.slice(start, group))
         columns = dict(zip(WAITING_SCHEMA.names, some.columns, strict=True))
         columns |= {"map": [name] * len(some), "node": [node] * len(some)}
         file.write_groups(to_arrow(columns, ARCHIVE_SCHEMA), group)
