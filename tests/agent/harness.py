@@ -20,6 +20,7 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.requests import UUID
 from imap_wal.agent.server import Agent, run
 from imap_wal.agent.transport.client import Client
+from imap_wal.entry import MAP
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
 
@@ -290,3 +291,18 @@ def plugin(settings: AgentConfig, *, greet: bool = True, **options: Any) -> Iter
         yield connected
     finally:
         connected.close()
+
+
+def hazelcast_key(number: int) -> bytes:
+    """As Hazelcast serialises a text: no partition hash, the serializer's id, the length, the
+    text."""
+    text = b"k%d" % number
+    return bytes(4) + (-11).to_bytes(4, "big", signed=True) + len(text).to_bytes(4, "big") + text
+
+
+def put_keys(member: Plugin, keys: list[bytes]) -> None:
+    rows = [entry("", "v", member.order(1 + number)) for number in range(len(keys))]
+    payload = b"".join(
+        msgpack.packb([row[MAP], key, *row[2:]]) for row, key in zip(rows, keys, strict=True)
+    )
+    assert member.client.ask("append", member.session, 1, len(keys), payload=payload)[0][0] == "ack"

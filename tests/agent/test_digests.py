@@ -14,8 +14,7 @@ from hazelcast.serialization.data import Data
 from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import reads
 from imap_wal.read.newest.digest import digest
-from tests.agent.harness import Plugin, config, plugin, serving
-from tests.agent.test_listings import hazelcast_key, put_keys
+from tests.agent.harness import Plugin, config, hazelcast_key, plugin, put_keys, serving
 
 KEYS = [hazelcast_key(number) for number in range(500)]
 

@@ -16,9 +16,8 @@ from imap_wal.agent.config import AgentConfig
 from imap_wal.agent.reads import listings
 from imap_wal.agent.server import Agent
 from imap_wal.clock import SeededRandomness
-from imap_wal.entry import MAP
 from imap_wal.manifest.snapshots import Snapshot
-from tests.agent.harness import Plugin, config, entry, plugin, serving
+from tests.agent.harness import Plugin, config, hazelcast_key, plugin, put_keys, serving
 
 KEYS = [f"k{number:02d}" for number in range(30)]
 
@@ -150,21 +149,6 @@ def test_a_page_is_bounded_by_bytes_too(
     header, keys = page(member, None)
     assert header[2] == len(keys) == 4
     assert member.keys() == KEYS
-
-
-def hazelcast_key(number: int) -> bytes:
-    """As Hazelcast serialises a text: no partition hash, the serializer's id, the length, the
-    text."""
-    text = b"k%d" % number
-    return bytes(4) + (-11).to_bytes(4, "big", signed=True) + len(text).to_bytes(4, "big") + text
-
-
-def put_keys(member: Plugin, keys: list[bytes]) -> None:
-    rows = [entry("", "v", member.order(1 + number)) for number in range(len(keys))]
-    payload = b"".join(
-        msgpack.packb([row[MAP], key, *row[2:]]) for row, key in zip(rows, keys, strict=True)
-    )
-    assert member.client.ask("append", member.session, 1, len(keys), payload=payload)[0][0] == "ack"
 
 
 def listed(member: Plugin, wanted: list[int], limit: int = 10) -> list[bytes]:
