@@ -18,7 +18,7 @@ from imap_wal.retention import overlap
 from imap_wal.retention.overlap import Overlap
 
 
-def test_results_are_in_order_and_two_jobs_run_at_the_same_time() -> None:
+def test_results_are_in_order_and_two_jobs_run_together() -> None:
     meeting = threading.Barrier(2, timeout=60)
 
     def job(number: int) -> int:

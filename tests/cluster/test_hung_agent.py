@@ -28,7 +28,7 @@ def failure(future: Future[Any]) -> Exception | None:
 
 
 @pytest.mark.parametrize("offload", [False, True], ids=["offload off", "offload on"])
-def test_a_hung_agent_delays_only_what_is_queued_after_a_change(
+def test_a_hung_agent_delays_only_operations_after_a_change(
     tmp_path: Path, classpath: str, offload: bool
 ) -> None:
     """Without offload the change has the partition's thread; with offload, only this map's
