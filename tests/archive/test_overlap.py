@@ -18,7 +18,8 @@ from imap_wal.retention import overlap
 from imap_wal.retention.overlap import Overlap
 
 
-def test_results_are_in_order_and_two_jobs_run_together() -> None:
+def test_results_are_in_order_and_two_jobs_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "THREADS", 2)
     meeting = threading.Barrier(2, timeout=60)
 
     def job(number: int) -> int:
