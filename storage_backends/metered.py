@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeAlias, cast
@@ -41,7 +40,7 @@ class MeteredStore(GatedStore):
 
     def create_from(self, path: str, local_file: str) -> None:
         super().create_from(path, local_file)
-        self._written(os.path.getsize(local_file))
+        self._written(self.size(path))
 
 
 class Meter:
