@@ -26,6 +26,7 @@ MIB = 1 << 20
 WORK = f"""
 import sys
 import pyarrow.parquet
+from imap_wal.entry import KEY, VALUE
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
