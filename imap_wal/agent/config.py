@@ -126,20 +126,15 @@ class AgentConfig:
                 "log.manual_wal_flush is for embedded stores: an agent must not acknowledge "
                 "changes that are not in the log"
             )
-        if not CONNECTIONS_LEAST <= self.connections_max <= CONNECTIONS_MOST:
-            raise InvalidSetting(
-                f"connections_max is {self.connections_max}; it takes a number from "
-                f"{CONNECTIONS_LEAST} to {CONNECTIONS_MOST}"
-            )
-        if not 1 <= self.max_maps <= MAPS_MOST:
-            raise InvalidSetting(
-                f"max_maps is {self.max_maps}; it takes a number from 1 to {MAPS_MOST}"
-            )
-        if not 0 <= self.reserve_bytes <= RESERVE_BYTES_MOST:
-            raise InvalidSetting(
-                f"reserve_bytes is {self.reserve_bytes}; it takes a number from 0 to "
-                f"{RESERVE_BYTES_MOST}"
-            )
+        for name, least, most in (
+            ("connections_max", CONNECTIONS_LEAST, CONNECTIONS_MOST),
+            ("max_maps", 1, MAPS_MOST),
+            ("reserve_bytes", 0, RESERVE_BYTES_MOST),
+            ("clock_offset_ms", -CLOCK_OFFSET_MS_MAX, CLOCK_OFFSET_MS_MAX),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise InvalidSetting(f"{name} is {value}; it takes a number from {least} to {most}")
         if self.log.max_value_bytes > VALUE_BYTES_MAX:
             raise InvalidSetting(
                 f"log.max_value_bytes is {self.log.max_value_bytes}; an agent takes at most "
@@ -158,11 +153,6 @@ class AgentConfig:
                 "lifetime_timeout_s is 0, so agents give no signs, and start_policy is "
                 f"{str(self.start_policy)!r}, which needs them; "
                 'set lifetime_timeout_s above 0, or start_policy = "partial" too'
-            )
-        if abs(self.clock_offset_ms) > CLOCK_OFFSET_MS_MAX:
-            raise InvalidSetting(
-                f"clock_offset_ms is {self.clock_offset_ms}; it takes a number from "
-                f"-{CLOCK_OFFSET_MS_MAX} to {CLOCK_OFFSET_MS_MAX}"
             )
         self.access.check()
         if self.wal_dir_is_local or self.tail_endpoint or self.tail_address:

@@ -205,39 +205,41 @@ class NodeRepair:
             begins=(0, 0),  # the copy has only what counts, and no replaced writer writes there
             cluster=NOTHING_SEEN,
         )
-        what = "made to fit what is kept; the next open reads the log from the checkpoint on"
-        status, lost = "clean", None
-        if self.made:
-            status, lost = "missing", Extent()
-            what = (
-                "no manifest of this node can be read: this one is made from the names and "
-                "headers of its files; they do not show "
-            )
-            what += (
-                f"whether segments after number {self._plan.newest} are missing, nor the schemas "
-                "of Compact values in archived segments"
-            )
-            if manifest.archived[1]:
-                what += (
-                    f"; segments 1 to {manifest.archived[1]} are not here: what no archive and "
-                    "no snapshot has of them is lost"
-                )
-        elif self._lost_manifests:
-            status, lost = "corrupt", Extent()
-            what = (
-                f"the newest manifest cannot be read; number {self._plan.node.manifest_number} is "
-                "used in its place, with the files beside it"
-            )
-        elif self._evidence.newer:
-            status, lost = "corrupt", Extent()
-            what = (
-                f"this manifest is older than the files beside it ({self._evidence.newer}); the "
-                "copy has the entries of these files"
-            )
+        status, lost, what = self._about_manifest()
         to = f"{self._plan.node.folder}/manifest/{self.number:010d}.json"
         self._plan.items.append(
             Item(name, "manifest", status, REWRITTEN, given_up=lost, what=what, to=to)
         )
+
+    def _about_manifest(self) -> tuple[str, Extent | None, str]:
+        """For the report: the state of the manifest, what is lost with it, and a text."""
+        if self.made:
+            what = (
+                "no manifest of this node can be read: this one is made from the names and "
+                "headers of its files; they do not show "
+                f"whether segments after number {self._plan.newest} are missing, nor the schemas "
+                "of Compact values in archived segments"
+            )
+            if archived := self._plan.manifest.archived[1]:
+                what += (
+                    f"; segments 1 to {archived} are not here: what no archive and "
+                    "no snapshot has of them is lost"
+                )
+            return "missing", Extent(), what
+        if self._lost_manifests:
+            what = (
+                f"the newest manifest cannot be read; number {self._plan.node.manifest_number} is "
+                "used in its place, with the files beside it"
+            )
+            return "corrupt", Extent(), what
+        if self._evidence.newer:
+            what = (
+                f"this manifest is older than the files beside it ({self._evidence.newer}); the "
+                "copy has the entries of these files"
+            )
+            return "corrupt", Extent(), what
+        what = "made to fit what is kept; the next open reads the log from the checkpoint on"
+        return "clean", None, what
 
     def _look_at_entries(self) -> None:
         """Fill `highest` from all entries that can be read."""

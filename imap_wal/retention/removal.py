@@ -75,15 +75,10 @@ def plan_removal(
         read = readers.read_by_all(store, layout.cluster_of(node.folder), node.name, END)
         covered = {name: min(position, read) for name, position in covered.items()}
         known = min(known, read)
-    archives, kept = (
-        list(node.manifest.archives_ending_by(upto)),
-        set[str](),
-    )
+    archives, kept = list(node.manifest.archives_ending_by(upto)), set[str]()
     if not linked:
-        paths = [
-            *(archive.path for archive in archives),
-            *(segment.path for segment in node.segments),
-        ]
+        paths = [archive.path for archive in archives]
+        paths += [segment.path for segment in node.segments]
         kept = set(paths).difference(reachable(store, paths))
 
     def is_removable(name: str, last: Position) -> bool:

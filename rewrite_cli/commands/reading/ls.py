@@ -11,6 +11,14 @@ from rewrite_cli.console import output as out
 from rewrite_cli.console.selection import Selection, selection_options
 from storage_backends import SegmentStore
 
+NODE_COLUMNS = (
+    *("namespace", "cluster", "node", "state", "epoch", "segments", "log bytes"),
+    *("archives", "archived records", "archive bytes"),
+)
+SNAPSHOT_COLUMNS = (
+    *("namespace", "cluster", "map", "generation", "live", "tombstones", "snapshot bytes"),
+)
+
 
 @click.command()
 @selection_options(maps=False)
@@ -50,34 +58,9 @@ def command(selection: Selection, files: bool, output: str) -> None:
             ("kind", "bytes", "file"), [(row["kind"], row["bytes"], row["file"]) for row in rows]
         )
     else:
-        out.print_table(
-            (
-                "namespace",
-                "cluster",
-                "node",
-                "state",
-                "epoch",
-                "segments",
-                "log bytes",
-                "archives",
-                "archived records",
-                "archive bytes",
-            ),
-            [tuple(row.values()) for row in rows],
-        )
+        out.print_table(NODE_COLUMNS, [tuple(row.values()) for row in rows])
         if snapshots:
-            out.print_table(
-                (
-                    "namespace",
-                    "cluster",
-                    "map",
-                    "generation",
-                    "live",
-                    "tombstones",
-                    "snapshot bytes",
-                ),
-                [tuple(row.values()) for row in snapshots],
-            )
+            out.print_table(SNAPSHOT_COLUMNS, [tuple(row.values()) for row in snapshots])
         for row in levels:
             out.echo(
                 f"{row['namespace']}/{row['cluster']}: feature level {row['feature_level']}, of "
