@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Exemplar:
-    """One of the values, and the trace that tells more of it. `at_s`: Unix time."""
+    """One of the values, and the id of the trace of its work. `at_s`: Unix time."""
 
     trace_id: str
     value: float
@@ -51,7 +51,8 @@ class Histogram:
         self._sum += value
 
     def exemplify(self, exemplar: Exemplar) -> None:
-        """Keep it instead of the last one in its range. By the thread that calls `add`."""
+        """Keep this one instead of the former one of its bucket. For the thread that calls
+        `add`."""
         index = bisect_left(self._bounds, exemplar.value)
         self._exemplars = {**self._exemplars, index: exemplar}
 

@@ -1,6 +1,6 @@
-"""Spans: which work took how long. Without a tracer, which only the agent can have, nothing is kept
-of them. As for logging, there is one tracer for the process: each part names its work, and only the
-program decides whether somebody hears of it. See docs/decisions/0063-few-spans.md.
+"""Spans: which work took how long. Only an agent can have a tracer; without it, no span is kept. As
+for logging, the process has one tracer: each part names its work, and only the program decides
+whether the spans are sent. See docs/decisions/0063-few-spans.md.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class Tracer(Protocol):
         parts: Sequence[tuple[str, float]] = (),
         error: str = "",
     ) -> str:
-        """Work that ends now and took so long. `parts`: its consecutive parts, with the seconds of
-        each. `error`: the class of the error that ended it. Never a key, a value, the name of a
-        map, or the text of an error. Returns the id of the trace; "": it is not kept. Thread-safe,
-        and waits for nothing."""
+        """Take the span of work that ends now. `seconds`: how long it took. `facts`: numbers about
+        it. `parts`: its consecutive parts, with the seconds of each. `error`: the class of the
+        error that ended it; "": none. Never pass a key, a value, the name of a map, or the text of
+        an error. Returns the id of the trace; "": the span is not kept. Thread-safe; it never
+        blocks."""
 
 
 _tracer: Tracer | None = None
@@ -36,14 +37,14 @@ def current() -> Tracer | None:
 
 
 def use(tracer: Tracer | None) -> None:
-    """Give all spans that end from now on to this one."""
+    """Give all spans that end from now on to this tracer; None: keep no spans."""
     global _tracer
     _tracer = tracer
 
 
 @contextmanager
 def span(clock: Clock, name: str) -> Iterator[dict[str, int]]:
-    """Work that takes long. The dict gets the facts about it, before it ends."""
+    """The `with` block is a span. The block adds facts about its work to the dict."""
     facts: dict[str, int] = {}
     if _tracer is None:
         yield facts

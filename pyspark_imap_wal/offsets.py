@@ -9,7 +9,7 @@ with the snapshots, whose generations are in its end. "latest": the first batch 
 for this offset again if the driver dies in the first batch, so it must not depend on when.
 
 `dropped` is only in offsets of streams with images: the maps that had been dropped, with the
-generation of the drop. Of an offset without it, that is not known.
+generation of the drop. In an offset without it, they are unknown.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ Tell: TypeAlias = Callable[[StepProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step that begins: what its `tasks` do, and about how many `bytes` they have to read."""
+    """A step that begins. `name`: what its tasks do. `bytes`: about how many they have to read."""
 
     name: str
     tasks: int

@@ -1,4 +1,4 @@
-"""A store that tells how many bytes are read and written through it."""
+"""A store that reports how many bytes are read and written through it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ Tell: TypeAlias = Callable[[int], None]
 
 
 class MeteredStore(GatedStore):
-    """The files that are read, and whole files that are written. Appends, of which logs consist,
-    do not count. `read`, `written`: called with a number of bytes, from any thread."""
+    """Counts the bytes of files that are read, and of whole files that are written, but not of
+    appends, of which logs consist. `read`, `written`: called with a number of bytes, from any
+    thread."""
 
     def __init__(self, inner: SegmentStore, read: Tell, written: Tell) -> None:
         super().__init__(inner)
@@ -51,7 +52,7 @@ class Meter:
         self.read_bytes = self.written_bytes = 0
 
     def on(self, store: SegmentStore) -> MeteredStore:
-        """A store whose bytes count."""
+        """The store, with its bytes counted here."""
         return MeteredStore(store, self._read, self._written)
 
     def _read(self, count: int) -> None:

@@ -13,8 +13,8 @@ from imap_wal.write.committer import Committer
 def trace_commit(
     tracer: Tracer, committer: Committer, clock: Clock, began: float, pending: Sequence[Pending]
 ) -> None:
-    """A commit has ended that began at `began` (monotonic seconds). If it had a sync, that is one
-    of its parts."""
+    """Trace a commit that ends now. `began`: when it began (monotonic seconds). `pending`: its
+    appends. If it had a sync, the span has parts."""
     batches = [each.batch for each in pending if each.batch is not None]
     if not batches:
         return

@@ -85,7 +85,7 @@ def _unread(file: ListFile) -> tuple[Archive, ...]:
 class ListedArchives(Sequence[Archive]):
     """Archives in list files, and the newest ones. Lists are read when their archives are needed:
     then each use can raise `CorruptLog` and `ShortLog` for a list, and `NotFound` if a newer
-    manifest names other lists. The order is no order of the log."""
+    manifest names other lists. The archives are in no particular order."""
 
     lists: tuple[ListFile, ...] = ()
     newest: tuple[Archive, ...] = ()

@@ -94,8 +94,8 @@ class ClusterManifest:
     """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
     snapshot."""
     losses: Mapping[str, Whole] = field(default_factory=dict)
-    """Node → how many times segments of its own disk were given up, or it was forgotten. What had a
-    copy there has one less."""
+    """Node → how many times segments of its own disk were given up, or it was forgotten. A change
+    with a copy there has one copy less."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:

@@ -31,11 +31,11 @@ from storage_backends import NotFound, SegmentStore, StorageError
 FORMAT = 1
 """Of a list file."""
 NEWEST_MAX = 256
-"""So many archives are in the manifest itself, at most."""
+"""At most this many archives are in the manifest itself."""
 LIST_MIN = 1000
 """A list with fewer archives is merged with the next ones; at most one has fewer."""
 KNOWN_MAX = 200_000
-"""The number of archives of lists that are kept in memory."""
+"""At most this many archives of lists are kept in memory, or those of one list."""
 
 
 class ListFiles:
@@ -98,7 +98,7 @@ class ListFiles:
             if len(archives) != file.archives:
                 raise ValueError(f"it has {len(archives)} archives, not {file.archives}")
             if _ends(archives) != (file.lowest, file.highest):
-                raise ValueError("its archives end elsewhere than the manifest says")
+                raise ValueError("its archives end at other positions than the manifest says")
             return archives
 
     def settled(

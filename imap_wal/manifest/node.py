@@ -188,7 +188,7 @@ class NodeManifest:
         return uploaded or self.lives_in(wal.logs)
 
     def acks_from(self, segment: int, losses: int) -> int:
-        """In how many logs each acknowledged change in this segment and later ones is, at least.
+        """How many logs have each acknowledged change in this segment and later ones, at least.
         `losses`: those of the other nodes until now."""
         acks, first, known = self.copied
         return acks if acks and first <= segment and known == losses else 1

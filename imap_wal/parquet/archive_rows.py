@@ -32,8 +32,8 @@ with needs("archive"):
 
 WAITING_SCHEMA = pa.schema([field for field in ARCHIVE_SCHEMA if field.name not in ("map", "node")])
 BATCH_ROWS, BATCH_BYTES = 1024, 1024 * 1024
-"""So many rows of a map, or bytes, become a record batch: while they are in the processor's
-cache."""
+"""So many rows of a map, or bytes, become a record batch, while they are still in the cache of the
+processor."""
 DECODED_BYTES = 32 * 1024 * 1024
 """At most this much memory is taken by rows that are not in a batch yet. There can be many maps."""
 ROW_BYTES = 400

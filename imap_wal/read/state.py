@@ -50,8 +50,8 @@ class ClusterState:
 
     @property
     def lacking(self) -> Mapping[str, str]:
-        """The missing nodes that may have acknowledged changes which no other log has. A change is
-        not lost if more logs have it than are missing."""
+        """The missing nodes that may have acknowledged changes which no readable log has, with the
+        reason. A change is not lost if more logs have it than nodes are missing."""
         return {
             name: why
             for name, why in self.missing.items()
@@ -59,7 +59,8 @@ class ClusterState:
         }
 
     def _acks_of_unseen(self, name: str) -> int:
-        """In how many logs each acknowledged change is that only this node's disk has."""
+        """How many logs have each acknowledged change in the segments that are only on this node's
+        disk, at least."""
         part = self.parts.get(name)
         if part is None:
             return 1

@@ -13,14 +13,14 @@ from imap_wal.read.state import ClusterState
 
 DAY_MS = 86_400_000
 STALE_MS = 7 * DAY_MS
-"""A reader that has published nothing for so long, and for which something is kept, may be gone."""
+"""A reader may be gone if it has published nothing for so long, and files are kept for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFor:
     """What is kept for one reader although snapshots cover it. What several readers need counts for
-    each of them. `positions`: what it has read. `log_bytes`: about, because it is not known where
-    in a segment a snapshot ends. `idle_ms`: since it published something."""
+    each of them. `positions`: how far it has read. `log_bytes`: an estimate, because it is not
+    known where in a segment a snapshot ends. `idle_ms`: the time since it published something."""
 
     reader: str
     positions: Mapping[str, Position]
@@ -35,7 +35,7 @@ class KeptFor:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it may be gone, and keeps files for no one."""
+        """Whether it may be gone although files are kept for it."""
         return self.bytes > 0 and self.idle_ms >= STALE_MS
 
     @property

@@ -1,5 +1,5 @@
 """Jobs that run in other threads while this one prepares the next. pyarrow sorts, compresses and
-writes without Python's interpreter lock, so they take other processors."""
+writes without Python's interpreter lock, so the jobs use other processors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ T = TypeVar("T")
 
 
 class Overlap(Generic[T]):
-    """Runs jobs, at most `THREADS` at the same time. Leaving its context ends all of them."""
+    """Runs jobs, at most `THREADS` at the same time. At the end of the `with` block, all have
+    ended."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "imap-wal-archive") if THREADS else None
@@ -38,8 +39,8 @@ class Overlap(Generic[T]):
         self._started.append(done)
 
     def results(self) -> list[T]:
-        """Wait for all jobs. Their results in the order in which they were started. Raises the
-        error of a job."""
+        """Wait for all jobs, and return their results in the order in which they were started.
+        Raises the error of a job."""
         return [each.result() for each in self._started]
 
     def __enter__(self) -> Self:

@@ -51,10 +51,10 @@ class MapRewrite:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """A step of a rewrite whose tasks run on other machines. The numbers are those of the attempts
-    that count: what is tried again counts once. `bytes_read`, `bytes_written`: between a task and
-    the storage, with what it reads again to check it. `memory_max_bytes`: the largest resident
-    memory of a process that did a task."""
+    """A step of a rewrite whose tasks run on other machines. A task that was tried again counts
+    once. `bytes_read`, `bytes_written`: between tasks and the storage, including what a task reads
+    again to check it. `memory_max_bytes`: the largest resident memory of a process that ran a
+    task."""
 
     step: str
     tasks: int
@@ -94,7 +94,7 @@ class RewriteReport:
 @dataclass(frozen=True, slots=True)
 class PruneReport:
     """What was removed, or with `dry_run` would be. `segments`, `archives` and `snapshot_files` are
-    paths. `skipped`: node → why it was skipped. `kept`: what is still there because of readers."""
+    paths. `skipped`: node → why it was skipped. `kept`: what is kept for readers."""
 
     namespace: str
     cluster: str

@@ -31,8 +31,8 @@ _TOO_LOW = (
 
 
 class Registration:
-    """The registration of a stream under a name. `maps`: those that it follows; None: all.
-    `images`: it needs the state of the maps before each batch."""
+    """The registration of a stream as a reader. `maps`: those that it follows; None: all. `images`:
+    whether it needs the state of the maps before each batch."""
 
     def __init__(
         self, log: ClusterLog, name: str, maps: Collection[str] | None, *, images: bool
@@ -70,7 +70,8 @@ class Registration:
         return True
 
     def advance(self, places: Places, look: Callable[[], ClusterState]) -> None:
-        """A batch up to `places` is committed. `look`: at the logs."""
+        """Publish that a batch up to `places` is committed. `look` returns the state of the
+        logs."""
         base, proposed = self.read().base, self._looked
         if not self._images:
             self._reader.advance(places)
@@ -110,7 +111,7 @@ def base_of(
         for name, snapshot in manifest.snapshots.items()
         if maps is None or name in maps
     }
-    # Of a map without a snapshot, it is only known up to here that it has no entries.
+    # A map without a snapshot is only known to have no entries up to the mark of all maps.
     absent = maps is None or any(name not in snapshots for name in maps)
     positions = {}
     for node in known.nodes:

@@ -41,7 +41,7 @@ def planned(
         return [], cluster_scans(state, until=end, maps=maps)
     known = None
     if base is not None and is_below(base, state, start):
-        # Also if there are newer snapshots: a batch that is read again has the same rows.
+        # Even if there are newer snapshots: a batch that is read again must have the same rows.
         known = with_base(log, state, base)
     known = known or known_at(log, state, start, maps)
     return (
@@ -136,8 +136,8 @@ def _is_there(log: ClusterLog, state: ClusterState, name: str, snapshot: Snapsho
 
 
 def demand_undropped(before: Mapping[str, int] | None, after: Mapping[str, int] | None) -> None:
-    """Raises `InvalidSetting` if a map was dropped between two offsets: there is no entry of a
-    drop, so there would be no image. None: not known."""
+    """Raises `InvalidSetting` if a map was dropped between two offsets: a drop has no
+    entry, so there would be no image. None: not known."""
     if before is None or after is None:
         return
     for name, generation in sorted(after.items()):

@@ -1,4 +1,4 @@
-"""Which operations wait while an agent hangs, and that they fail soon once that is known."""
+"""Which operations wait while an agent hangs, and that they fail at once when that is known."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def failure(future: Future[Any]) -> Exception | None:
 def test_a_hung_agent_delays_only_operations_after_a_change(
     tmp_path: Path, classpath: str, offload: bool
 ) -> None:
-    """Without offload the change has the partition's thread; with offload, only this map's
+    """Without offload the change occupies the partition's thread; with offload, only this map's
     operations on the partition wait for it. All of them succeed when the agent counts as hung."""
 
     def maps(endpoint: str) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
 WORKING_S = 60.0
 REST_S = 2.0
 EMPTIED = 0.2
-"""How often a map is emptied at the end of an episode."""
+"""The probability that a map is emptied at the end of an episode."""
 SHOWN = 3
 """How many findings of a kind are printed for an episode."""
 
@@ -141,7 +141,7 @@ class Run:
         self._resume()
 
     def _empty(self, rng: Random) -> None:
-        """At times clears and destroys the maps for that: with no fault left, this succeeds."""
+        """Sometimes clears and destroys maps: this must succeed, as no fault is left."""
         if self.world.bare:
             return
         client = self.world.client()

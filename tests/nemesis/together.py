@@ -45,7 +45,7 @@ ROLLBACKS = 0.1
 TRANSACTION_S = 8.0
 BLIND: tuple[Kind, ...] = ("set", "set", "set", "delete")
 WHOLE_S = 10.0
-"""How long a group may be read as torn: its transaction may be under way."""
+"""How long a group may be read as torn: its transaction may not have ended yet."""
 
 
 def keys_of(group: Key) -> list[str]:

@@ -40,7 +40,7 @@ EVICTED = MAPS[-1]
 memory."""
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 ALL_KEYS = (*KEYS, *EMPTIED_KEYS, *GROUPS)
-"""With those of operations on many keys, which Hazelcast without a map store is not asked for."""
+"""With those of operations on many keys, which a Hazelcast without a map store does not get."""
 DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}

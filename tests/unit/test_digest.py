@@ -38,7 +38,7 @@ def test_the_order_of_entries_does_not_matter(seed: int) -> None:
 @pytest.mark.parametrize(
     ("field", "other"), [(KEY, b"other"), (VALUE, b"other"), (EXPIRES_AT_MS, 5000)]
 )
-def test_any_difference_is_a_difference(field: int, other: Any, seed: int) -> None:
+def test_any_difference_changes_the_digest(field: int, other: Any, seed: int) -> None:
     random = Random(seed)
     rows = [row(random.randbytes(9), random.randbytes(20), 7000) for _ in range(100)]
     at = random.randrange(100)

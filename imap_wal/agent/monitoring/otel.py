@@ -26,14 +26,15 @@ SERVICE = "imap-wal-agent"
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PROTOCOL = "http/protobuf"
 EVERY_S = 0.1
-"""Of spans of one name, at most one is kept in this time; all that took as long, or failed."""
+"""Of spans of one name, at most one is kept in this time, and besides it all that took at least
+this long, or failed."""
 STOP_S = 2.0
-"""How long a stop waits for spans that were not sent."""
+"""How long a stop waits until the last spans are sent."""
 
 
 class OtlpTracer:
     """An `imap_wal.tracing.Tracer`. `endpoint`: the base URL of the collector; "": as the variables
-    say. `resource`: what the spans are of, besides `service.name`. Raises `InvalidSetting` for
+    say. `resource`: attributes of this agent, besides `service.name`. Raises `InvalidSetting` for
     another protocol than OTLP over HTTP."""
 
     def __init__(
@@ -86,7 +87,7 @@ class OtlpTracer:
         return f"{span.get_span_context().trace_id:032x}"
 
     def close(self) -> None:
-        """Send what waits, for at most `STOP_S`."""
+        """Send the spans that wait. Blocks for at most `STOP_S`."""
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(STOP_S)

@@ -1,5 +1,5 @@
-"""Whether an agent sends traces, and the tracer that does. OpenTelemetry's library, which needs the
-extra `otel`, is imported only then."""
+"""Whether an agent sends traces, and its tracer. The library of OpenTelemetry (extra `otel`) is
+imported only if it sends them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def is_asked(environment: Mapping[str, str]) -> bool:
 @contextmanager
 def traced(config: AgentConfig, environment: Mapping[str, str]) -> Iterator[None]:
     """Inside, spans are sent if `otlp_endpoint` or the environment asks for them. Raises
-    `MissingExtra` if the library is missing and `otlp_endpoint` is set: variables may be those of a
-    whole cluster, so then a line in the log is enough."""
+    `MissingExtra` if the library is missing and `otlp_endpoint` is set. If only variables ask for
+    spans, a missing library is a warning: the variables may be meant for other programs."""
     if not config.otlp_endpoint and not is_asked(environment):
         yield
         return
@@ -40,7 +40,7 @@ def traced(config: AgentConfig, environment: Mapping[str, str]) -> Iterator[None
     except MissingExtra as error:
         if config.otlp_endpoint:
             raise
-        _log.warning("no traces, though OTEL_EXPORTER_OTLP_ENDPOINT is set", error=str(error))
+        _log.warning("no traces are sent, though variables OTEL_… ask for them", error=str(error))
         yield
         return
     resource = {

@@ -1,7 +1,8 @@
 """The digest of some entries: 16 bytes, equal for equal entries in any order.
 
-A member computes it of its memory, and the agent of the log. Partitions with equal digests need not
-be sent. It is the sum, modulo 2^128, of one hash for each entry: the MurmurHash3 (x64, 128 bits) of
+A member computes it from its memory, and the agent from the log. The entries of partitions with
+equal digests need not be sent. It is the sum, modulo 2^128, of one hash for each entry: the
+MurmurHash3 (x64, 128 bits) of
 
     key | value | expires_at_ms / 1000, rounded down, 8 bytes     with the size of the key as seed
 
@@ -45,7 +46,8 @@ def digest(rows: Iterable[Row]) -> bytes:
 
 @cache
 def _murmur3() -> Callable[[bytes, int], int]:
-    """Imported from a library that only logs of Hazelcast clusters need. Raises `MissingExtra`."""
+    """The hash, from a library that only agents of Hazelcast clusters need. Raises
+    `MissingExtra`."""
     with needs("hazelcast"):
         from mmh3 import mmh3_x64_128_uintdigest as found
 

@@ -230,7 +230,7 @@ def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[st
     if name == "spark":
         from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        # Spark's own bar would be in the middle of our lines.
+        # Spark's own progress bar would interrupt our lines.
         quiet = {"spark.ui.showConsoleProgress": "false", **properties}
         return SparkEngine(properties=quiet, progress=step)
     from imap_wal.rewrite.local_engine import LocalEngine

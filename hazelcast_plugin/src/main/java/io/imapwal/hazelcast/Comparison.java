@@ -76,8 +76,7 @@ final class Comparison {
     }
 
     /**
-     * Whether memory has the entries of this {@link EntriesDigest} and no others. Expired ones do
-     * not count.
+     * Whether the live entries in memory have this digest ({@link EntriesDigest}).
      */
     static boolean isEqual(RecordStore<?> store, byte[] digest,
             SerializationService serialization) {

@@ -38,7 +38,7 @@ final class EntriesDigest {
         long h2 = seed;
         for (int at = 0; at < whole; at += BLOCK) {
             h1 ^= Long.rotateLeft(entry.getLong(at) * C1, 31) * C2;
-            // A block that is not full is mixed in, but not mixed on.
+            // The last block, if it is not full, is only combined by xor.
             boolean full = at + BLOCK <= size;
             if (full) {
                 h1 = (Long.rotateLeft(h1, 27) + h2) * 5 + 0x52dce729;

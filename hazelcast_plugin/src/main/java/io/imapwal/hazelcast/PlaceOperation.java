@@ -99,8 +99,8 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
         if (plugin.reconciler().isDoubted(item.map, item.key)) {
             // This transaction has locked the key, and the settlement waits for its lock.
             throw new TransactionException("map \"" + item.map
-                    + "\": an earlier change of a key is compared with the log when this"
-                    + " transaction has ended");
+                    + "\": an earlier change of a key has an unknown outcome, which is settled"
+                    + " when this transaction has ended: repeat the transaction");
         }
         plugin.placements().check(item.map, item.key, transaction);
         Record<?> record = store.getRecord(item.key);

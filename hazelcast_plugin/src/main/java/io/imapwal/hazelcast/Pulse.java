@@ -25,9 +25,10 @@ import java.util.concurrent.TimeUnit;
 final class Pulse {
     private static final long PAUSE_MS_MAX = 500;
     /**
-     * Most beats without an answer. ZeroMQ takes four messages of a connection in advance, and
-     * gives room back in pairs. If a PING waits after more, and the connection is closed then,
-     * ZeroMQ ends the agent's process when that continues (libzmq issues 3937 and 4767, 4.3.5).
+     * The most beats without an answer. The agent's ZeroMQ takes four messages of a connection in
+     * advance, and frees their space in pairs. If a PING waits after more messages, and the
+     * connection is closed then, ZeroMQ ends the agent's process when that continues (libzmq 4.3.5,
+     * issues 3937 and 4767).
      */
     private static final int UNANSWERED_MAX = 3;
 
