@@ -333,10 +333,10 @@ MUTATIONS = (
     Mutation(
         "segments deleted before the manifest names their archive",
         "imap_wal/retention/archive.py",
-        "        self._publish(work)\n        self._delete(self._wal.archived + tuple(segments) "
-        "+ self._wal.copied)\n",
-        "        self._delete(self._wal.archived + tuple(segments) + "
-        "self._wal.copied)\n        self._publish(work)\n",
+        "        self._publish(work, listed=level >= FeatureLevel.LISTS)\n"
+        "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n",
+        "        self._delete(self._wal.archived + tuple(segments) + self._wal.copied)\n"
+        "        self._publish(work, listed=level >= FeatureLevel.LISTS)\n",
         KILL,
     ),
     Mutation(
@@ -349,8 +349,8 @@ MUTATIONS = (
     Mutation(
         "sealed segment archived, last entry left out",
         "imap_wal/parquet/archive_rows.py",
-        "table.take(order.slice(start, count))",
-        "table.take(order.slice(start, count)[:-1])",
+        "rows.take(order.slice(start, group))",
+        "rows.take(order.slice(start, group)[:-1])",
         KILL,
     ),
     Mutation(
