@@ -74,7 +74,8 @@ class ListFiles:
         """The same from the storage, even if the list is in memory."""
         path = layout.list_path(self._folder, file.name)
         try:
-            text = self._store.read(path)
+            # One byte more shows that the file is larger, however large it is.
+            text = self._store.read(path, length=file.bytes + 1)
         except NotFound:
             if file.name not in self._names():
                 raise
@@ -85,8 +86,8 @@ class ListFiles:
             raise ShortLog(path, 0, what, MANIFEST_ADVICE) from None
         if (len(text), google_crc32c.value(text)) != (file.bytes, file.checksum):
             what = (
-                f"this list of {file.archives} archives ({len(text)} bytes) does not match the "
-                f"size ({file.bytes} bytes) and the checksum in the manifest"
+                f"this list of {file.archives} archives does not match the size "
+                f"({file.bytes} bytes) and the checksum in the manifest"
             )
             raise CorruptLog(path, 0, what, MANIFEST_ADVICE)
         with whole(path):

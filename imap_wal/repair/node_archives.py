@@ -133,6 +133,7 @@ class ArchivePlanner:
                 for file, name in self._unknown(named)
                 if each.lowest <= name.last <= each.highest
                 and name.last[:2] <= plan.manifest.archived
+                and not _is_void(name.last, plan.manifest.begins)
                 and (archive := self._read_unknown(file, name)) is not None
             ]
             found = _without_absorbed(found, named)
@@ -241,3 +242,9 @@ def _without_absorbed(found: Iterable[Archive], named: Iterable[Archive]) -> lis
             others.append(archive)
             kept.append(archive)
     return kept
+
+
+def _is_void(last: Position, begins: tuple[int, int]) -> bool:
+    """Whether a replaced writer wrote it after the takeover: it was never named."""
+    epoch, segment = begins
+    return last.epoch < epoch and last.segment >= segment

@@ -22,21 +22,24 @@ class Overlap(Generic[T]):
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(THREADS, "imap-wal-archive") if THREADS else None
         self._started: list[Future[T]] = []
+        self._running: list[Future[T]] = []
+        """The last ones, whose errors were not raised yet."""
 
     def run(self, job: Callable[[], T]) -> None:
         """Start a job. Waits while others occupy all threads. Raises the error of a former job."""
-        running = {each for each in self._started if not each.done()}
-        if self._pool is not None and len(running) >= THREADS:
-            wait(running, return_when=FIRST_COMPLETED)
-        for each in self._started:
+        if self._pool is None:
+            ended: Future[T] = Future()
+            ended.set_result(job())
+            self._started.append(ended)
+            return
+        if len(self._running) >= THREADS:
+            wait(self._running, return_when=FIRST_COMPLETED)
+        for each in self._running:
             if each.done():
                 each.result()
-        if self._pool is not None:
-            self._started.append(self._pool.submit(job))
-            return
-        done: Future[T] = Future()
-        done.set_result(job())
-        self._started.append(done)
+        self._running = [each for each in self._running if not each.done()]
+        self._running.append(self._pool.submit(job))
+        self._started.append(self._running[-1])
 
     def results(self) -> list[T]:
         """Wait for all jobs, and return their results in the order in which they were started.

@@ -23,6 +23,7 @@ PACKAGES = ("storage_backends", "imap_wal", "rewrite_cli", "pyspark_imap_wal")
 DISTRIBUTION = {
     "google_crc32c": "google-crc32c",
     "hazelcast": "hazelcast-python-client",
+    "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
     "zmq": "pyzmq",
 }
