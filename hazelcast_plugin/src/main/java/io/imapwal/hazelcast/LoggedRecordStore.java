@@ -26,6 +26,7 @@ import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.UUID;
 import java.util.function.BiConsumer;
 
 /**
@@ -137,6 +138,33 @@ final class LoggedRecordStore extends DefaultRecordStore {
     @Override
     public Data readBackupData(Data key) {
         return state.holds(getPartitionId()) ? null : super.readBackupData(key);
+    }
+
+    /**
+     * A transaction may rely on what it reads under its lock. So it does not get the lock of a key
+     * that is about to be set from the log. This is also called for the lock's copy on a backup.
+     */
+    @Override
+    public boolean txnLock(Data key, UUID caller, long thread, long reference, long ttl,
+            boolean blockReads) {
+        if (!isLockedBy(key, caller, thread)) {
+            state.requireNoDoubt(getPartitionId(), key);
+        }
+        return super.txnLock(key, caller, thread, reference, ttl, blockReads);
+    }
+
+    /** The same for entry processors that Hazelcast runs on another thread. */
+    @Override
+    public boolean localLock(Data key, UUID caller, long thread, long reference, long ttl) {
+        state.requireNoDoubt(getPartitionId(), key);
+        return super.localLock(key, caller, thread, reference, ttl);
+    }
+
+    /** A user's lock does not keep a key in doubt from being settled. */
+    @Override
+    public boolean canAcquireLock(Data key, UUID caller, long thread) {
+        return super.canAcquireLock(key, caller, thread)
+                || thread == Reconciler.THREAD_ID && !state.isReliedOn(getPartitionId(), key);
     }
 
     /** The log has what interceptors made of the value, so they must not change it again. */

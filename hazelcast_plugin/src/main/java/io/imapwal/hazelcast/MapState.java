@@ -1,5 +1,9 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.internal.locksupport.LockResource;
+import com.hazelcast.internal.locksupport.LockStoreImpl;
+import com.hazelcast.internal.locksupport.LockSupportService;
+import com.hazelcast.internal.locksupport.LockSupportServiceImpl;
 import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.impl.MapContainer;
@@ -7,6 +11,7 @@ import com.hazelcast.map.impl.MapService;
 import com.hazelcast.map.impl.MapServiceContext;
 import com.hazelcast.map.impl.operation.MapOperation;
 import com.hazelcast.map.impl.recordstore.RecordStore;
+import com.hazelcast.spi.exception.RetryableHazelcastException;
 import com.hazelcast.spi.impl.operationservice.ReadonlyOperation;
 
 import java.util.UUID;
@@ -195,6 +200,36 @@ final class MapState {
         MapContainer container = context().getExistingMapContainer(map);
         return container != null && container.shouldUseGlobalIndex()
                 && container.getGlobalIndexRegistry().getIndexes().length > 0;
+    }
+
+    /**
+     * On the partition's thread, before a transaction gets the lock of a key.
+     *
+     * @throws RetryableHazelcastException the outcome of the key's last change is not known
+     */
+    void requireNoDoubt(int partition, Data key) {
+        if (!plugin.ownership().isOwner(partition)) {
+            return;
+        }
+        plugin.placements().check(map, key, null);
+        if (plugin.reconciler().isDoubted(map, key)) {
+            throw new RetryableHazelcastException("map \"" + map
+                    + "\": the outcome of an earlier change of the key is not known yet");
+        }
+    }
+
+    /**
+     * On the partition's thread: whether a transaction has the key's lock, or an entry processor
+     * on another thread, and relies on what it has read. It ends without waiting for a doubt. A
+     * transaction with a place for the key does not rely on memory any more.
+     */
+    boolean isReliedOn(int partition, Data key) {
+        LockSupportServiceImpl locks = plugin.nodeEngine().getService(
+                LockSupportService.SERVICE_NAME);
+        LockStoreImpl store = locks.getLockStore(partition, MapService.getObjectNamespace(map));
+        LockResource lock = store == null ? null : store.getLock(key);
+        return lock != null && (lock.isTransactional() || lock.isLocal())
+                && !plugin.placements().contains(map, key);
     }
 
     /** Keys of the partition that are locked. */

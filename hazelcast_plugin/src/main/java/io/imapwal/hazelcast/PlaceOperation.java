@@ -96,13 +96,13 @@ public final class PlaceOperation extends Operation implements IdentifiedDataSer
                 .getRecordStore(getPartitionId(), item.map);
         MapState state = plugin.state(item.map);
         state.requireSettled(getPartitionId());
-        if (plugin.reconciler().isDoubted(item.map, item.key)) {
-            // This transaction has locked the key, and the settlement waits for its lock.
+        if (plugin.reconciler().isDoubted(item.map, item.key)
+                || plugin.placements().isChanged(item.map, item.key, transaction)) {
+            // The settlement waits for the lock that this transaction has.
             throw new TransactionException("map \"" + item.map
                     + "\": an earlier change of a key has an unknown outcome, which is settled"
                     + " when this transaction has ended: repeat the transaction");
         }
-        plugin.placements().check(item.map, item.key, transaction);
         Record<?> record = store.getRecord(item.key);
         boolean unchanged = record == null || record.getVersion() == item.version;
         if (!unchanged || !store.isLockedBy(item.key, lockOwner, item.thread)) {

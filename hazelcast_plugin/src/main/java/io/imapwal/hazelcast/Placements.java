@@ -53,10 +53,19 @@ final class Placements {
 
     /** @throws RetryableHazelcastException another transaction is changing the key */
     void check(String map, Data key, UUID transaction) {
-        Placement other = placements.get(new Key(map, key));
-        if (other != null && !other.transaction.equals(transaction)) {
+        if (isChanged(map, key, transaction)) {
             throw busy(map);
         }
+    }
+
+    /** Whether a transaction other than this one is changing the key. */
+    boolean isChanged(String map, Data key, UUID transaction) {
+        Placement other = placements.get(new Key(map, key));
+        return other != null && !other.transaction.equals(transaction);
+    }
+
+    boolean contains(String map, Data key) {
+        return placements.containsKey(new Key(map, key));
     }
 
     /** @param order the key's place */

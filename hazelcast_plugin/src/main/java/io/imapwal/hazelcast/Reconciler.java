@@ -2,6 +2,7 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstanceNotActiveException;
 import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.IMap;
 import com.hazelcast.map.impl.MapService;
 
@@ -39,13 +40,20 @@ final class Reconciler {
     private static final int MAX_KEYS = 100_000;
     private static final long MAX_PAUSE_MS = 1000;
     /**
-     * A key needs longer only if it is locked. The other keys are settled meanwhile, and the next
-     * round retries this one.
+     * A key needs longer only if a transaction has its lock. The other keys are settled meanwhile,
+     * and the next round retries this one.
      */
     private static final long TURN_MS = 200;
 
     /** Hazelcast repeats an operation for this time: 250 times, with pauses of half a second. */
     private static final long REPEAT_NANOS = TimeUnit.SECONDS.toNanos(130);
+
+    /**
+     * The thread of the operations that it sends, as locks know it. No real thread has a negative
+     * one. Owners of keys recognise the settlement by it; those with an earlier release of the
+     * plug-in let it wait for each lock.
+     */
+    static final long THREAD_ID = -77_001;
 
     private final WalPlugin plugin;
     /**
@@ -291,6 +299,7 @@ final class Reconciler {
     }
 
     private void run() {
+        ThreadUtil.setThreadId(THREAD_ID);
         Map<Key, Turn> turns = new HashMap<>();
         long pauseMs = 20;
         String said = "";
@@ -332,7 +341,8 @@ final class Reconciler {
                 } catch (HazelcastInstanceNotActiveException e) {
                     close();
                 } catch (TimeoutException e) {
-                    why = "map \"" + key.map + "\": a key is locked, or its owner does not answer";
+                    why = "map \"" + key.map
+                            + "\": a transaction has locked a key, or its owner does not answer";
                 } catch (Exception e) {
                     // The others do not wait for one key that cannot be settled.
                     turns.remove(key);
