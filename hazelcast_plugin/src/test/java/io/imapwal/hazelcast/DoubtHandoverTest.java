@@ -195,15 +195,15 @@ class DoubtHandoverTest extends SettlementFixture {
         WalPlugin plugin = WalPlugin.of(a);
         Wholeness wholeness = plugin.state("orders").wholeness();
         int partition = a.getPartitionService().getPartition(1).getPartitionId();
-        int listings = agent.listings;
+        int digests = agent.digests;
         plugin.state("orders").doubt(partition, null);
         plugin.settlements().wake();
         eventually(() -> wholeness.unsettled(partition).reason.contains("that began before"));
-        assertEquals(listings, agent.listings);
+        assertEquals(digests, agent.digests);
         agent.faults.hold.countDown();
         change.toCompletableFuture().join();
         eventually(() -> !wholeness.isAnyUnsettled());
-        assertEquals(listings + 1, agent.listings);
+        assertEquals(digests + 1, agent.digests);
         assertEquals(2, map.get(1));
     }
 
