@@ -386,13 +386,12 @@ class MaterializedView:
 
     def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
         """Read the unmerged part, of some nodes or of all."""
-        state.demand(self._settings.recovery_policy)
+        state = state.demand(self._settings.recovery_policy)
         self._missing = state.lacking
         self._covered = {
             node: why for node, why in state.missing.items() if node not in self._missing
         }
         self.feature_level = int(state.manifest.feature_level)
-        state = state.with_parts()
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []
