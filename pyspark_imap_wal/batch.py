@@ -17,7 +17,6 @@ from imap_wal.read.scan import ahead, read_scan
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.latest import read_latest
@@ -114,8 +113,7 @@ class ImapWalReader(ClusterReader):
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters
         maps = filters.only("map", options.maps) or None
-        state = log.state()
-        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        state = log.state().demand(options.recovery_policy)
         until = None
         if options.as_of is not None:
             demand_known(log, state, options.as_of, maps)

@@ -13,6 +13,7 @@ from imap_wal.checks import location
 from imap_wal.errors import InvalidSetting
 from imap_wal.format import Position
 from imap_wal.security.credentials import Credentials
+from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.tables.schemas import (
     CHANGE_COLUMNS,
     DECODED_COLUMNS,
@@ -184,6 +185,11 @@ class Options:
         made.kinds()
         made.starts()
         return made
+
+    @property
+    def recovery_policy(self) -> RecoveryPolicy:
+        """What a reader demands of missing nodes."""
+        return RecoveryPolicy.PARTIAL if self.partial else RecoveryPolicy.FULL
 
     def starts(self) -> Mapping[str, Position] | None:
         """The positions after which a stream starts; None for earliest and latest. Raises

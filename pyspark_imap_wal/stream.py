@@ -25,7 +25,6 @@ from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans, node_scans
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import FilePartition, by_bytes, metadata_of, schema_of
 from pyspark_imap_wal.changes.bases import Registration
 from pyspark_imap_wal.changes.batch import read_task
@@ -265,9 +264,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None, registered.keep(state, known)
 
     def _state(self) -> ClusterState:
-        state = self._open().state()
-        state.demand(RecoveryPolicy.PARTIAL if self._options.partial else RecoveryPolicy.FULL)
-        return state
+        return self._open().state().demand(self._options.recovery_policy)
 
     def _still_registered(self, given: Offset) -> None:
         """Publish where a query continues; fails if its reader was forgotten meanwhile."""
@@ -353,7 +350,7 @@ def _ends(
     log: ClusterLog, state: ClusterState, since: Mapping[str, Position]
 ) -> dict[str, Position]:
     """Node → the position of its last entry, which may have been removed."""
-    ends = log.ends(since)
+    ends = log.ends(since, state)
     return {
         node: max(ends.get(node, START), found.manifest.removed, since.get(node, START))
         for node, found in state.nodes.items()

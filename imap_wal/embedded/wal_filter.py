@@ -86,8 +86,7 @@ def filtered(
 
 
 def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, DataEntry]]:
-    state = log.state()
-    state.demand(policy)
+    state = log.state().demand(policy)
     for scan in cluster_scans(state, nodes=(), snapshots=True):
         for changes in read_scan(log.store, scan):
             yield from ((changes.node, DataEntry(*row)) for row in changes.rows)
@@ -100,6 +99,7 @@ def _entries(log: ClusterLog, policy: RecoveryPolicy) -> Iterator[tuple[str, Dat
             node=node,
             storage=log.store,
             clock=log.clock,
+            partial=node in state.parts,
         )
         with closing(reader):
             for position, entry in reader.read():

@@ -255,9 +255,7 @@ class ClusterLog:
         `NotFound` if a rewrite and a prune removed files meanwhile: then start again. `ShortLog`
         names a missing file that the manifests name. Raises `MissingNode`, `LogError`. `damaged`
         gets the damage of a file, and reading continues with the next file."""
-        state = state or self.state()
-        state.demand(policy)
-        state = state.with_parts()
+        state = (state or self.state()).demand(policy)
         if snapshots:
             for scan in cluster_scans(state, maps=maps, nodes=(), snapshots=True):
                 try:
@@ -296,7 +294,7 @@ class ClusterLog:
         for attempt in range(ATTEMPTS):
             now = state
             if attempt:
-                now = self.state().with_parts()
+                now = self.state().demand(RecoveryPolicy.PARTIAL)  # `changes` has checked it
                 if now.manifest.snapshots != state.manifest.snapshots or node not in now.nodes:
                     raise NotFound(
                         "the log was rewritten while it was read; begin again", self.folder
@@ -390,24 +388,24 @@ class ClusterLog:
             raise NotFound("this file of the log is missing, and none replaced it", scan.path)
         return found
 
-    def ends(self, since: Mapping[str, Position] | None = None) -> dict[str, Position]:
+    def ends(
+        self, since: Mapping[str, Position] | None = None, state: ClusterState | None = None
+    ) -> dict[str, Position]:
         """Position of the last entry of every node's log. With `since`, an earlier answer, less is
-        read. Raises the errors of `state`."""
+        read. `state`: the nodes, if not all whose log is whole: with those of `demand`, the last
+        entry of a part is the last one that was uploaded. Raises the errors of `state`."""
         return {
             node: self._end(node, (since or {}).get(node, START))
-            for node in sorted(self.state().nodes)
+            for node in sorted((state or self.state()).nodes)
         }
 
     def _end(self, node: str, known: Position) -> Position:
         for _ in range(ATTEMPTS):
             log = self.node(node)
-            end = max(
-                [
-                    known,
-                    log.manifest.checkpoint,
-                    *(archive.last for archive in log.manifest.archives),
-                ]
-            )
+            # The checkpoint may be in a segment that was not uploaded. Its node may come back: then
+            # what follows the part must not seem to be read.
+            checkpoint = START if log.missing else log.manifest.checkpoint
+            end = max([known, checkpoint, *(archive.last for archive in log.manifest.archives)])
             try:
                 # The newest may have no whole frame yet.
                 for index in range(len(log.segments) - 1, -1, -1):

@@ -105,6 +105,7 @@ class LogReader:
         clock: for tests.
         randomness: for tests.
         bound: limits what is read; `Log` passes it.
+        partial: of a log whose own disk cannot be read, read what was uploaded.
 
     Raises:
         InvalidSetting: an argument is not valid.
@@ -125,6 +126,7 @@ class LogReader:
         clock: Clock | None = None,
         randomness: Randomness | None = None,
         bound: Bound | None = None,
+        partial: bool = False,
     ) -> None:
         self.url, self.namespace, self.cluster, self.node = (
             location(url, options=storage_options),
@@ -141,6 +143,7 @@ class LogReader:
         self._owns_store = storage is None
         self._log = ClusterLog(self._store, namespace, cluster, clock, randomness)
         self._bound = bound or Bound()
+        self._partial = partial
         self._appends = self._store.capabilities.durable_append
 
     def oldest(self) -> Position:
@@ -279,7 +282,7 @@ class LogReader:
                 f"{place.directory} was being read: its log was replaced"
             )
         place.directory, place.begins = manifest.directory, manifest.begins
-        if state.missing:
+        if state.missing and not self._partial:
             raise MissingNode(state.missing, MISSING_ADVICE)
         if START < manifest.removed >= place.wanted:
             raise PositionGone(str(place.wanted), str(manifest.removed.after()))

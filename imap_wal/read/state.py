@@ -35,7 +35,8 @@ class NodeState:
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     """All logs of a cluster. `missing`: registered nodes whose log is missing, with the reason.
-    `parts`: of those whose own disk cannot be read, what they uploaded."""
+    `parts`: of those whose own disk cannot be read, what they uploaded. `demand` returns the state
+    to read."""
 
     manifest: ClusterManifest
     nodes: Mapping[str, NodeState]
@@ -43,10 +44,6 @@ class ClusterState:
     number: int = 0
     """The number of the cluster's manifest."""
     parts: Mapping[str, NodeState] = field(default_factory=dict)
-
-    def with_parts(self) -> ClusterState:
-        """The state with `parts` among the nodes, for readers that may leave entries out."""
-        return replace(self, nodes={**self.nodes, **self.parts}) if self.parts else self
 
     @property
     def lacking(self) -> Mapping[str, str]:
@@ -94,11 +91,13 @@ class ClusterState:
         tables = {name: self.manifest.versions_of(name).pairs for name in self.manifest.snapshots}
         return {name: pairs for name, pairs in tables.items() if pairs}
 
-    def demand(self, policy: RecoveryPolicy) -> None:
-        """Raises `MissingNode` if entries of a registered node are missing, unless other logs have
-        them, or the policy allows it."""
+    def demand(self, policy: RecoveryPolicy) -> ClusterState:
+        """The state to read the entries of: with `parts` among the nodes, because other logs have
+        copies of what these do not have, and of nothing else. Raises `MissingNode` if entries of a
+        registered node are missing, unless other logs have them, or the policy allows it."""
         if policy is RecoveryPolicy.FULL:
             _refuse(self.lacking)
+        return replace(self, nodes={**self.nodes, **self.parts}) if self.parts else self
 
     def demand_all(self, policy: RecoveryPolicy = RecoveryPolicy.FULL) -> None:
         """Raises `MissingNode` unless all registered nodes can be read, or the policy allows it:

@@ -247,14 +247,14 @@ class MaterializedView:
             self._noted.note(self._index.conflicts())
         return live([row for row in found if row is not None], self._log.clock.now_ms()), len(found)
 
-    def digest(self, name: str, partitions: Partitions) -> bytes | None:
+    def digest(self, name: str, salt: bytes, partitions: Partitions) -> bytes | None:
         """The digest of a map's live entries in some partitions (`imap_wal.read.newest.digest`);
         None: some rows are on disk, so this would take as long as reading all of them."""
         with self._lock:
             self._check_open()
             rows = self._index.in_memory(name, partitions)
             self._noted.note(self._index.conflicts())
-        return None if rows is None else digest(live(rows, self._log.clock.now_ms()))
+        return None if rows is None else digest(salt, live(rows, self._log.clock.now_ms()))
 
     def metadata(self) -> list[Metadata]:
         """The schemas of all nodes and the newest other metadata, each once."""
@@ -386,13 +386,12 @@ class MaterializedView:
 
     def _merge(self, state: ClusterState, nodes: Collection[str] | None = None) -> None:
         """Read the unmerged part, of some nodes or of all."""
-        state.demand(self._settings.recovery_policy)
+        state = state.demand(self._settings.recovery_policy)
         self._missing = state.lacking
         self._covered = {
             node: why for node, why in state.missing.items() if node not in self._missing
         }
         self.feature_level = int(state.manifest.feature_level)
-        state = state.with_parts()
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)
         scans: list[tuple[FileScan, bool]] = []

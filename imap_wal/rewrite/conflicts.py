@@ -111,7 +111,8 @@ def find(
     state = state or log.state()
     if len(writers(state.manifest)) < 2:
         return
-    until = log.ends() if until is None else until
+    if until is None:
+        until = log.ends(state=state.demand(RecoveryPolicy.PARTIAL))
     claimed = _claimed_twice(log, maps, state, until, check)
     if not claimed:
         return

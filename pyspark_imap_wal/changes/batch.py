@@ -13,7 +13,6 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.file_scan import FileScan, Metadata
 from imap_wal.read.state import ClusterState
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
 from pyspark_imap_wal.changes.images import ChangesPartition, read_images
 from pyspark_imap_wal.changes.known import planned
@@ -86,8 +85,7 @@ class ImagesReader(ClusterReader):
 
     def _of_cluster(self, log: ClusterLog) -> list[ChangesPartition]:
         options = self._options
-        state = log.state()
-        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        state = log.state().demand(options.recovery_policy)
         start = options.starts()
         end = _end(log, state, options)
         for node, place in (start or {}).items():
@@ -104,4 +102,4 @@ class ImagesReader(ClusterReader):
 def _end(log: ClusterLog, state: ClusterState, options: Options) -> Mapping[str, Position]:
     if options.as_of is not None and options.as_of.positions is not None:
         return options.as_of.positions
-    return log.ends()
+    return log.ends(state=state)

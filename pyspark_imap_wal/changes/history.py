@@ -25,7 +25,6 @@ from imap_wal.read.file_scan import SNAPSHOT, FileScan, Metadata
 from imap_wal.read.scan import ahead
 from imap_wal.read.scan_list import cluster_scans
 from imap_wal.security.encryption import open_store
-from imap_wal.settings import RecoveryPolicy
 from pyspark_imap_wal.batch import ClusterReader, metadata_of, schema_of
 from pyspark_imap_wal.changes.images import BATCH_BYTES, BATCH_ROWS, MEMORY_BYTES
 from pyspark_imap_wal.changes.sorter import Clears, EntrySorter, Placed, place_of, subject_of
@@ -73,8 +72,7 @@ class HistoryReader(ClusterReader):
 
     def _of_cluster(self, log: ClusterLog) -> Iterator[InputPartition]:
         options, filters = self._options, self._filters
-        state = log.state()
-        state.demand(RecoveryPolicy.PARTIAL if options.partial else RecoveryPolicy.FULL)
+        state = log.state().demand(options.recovery_policy)
         maps = filters.only("map", options.maps) or None
         scans = filters.narrowed(cluster_scans(state, maps=maps, covered=True))
         metadata = metadata_of(log, state) if DECODED_COLUMNS.keys() & self._kinds else ()

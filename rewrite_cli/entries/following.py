@@ -36,7 +36,7 @@ class Follower:
     def last(self, count: int) -> list[Line]:
         """The last entries of every node by their time, at most `count`; following continues after
         them. Reads only as many segments as needed."""
-        state = self._log.state()
+        state = self._log.state().demand(RecoveryPolicy.PARTIAL)
         lines: list[Line] = []
         for node in self._wanted(state):
             lines += self._last_of(state, node, count)
@@ -69,7 +69,7 @@ class Follower:
 
     def new(self) -> Iterator[Line]:
         """What was appended since the last round."""
-        state = self._log.state()
+        state = self._log.state().demand(RecoveryPolicy.PARTIAL)
         for node in self._wanted(state):
             place, removed = self._since.get(node, START), state.nodes[node].manifest.removed
             if START < place < removed:

@@ -16,6 +16,7 @@ from imap_wal.agent.reads import reads
 from imap_wal.read.newest.digest import digest
 from tests.agent.harness import Plugin, config, hazelcast_key, plugin, put_keys, serving
 
+SALT = bytes(range(16))
 KEYS = [hazelcast_key(number) for number in range(500)]
 
 
@@ -28,7 +29,7 @@ def digests(member: Plugin, wanted: list[int]) -> list[bytes | None]:
     """Of all these partitions, in as many requests as it takes."""
     found: list[bytes | None] = []
     while len(found) < len(wanted):
-        header, payload = member.client.ask("digests", "orders", wanted[len(found) :])
+        header, payload = member.client.ask("digests", "orders", SALT, wanted[len(found) :])
         assert header[0] == "digests", header
         unpacker = msgpack.Unpacker()
         unpacker.feed(payload)
@@ -41,7 +42,7 @@ def digests(member: Plugin, wanted: list[int]) -> list[bytes | None]:
 def of(partition: int, keys: list[bytes] = KEYS, value: bytes = b"v") -> bytes:
     """The digest of these keys' entries in a partition."""
     there = [key for key in keys if hash_to_index(Data(key).get_partition_hash(), 271) == partition]
-    return digest([("", key, "", value, "", False, 0, 0, 0, (1, 1, 1, 1)) for key in there])
+    return digest(SALT, [("", key, "", value, "", False, 0, 0, 0, (1, 1, 1, 1)) for key in there])
 
 
 def test_each_partition_has_the_digest_of_its_entries(settings: AgentConfig) -> None:
@@ -72,7 +73,7 @@ def test_an_answer_has_the_digests_that_are_ready_in_time(
     monkeypatch.setattr(reads, "PART_S", 0.0)
     with serving(settings), plugin(settings) as member:
         put_keys(member, KEYS)
-        header, _ = member.client.ask("digests", "orders", [1, 2, 3])
+        header, _ = member.client.ask("digests", "orders", SALT, [1, 2, 3])
         assert header[2] == 1
         assert digests(member, [1, 2, 3]) == [of(1), of(2), of(3)]
 
@@ -90,5 +91,13 @@ def test_impossible_partitions_are_a_bad_request(settings: AgentConfig) -> None:
     with serving(settings), plugin(settings) as member:
         wanted: Any
         for wanted in ([271], [-1], ["x"], [True], 7, "x"):
-            header, _ = member.client.ask("digests", "orders", wanted)
+            header, _ = member.client.ask("digests", "orders", SALT, wanted)
             assert header[2] == "bad-request", wanted
+
+
+def test_a_salt_of_another_size_is_a_bad_request(settings: AgentConfig) -> None:
+    with serving(settings), plugin(settings) as member:
+        salt: Any
+        for salt in (b"", SALT[1:], SALT + b"x", "x" * 16, None):
+            header, _ = member.client.ask("digests", "orders", salt, [1])
+            assert header[2] == "bad-request", salt

@@ -488,7 +488,7 @@ class Reads:
         taken = 0
         while taken < len(wanted) and (not taken or self._clock.monotonic() < until):
             one = Partitions(frozenset(wanted[taken : taken + 1]), count, asked.is_of_member)
-            payload += pack(self._view.digest(name, one))
+            payload += pack(self._view.digest(name, request.salt, one))
             taken += 1
         return ["digests", request.number, taken], payload
 

@@ -1,54 +1,43 @@
 """The digest of some entries: 16 bytes, equal for equal entries in any order.
 
-A member computes it from its memory, and the agent from the log. The entries of partitions with
-equal digests need not be sent. It is the sum, modulo 2^128, of one hash for each entry: the
-MurmurHash3 (x64, 128 bits) of
+A member computes it of its memory, and the agent of the log. Partitions with equal digests need not
+be sent. It is the sum, modulo 2^128, of one hash for each entry: the first 16 bytes of the SHA-256
+of
 
-    key | value | expires_at_ms / 1000, rounded down, 8 bytes     with the size of the key as seed
+    salt | expires_at_ms / 1000, rounded down, 8 bytes | size of the key, 4 bytes | key | value
 
-Hazelcast keeps the expiry in whole seconds.
+The member chooses the salt, 16 random bytes, for each comparison: who wrote the entries did not
+know it, so they cannot be made to have the digest of others. Hazelcast keeps the expiry in whole
+seconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Iterable
+from hashlib import sha256
 
 from imap_wal.entry import EXPIRES_AT_MS, KEY, VALUE, Row
-from storage_backends.extras import needs
 
 DIGEST_BYTES = 16
+SALT_BYTES = 16
+JOINED_BYTES = 1 << 16
+"""A larger value is hashed without a copy."""
 _NEVER = bytes(8)
 
 
-def digest(rows: Iterable[Row]) -> bytes:
+def digest(salt: bytes, rows: Iterable[Row]) -> bytes:
     """The digest of live rows."""
-    murmur3 = _murmur3()
-    total = sum(
-        [
-            murmur3(
-                b"".join(
-                    (
-                        row[KEY],
-                        row[VALUE] or b"",
-                        (row[EXPIRES_AT_MS] // 1000).to_bytes(8, "big", signed=True)
-                        if row[EXPIRES_AT_MS]
-                        else _NEVER,
-                    )
-                ),
-                len(row[KEY]),
-            )
-            for row in rows
-        ]
-    )
+    total = 0
+    for row in rows:
+        key, value, expires_at_ms = row[KEY], row[VALUE] or b"", row[EXPIRES_AT_MS]
+        expires = (
+            (expires_at_ms // 1000).to_bytes(8, "big", signed=True) if expires_at_ms else _NEVER
+        )
+        begin = (salt, expires, len(key).to_bytes(4, "big"), key)
+        if len(value) <= JOINED_BYTES:  # a second call takes longer than a copy
+            found = sha256(b"".join((*begin, value)))
+        else:
+            found = sha256(b"".join(begin))
+            found.update(value)
+        total += int.from_bytes(found.digest()[:DIGEST_BYTES], "big")
     return (total % (1 << 8 * DIGEST_BYTES)).to_bytes(DIGEST_BYTES, "big")
-
-
-@cache
-def _murmur3() -> Callable[[bytes, int], int]:
-    """The hash, from a library that only agents of Hazelcast clusters need. Raises
-    `MissingExtra`."""
-    with needs("hazelcast"):
-        from mmh3 import mmh3_x64_128_uintdigest as found
-
-    return found

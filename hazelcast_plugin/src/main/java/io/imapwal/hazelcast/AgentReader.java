@@ -256,16 +256,17 @@ final class AgentReader implements Closeable {
     }
 
     /**
-     * Digests of the live entries of some partitions, as {@link EntriesDigest} makes them. An agent
-     * of an earlier release has none.
+     * Digests of the live entries of some partitions, as {@link EntriesDigest} makes them with this
+     * salt. An agent of an earlier release has none.
      */
-    void digests(String map, List<Integer> partitions, Digests consumer) throws IOException {
+    void digests(String map, byte[] salt, List<Integer> partitions, Digests consumer)
+            throws IOException {
         int from = 0;
         while (from < partitions.size()) {
             List<Integer> some = partitions.subList(from, partitions.size());
             List<byte[]> found;
             try {
-                found = someDigests(map, some);
+                found = someDigests(map, salt, some);
             } catch (AgentError e) {
                 if (e.code().equals("bad-request")) {
                     return;
@@ -280,9 +281,11 @@ final class AgentReader implements Closeable {
     }
 
     /** The agent may answer for the first partitions only. */
-    private List<byte[]> someDigests(String map, List<Integer> partitions) throws IOException {
+    private List<byte[]> someDigests(String map, byte[] salt, List<Integer> partitions)
+            throws IOException {
         return inTurn(Wait.LONG, agent -> {
-            MsgpackWriter header = agent.start("digests", 2).string(map).array(partitions.size());
+            MsgpackWriter header = agent.start("digests", 3).string(map).binary(salt)
+                    .array(partitions.size());
             partitions.forEach(header::integer);
             AgentConnection.Answer answer =
                     agent.ask("digests", payload.clear(), deadline(Wait.LONG));

@@ -29,6 +29,7 @@ final class Comparison {
     private int sent;
     /** How many of these parts have been compared. */
     private int compared;
+    private boolean proved;
     long set;
     long removed;
     /** Entries that are not in memory, because this member cannot read their values. */
@@ -70,6 +71,15 @@ final class Comparison {
         return unseen != null;
     }
 
+    /** Memory has the digest of the log: no entries need to be compared. */
+    void proved() {
+        proved = true;
+    }
+
+    boolean isProved() {
+        return proved;
+    }
+
     void begin(RecordStore<?> store) {
         unseen = new HashSet<>();
         store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
@@ -78,9 +88,9 @@ final class Comparison {
     /**
      * Whether the live entries in memory have this digest ({@link EntriesDigest}).
      */
-    static boolean isEqual(RecordStore<?> store, byte[] digest,
+    static boolean isEqual(RecordStore<?> store, byte[] salt, byte[] digest,
             SerializationService serialization) {
-        EntriesDigest found = new EntriesDigest();
+        EntriesDigest found = new EntriesDigest(salt);
         long now = System.currentTimeMillis();
         store.iterator().forEachRemaining(entry -> {
             Data key = entry.getKey();

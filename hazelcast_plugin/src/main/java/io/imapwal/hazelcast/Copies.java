@@ -1,6 +1,8 @@
 package io.imapwal.hazelcast;
 
 import java.util.List;
+import java.util.Set;
+import java.util.stream.Collectors;
 
 /**
  * How many logs get each change of a map.
@@ -16,6 +18,34 @@ record Copies(int count, int acks, int slowMs, List<Target> others) {
 
     /** Another agent, and its secrets: this member's key and token, and that agent's public key. */
     record Target(AgentEndpoint endpoint, AgentSecrets secrets) {
+    }
+
+    /**
+     * All maps with one agent use one link. So a map with other copies than the first one would get
+     * fewer or more than its configuration says.
+     *
+     * @param used those of the link
+     * @throws IllegalStateException these are others
+     */
+    void require(Copies used, String map, AgentEndpoint agent) {
+        if (count != used.count || acks != used.acks || !agents().equals(used.agents())) {
+            throw new IllegalStateException("map \"" + map + "\" has " + text()
+                    + ", and this member uses agent " + agent + " with " + used.text()
+                    + " for another map. All maps of a member with the same agent need the same"
+                    + " copies, acks and copy-agents: change the configuration, and restart the"
+                    + " member");
+        }
+    }
+
+    private Set<AgentEndpoint> agents() {
+        return others.stream().map(Target::endpoint).collect(Collectors.toSet());
+    }
+
+    private String text() {
+        return "copies " + count + ", acks " + acks + " and "
+                + (others.isEmpty() ? "no copy-agents"
+                : "copy-agents " + others.stream().map(each -> each.endpoint().toString())
+                    .collect(Collectors.joining(", ")));
     }
 
     /** Whether a plug-in has its session in several logs. */

@@ -322,6 +322,7 @@ final class MapOpening {
     private void prepare(AgentSettings used, Membership present, int ofGeneration)
             throws Exception {
         AgentLink link = plugin.link(used);
+        used.copies().require(link.settings().copies(), map, used.agent());
         peers.learnView(link);
         link.connect();
         link.viewWithout(plugin.ownership().departures().awaitTurn());

@@ -251,16 +251,18 @@ final class MapState {
 
     /**
      * On the partition's thread: if memory has exactly the entries of this digest of the log, the
-     * partition is settled.
+     * partition is settled. Not if entries of the log were compared already.
      *
      * @return whether it is
      */
-    boolean prove(Comparison comparison, byte[] digest) {
+    boolean prove(Comparison comparison, byte[] salt, byte[] digest) {
         RecordStore<?> store = store(comparison.partition);
-        boolean proved = store != null
+        boolean proved = store != null && !comparison.begun()
                 && wholeness.unsettled(comparison.partition) == comparison.reason
-                && Comparison.isEqual(store, digest, plugin.nodeEngine().getSerializationService());
+                && Comparison.isEqual(store, salt, digest,
+                    plugin.nodeEngine().getSerializationService());
         if (proved) {
+            comparison.proved();
             holdIndexes(comparison.partition);
             wholeness.refill(comparison.partition);
             settled(comparison);

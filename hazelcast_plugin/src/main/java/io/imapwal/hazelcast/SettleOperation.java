@@ -39,6 +39,11 @@ final class SettleOperation extends MapOperation implements PartitionAwareOperat
 
     @Override
     protected void runInternal() {
+        if (comparison.isProved()) {
+            // The thread was busy for so long that the entries were read before the digests were
+            // compared.
+            return;
+        }
         if (state.wholeness().unsettled(getPartitionId()) != comparison.reason) {
             throw new HazelcastException("partition " + getPartitionId()
                     + " has another owner by now");

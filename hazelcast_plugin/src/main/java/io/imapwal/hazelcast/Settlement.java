@@ -93,17 +93,22 @@ final class Settlement {
         }
     }
 
-    /** Settles the partitions whose memory has the digest of the log. */
+    /**
+     * Settles the partitions whose memory has the digest of the log. Where the thread is busy, that
+     * happens later: so the actions must not use what this thread changes.
+     */
     private void prove(AgentReader reader) throws IOException, InterruptedException {
         List<Integer> filled = comparisons.keySet().stream()
                 .filter(partition -> state.size(partition) > 0).toList();
+        byte[] salt = EntriesDigest.salt();
         Map<Integer, byte[]> digests = new HashMap<>();
-        reader.digests(state.map(), filled, digests::put);
+        reader.digests(state.map(), salt, filled, digests::put);
         digests.values().removeIf(Objects::isNull);
+        Map<Integer, Comparison> asked = Map.copyOf(comparisons);
         Map<Integer, Integer> proved = new ConcurrentHashMap<>();
         new PartitionThreads(plugin.nodeEngine()).run(digests.keySet(), partition -> {
             int size = state.size(partition);
-            if (state.prove(comparisons.get(partition), digests.get(partition))) {
+            if (state.prove(asked.get(partition), salt, digests.get(partition))) {
                 proved.put(partition, size);
             }
         }, THREAD_WAIT_S);

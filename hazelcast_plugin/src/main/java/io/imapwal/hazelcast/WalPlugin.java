@@ -293,7 +293,10 @@ final class WalPlugin {
         maps.keySet().forEach(localMaps::drop);
     }
 
-    /** Maps with the same agent share one link, with the timeouts and copies of the first one. */
+    /**
+     * Maps with the same agent share one link, with the timeouts of the first one. Other copies are
+     * refused: {@link Copies#require}.
+     */
     AgentLink link(AgentSettings settings) {
         return links.computeIfAbsent(settings.agent(), agent -> {
             AgentLink link = new AgentLink(candidates(settings), guard, schemas, reconciler,

@@ -45,6 +45,9 @@ class CopiesTest {
         config.addMapConfig(map("*", AGENTS.get(0), "2"));
         // The same agents; the list begins after the own one.
         config.addMapConfig(map("quick-*", AGENTS.get(1), "1"));
+        config.addMapConfig(Members.map("single-*", AGENTS.get(2).endpoint()));
+        config.addMapConfig(map("double-*", AGENTS.get(2), "2"));
+        config.addMapConfig(Members.map("alone-*", AGENTS.get(0).endpoint()));
         member = Members.start(config);
     }
 
@@ -116,6 +119,21 @@ class CopiesTest {
         FakeLog.Record found = log.newest(map.getName(), bytes(key));
         return found == null ? null : WalPlugin.of(member).nodeEngine()
                 .toObject((Data) new HeapData(found.value()));
+    }
+
+    /** Otherwise it would silently have those of the map that was opened first. */
+    @Test
+    void mapWithOtherCopiesOfTheSameAgentIsRefused() {
+        member.getMap("single-a").set("k", "v");
+        assertRefused("double-a", "copies 2, acks 2", "with copies 1, acks 1 and no copy-agents");
+        assertRefused("alone-a", "copies 1, acks 1", "with copies 2, acks 2");
+    }
+
+    private static void assertRefused(String name, String own, String used) {
+        String why = assertThrows(LogUnavailable.class, () -> member.getMap(name).set("k", "v"))
+                .getMessage();
+        assertTrue(why.contains(own) && why.contains(used) && why.contains("need the same copies"),
+                why);
     }
 
     @Test

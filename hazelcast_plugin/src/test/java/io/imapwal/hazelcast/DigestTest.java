@@ -2,13 +2,17 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.json.Json;
+import com.hazelcast.internal.json.JsonObject;
 import com.hazelcast.internal.json.JsonValue;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.sun.management.ThreadMXBean;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.ValueSource;
 
 import java.io.IOException;
+import java.lang.management.ManagementFactory;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.HexFormat;
@@ -26,12 +30,14 @@ class DigestTest extends SettlementFixture {
     /** Python computes the same: tests/unit/test_digest.py. */
     @Test
     void digestIsTheGoldenOne() throws IOException {
-        EntriesDigest all = new EntriesDigest();
-        for (JsonValue each : Json.parse(Files.readString(Path.of("..", "tests", "golden",
-                "digests.json"))).asArray()) {
+        JsonObject golden = Json.parse(Files.readString(Path.of("..", "tests", "golden",
+                "digests.json"))).asObject();
+        byte[] salt = HexFormat.of().parseHex(golden.get("salt").asString());
+        EntriesDigest all = new EntriesDigest(salt);
+        for (JsonValue each : golden.get("entries").asArray()) {
             List<byte[]> parts = each.asObject().get("entry").asArray().values().stream()
                     .limit(2).map(hex -> HexFormat.of().parseHex(hex.asString())).toList();
-            EntriesDigest one = new EntriesDigest();
+            EntriesDigest one = new EntriesDigest(salt);
             for (EntriesDigest digest : List.of(one, all)) {
                 digest.add(parts.get(0), parts.get(1),
                         each.asObject().get("entry").asArray().get(2).asLong());
@@ -41,6 +47,49 @@ class DigestTest extends SettlementFixture {
             assertEquals(each.asObject().get("of_all_up_to_here").asString(),
                     HexFormat.of().formatHex(all.bytes()));
         }
+    }
+
+    @Test
+    void largeValueIsNotCopied() {
+        byte[] value = new byte[32 << 20];
+        EntriesDigest digest = new EntriesDigest(EntriesDigest.salt());
+        digest.add(new byte[1], value, 0);
+        long before = allocated();
+        new EntriesDigest(EntriesDigest.salt()).add(new byte[1], value, 0);
+        long bytes = allocated() - before;
+        assertTrue(bytes < 1 << 20, bytes + " bytes");
+    }
+
+    /** Bytes that this thread has allocated. */
+    private static long allocated() {
+        return ((ThreadMXBean) ManagementFactory.getThreadMXBean())
+                .getCurrentThreadAllocatedBytes();
+    }
+
+    @Test
+    void digestComparedLateSettlesThePartition() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        map.set(1, 1);
+        WalPlugin plugin = WalPlugin.of(a);
+        MapState state = plugin.state("orders");
+        int partition = a.getPartitionService().getPartition(1).getPartitionId();
+        agents.get(0).faults.readError = NO_DISK;  // nothing else settles it
+        state.doubt(partition, null);
+        Comparison comparison =
+                new Comparison(partition, state.wholeness().unsettled(partition));
+        byte[] salt = EntriesDigest.salt();
+        EntriesDigest memory = new EntriesDigest(salt);
+        byte[] one = plugin.nodeEngine().getSerializationService().toData(1).toByteArray();
+        memory.add(one, one, 0);
+        // The thread was busy: the digest is compared when the entries were already sent.
+        assertEquals(0, new PartitionThreads(plugin.nodeEngine()).run(List.of(partition),
+                id -> state.prove(comparison, salt, memory.bytes()), 60));
+        assertTrue(state.wholeness().whole(partition));
+        plugin.nodeEngine().getOperationService().createInvocationBuilder(
+                MapService.SERVICE_NAME, new SettleOperation(state, comparison, List.of(),
+                comparison.send(), true), partition).invoke().get(60, TimeUnit.SECONDS);
+        assertEquals(1, map.get(1));
     }
 
     @ParameterizedTest

@@ -85,12 +85,13 @@ final class FakeReads {
             return error(number, "restore-failed", faults.readError);
         }
         String map = header.string();
+        byte[] salt = header.binary();
         int count = header.array();
         MsgpackWriter stream = new MsgpackWriter();
         int taken = Math.min(count, faults.loadLimit);
         for (int i = 0; i < taken; i++) {
             int wanted = (int) header.integer();
-            EntriesDigest digest = new EntriesDigest();
+            EntriesDigest digest = new EntriesDigest(salt);
             synchronized (log) {
                 for (byte[] key : log.liveKeys(map)) {
                     if (partition(key) == wanted) {
