@@ -19,7 +19,7 @@ proposal, and keeps the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -52,6 +52,9 @@ class Base:
     snapshots: Mapping[str, Snapshot]
     versions: Mapping[int, PartitionVersions]
     """The tables that the snapshots name, see `ClusterManifest.versions`."""
+    maps: tuple[str, ...] | None = None
+    """The maps whose state this is; None: all. Nothing is known of others: their entries below
+    `positions` may have been removed."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = with_marks_once(self.snapshots)
@@ -61,12 +64,18 @@ class Base:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         versions = checked(data["versions"], dict[int, str])
+        maps = data["maps"]
         return cls(
             checked(data["positions"], dict[str, Position]),
             checked(data["removed"], dict[str, Position]),
             from_json_with_marks(data["snapshots"], data["marks"]),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
+            None if maps is None else checked(maps, tuple[str, ...]),
         )
+
+    def has(self, maps: Collection[str] | None) -> bool:
+        """Whether it is the state of these maps; None: of all."""
+        return self.maps is None or (maps is not None and set(maps) <= set(self.maps))
 
     def is_same(self, other: Base | None) -> bool:
         """Whether it needs the same files."""
