@@ -15,6 +15,13 @@ been replaced since, and the log above them. It moves from one base to a newer o
 A removal reads the cluster's manifest before the manifests of readers. If it found one in which a
 snapshot was replaced, the snapshot was replaced after the look, so the removal also found the
 proposal, and keeps the files.
+
+One race is left, when a reader begins at a place for which only *former* snapshots will do. They
+were replaced before the look, so a removal that read the readers before the proposal deletes them,
+or the log above them. The same removal may raise `NodeManifest.removed` above a first base of
+current snapshots. Who uses a base checks first whether it is whole. If it is not, a newer one is
+made from the snapshots of now, if they cover nothing that the reader has not read. Otherwise the
+reader gets an error and begins anew. It never gets a wrong state.
 """
 
 from __future__ import annotations
