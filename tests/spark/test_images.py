@@ -495,19 +495,24 @@ def test_a_base_of_fewer_maps_is_of_no_use(store: SegmentStore, maps: dict[str, 
 
 
 def test_more_maps_may_be_followed_while_they_are_known(store: SegmentStore) -> None:
+    """The log above the older snapshot of the other map is kept from then on."""
     log = node(store)
-    append(log, put("k", "old", (1, 1, 1, 1), "other"), put("a", 1, (1, 1, 1, 2)))
+    append(log, put("k", 1, (1, 1, 1, 1), "other"), put("a", 1, (1, 1, 1, 2)))
     compacted(store)
+    append(log, put("k", 2, (1, 1, 1, 3), "other"), put("a", 2, (1, 1, 1, 4)))
+    log.rotate()
+    archive(log)
+    compacted(store, "orders")
     engine = ImageEngine(store.url, map="orders", reader="images")
     engine.images()
     engine.options = {"changes": "images", "reader": "images"}
     engine.restart()
     assert engine.images() == []
-    append(log, put("k", "new", (1, 1, 1, 3), "other"))
-    compacted(store)
+    append(log, put("k", 3, (1, 1, 1, 5), "other"))
+    compacted(store, "other")
     assert shown(engine.images()) == [
-        ("update_preimage", "k", "old", 1),
-        ("update_postimage", "k", "new", 3),
+        ("update_preimage", "k", "2", 3),
+        ("update_postimage", "k", "3", 5),
     ]
 
 
