@@ -30,7 +30,13 @@ from pyspark_imap_wal.changes.bases import Registration
 from pyspark_imap_wal.changes.batch import read_task
 from pyspark_imap_wal.changes.batch import tasks as image_tasks
 from pyspark_imap_wal.changes.images import ChangesPartition
-from pyspark_imap_wal.changes.known import demand_undropped, known_at, planned, with_base
+from pyspark_imap_wal.changes.known import (
+    demand_undropped,
+    is_below,
+    known_at,
+    planned,
+    with_base,
+)
 from pyspark_imap_wal.columns import Wanted, read_columns
 from pyspark_imap_wal.filters import Filters
 from pyspark_imap_wal.offsets import Offset, demand_unpruned, limited
@@ -260,8 +266,11 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     ) -> tuple[None, bool]:
         """Keep the state of the maps at positions. Raises `InvalidSetting` if it is not known."""
         log, state = self._open(), self._state()
-        known = known_at(log, state, places, self._options.maps or None)
-        return None, registered.keep(state, known)
+        maps, base = self._options.maps or None, registered.read().base
+        # Spark asks again after a crash, and the same state may only be known from the base.
+        if base is not None and is_below(base, state, places) and with_base(log, state, base, maps):
+            return None, True
+        return None, registered.keep(state, known_at(log, state, places, maps))
 
     def _state(self) -> ClusterState:
         return self._open().state().demand(self._options.recovery_policy)
@@ -294,7 +303,7 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._generations(state.manifest.snapshots) == end.snapshots:
             return state
         if base is not None and self._generations(base.snapshots) == end.snapshots:
-            known = with_base(self._open(), state, base)
+            known = with_base(self._open(), state, base, self._options.maps or None)
             if known is not None:
                 return known
         raise InvalidSetting(

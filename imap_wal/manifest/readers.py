@@ -15,11 +15,18 @@ been replaced since, and the log above them. It moves from one base to a newer o
 A removal reads the cluster's manifest before the manifests of readers. If it found one in which a
 snapshot was replaced, the snapshot was replaced after the look, so the removal also found the
 proposal, and keeps the files.
+
+One race is left, when a reader begins at a place for which only *former* snapshots will do. They
+were replaced before the look, so a removal that read the readers before the proposal deletes them,
+or the log above them. The same removal may raise `NodeManifest.removed` above a first base of
+current snapshots. Who uses a base checks first whether it is whole. If it is not, a newer one is
+made from the snapshots of now, if they cover nothing that the reader has not read. Otherwise the
+reader gets an error and begins anew. It never gets a wrong state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -52,6 +59,9 @@ class Base:
     snapshots: Mapping[str, Snapshot]
     versions: Mapping[int, PartitionVersions]
     """The tables that the snapshots name, see `ClusterManifest.versions`."""
+    maps: tuple[str, ...] | None = None
+    """The maps whose state this is; None: all. Nothing is known of others: their entries below
+    `positions` may have been removed."""
 
     def to_json(self) -> dict[str, Any]:
         snapshots, marks = with_marks_once(self.snapshots)
@@ -61,12 +71,18 @@ class Base:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         versions = checked(data["versions"], dict[int, str])
+        maps = data["maps"]
         return cls(
             checked(data["positions"], dict[str, Position]),
             checked(data["removed"], dict[str, Position]),
             from_json_with_marks(data["snapshots"], data["marks"]),
             {number: PartitionVersions.decode(text) for number, text in versions.items()},
+            None if maps is None else checked(maps, tuple[str, ...]),
         )
+
+    def has(self, maps: Collection[str] | None) -> bool:
+        """Whether it is the state of these maps; None: of all."""
+        return self.maps is None or (maps is not None and set(maps) <= set(self.maps))
 
     def is_same(self, other: Base | None) -> bool:
         """Whether it needs the same files."""

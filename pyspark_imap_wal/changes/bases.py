@@ -21,7 +21,7 @@ from imap_wal.manifest.readers import Base, Reader, ReaderManifest
 from imap_wal.manifest.snapshots import Snapshot
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState
-from pyspark_imap_wal.changes.known import Places, is_below, known_at
+from pyspark_imap_wal.changes.known import Places, is_below, known_at, with_base
 
 _log = logging.getLogger("imap_wal")
 _TOO_LOW = (
@@ -45,7 +45,6 @@ class Registration:
 
     def begin(self, places: Places) -> None:
         """Register a new query, which has read up to `places`."""
-        self._looked = None
         self._reader.begin(places)
 
     def read(self) -> ReaderManifest:
@@ -72,17 +71,20 @@ class Registration:
     def advance(self, places: Places, look: Callable[[], ClusterState]) -> None:
         """Publish that a batch up to `places` is committed. `look` returns the state of the
         logs."""
-        base, proposed = self.read().base, self._looked
         if not self._images:
             self._reader.advance(places)
             return
-        state = look()
-        if base is None:  # of an earlier release, or the log had a lower level
-            self._reader.advance(places)
+        registered, state = self.read(), look()
+        base = registered.base
+        # None: of an earlier release, or the log had a lower level. Of no use: a removal had read
+        # the readers before this base was registered, or the query follows more maps now.
+        if base is None or with_base(self._log, state, base, self._maps) is None:
+            self._reader.advance(places, base)
             with suppress(InvalidSetting):  # the next batch raises it
                 self.keep(state, known_at(self._log, state, places, self._maps))
             return
-        if proposed is None:
+        proposed = self._looked
+        if proposed is None or proposed != registered.proposed:  # replaced: may not be kept
             proposed = self._propose(state, base)
         if proposed is not None and is_below(proposed, state, places):
             base, proposed = proposed, None
@@ -126,6 +128,7 @@ def base_of(
         {node: found.manifest.removed for node, found in state.nodes.items()},
         snapshots,
         {number: table for number, table in manifest.versions.items() if number in used},
+        None if maps is None else tuple(sorted(maps)),
     )
 
 

@@ -42,7 +42,7 @@ def planned(
     known = None
     if base is not None and is_below(base, state, start):
         # Even if there are newer snapshots: a batch that is read again must have the same rows.
-        known = with_base(log, state, base)
+        known = with_base(log, state, base, maps)
     known = known or known_at(log, state, start, maps)
     return (
         cluster_scans(known, until=start, maps=maps),
@@ -82,8 +82,13 @@ def known_at(
     raise _unknown(state.manifest, min(late), places)
 
 
-def with_base(log: ClusterLog, state: ClusterState, base: Base) -> ClusterState | None:
-    """The logs with the snapshots of a base; None if a part of it is not there any more."""
+def with_base(
+    log: ClusterLog, state: ClusterState, base: Base, maps: Collection[str] | None
+) -> ClusterState | None:
+    """The logs with the snapshots of a base; None if it has not all of these maps, as the query
+    followed fewer when it was made, or if a part of it is not there any more."""
+    if not base.has(maps):
+        return None
     now = state.manifest.snapshots
     for name, snapshot in base.snapshots.items():
         current = now.get(name)

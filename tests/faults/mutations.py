@@ -445,6 +445,20 @@ MUTATIONS = (
         "tests/spark/test_images.py::test_below_its_level_only_the_log_is_kept",
     ),
     Mutation(
+        "base of fewer maps than the query follows is used",
+        "pyspark_imap_wal/changes/known.py",
+        "if not base.has(maps):",
+        "if False:",
+        "tests/spark/test_images.py::test_a_base_of_fewer_maps_is_of_no_use",
+    ),
+    Mutation(
+        "proposed base counts although another query has taken the name",
+        "pyspark_imap_wal/changes/bases.py",
+        "if proposed is None or proposed != registered.proposed:",
+        "if proposed is None:",
+        "tests/spark/test_images.py::test_a_proposal_of_a_replaced_registration_is_not_used",
+    ),
+    Mutation(
         "lost rows of a sorted archive are taken to be after the last readable one",
         "imap_wal/parquet/salvage.py",
         "begins = seen if in_log_order else _first_after(file, group, done)",
