@@ -39,5 +39,8 @@ _BRINGS = {
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""
+PROMISES = FeatureLevel.KEPT_SNAPSHOTS
+"""From this level on, a node's manifest says which segments have copies (`NodeManifest.copied`).
+Releases that do not know `ClusterManifest.losses` would remove it, and refuse this level."""
 NEWEST = max(FeatureLevel)
 """The highest level that this release reads and writes. A new log begins with it."""
