@@ -12,6 +12,7 @@ from imap_wal.agent.membership.forget_node import forget_node
 from imap_wal.entry import COPIES_MAX
 from imap_wal.errors import MissingNode
 from imap_wal.manifest.cluster import ClusterManifest
+from imap_wal.manifest.feature_level import NEWEST
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.state import ClusterState, NodeState
@@ -57,7 +58,7 @@ class Model:
             name: Node(name, NodeManifest(directory=name, wal_id=name, address="tcp://a"))
             for name in NODES
         }
-        self.cluster = ClusterManifest(nodes={name: name for name in NODES})
+        self.cluster = ClusterManifest(nodes={name: name for name in NODES}, level=int(NEWEST))
         self.plugins: dict[int, int] = {}
         """Plug-in → acks."""
         self.started = 0
@@ -124,8 +125,7 @@ class Model:
         """The agent starts: with its disk, or with an empty one if the promise permits it."""
         unseen = node.unseen()
         if unseen and not node.disk:
-            losses = self.cluster.losses_but(node.name)
-            if node.manifest.acks_from(unseen[0], losses) < 2:
+            if self.cluster.acks_from(node.name, node.manifest, unseen[0]) < 2:
                 return
             self.cluster = self.cluster.with_loss(node.name)
             node.root |= {number: set() for number in unseen}
@@ -220,7 +220,7 @@ def test_a_forgotten_node_ends_the_promises_of_others(tmp_path: Path) -> None:
         member.put(a="1")
     for losses, acks in ((0, 2), (1, 1)):
         manifest = log.node("n1").manifest
-        assert manifest.acks_from(1, log.manifest().losses_but("n1")) == acks
+        assert log.manifest().acks_from("n1", manifest, 1) == acks
         if not losses:
             forget_node(log, "n2", lose=True)
     assert log.manifest().losses == {"n2": 1}
