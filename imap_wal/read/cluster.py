@@ -418,9 +418,7 @@ class ClusterLog:
                 break
             since = end if end[:2] == (segment.epoch, segment.number) else None
             scan = segment_scan(log, index, since)
-            last = max(
-                (changes.last for changes in read_scan(self.store, scan, ())), default=START
-            )
+            last = max((changes.last for changes in read_scan(self.store, scan, ())), default=START)
             if last > end:
                 return last
         return end

@@ -161,9 +161,7 @@ def test_promises_need_a_level_that_other_releases_refuse(tmp_path: Path) -> Non
         member.put(a="1")
         assert log.node("n1").manifest.copied == (0, 0, 0)
         assert log.manifest().acks_from("n1", promise, 1) == 1
-        log.manifests.update(
-            lambda manifest: replace(manifest, level=FeatureLevel.KEPT_SNAPSHOTS)
-        )
+        log.manifests.update(lambda manifest: replace(manifest, level=FeatureLevel.KEPT_SNAPSHOTS))
         assert log.manifest().acks_from("n1", promise, 1) == 2
 
 
