@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from imap_wal.agent.config import AgentConfig
 from imap_wal.errors import MissingNode
@@ -20,6 +21,7 @@ from imap_wal.manifest.feature_level import FeatureLevel
 from imap_wal.manifest.node import NodeManifest
 from imap_wal.manifest.store import ManifestLog
 from imap_wal.read.cluster import ClusterLog
+from rewrite_cli.cli import group
 from storage_backends import Unavailable
 from storage_backends.factory import open_store
 from tests.agent.harness import Plugin, plugin, serving
@@ -251,3 +253,17 @@ def test_losses_are_counted_for_each_node() -> None:
     manifest = ClusterManifest().with_loss("n1", "n2").with_loss("n1")
     assert manifest.losses == {"n1": 2, "n2": 1}
     assert manifest.with_loss() == manifest
+
+
+def test_a_repaired_copy_has_no_promises(pair: Pair) -> None:
+    """A repair keeps what it can read, and promises do not say what that is."""
+    pair.put("precious")
+    pair.kill("n1", "n2")
+    state = pair.log.state()
+    assert state.manifest.acks_from("n1", state.parts["n1"].manifest, 1) == 2
+    copy = str(pair.folder / "copy")
+    done = CliRunner().invoke(group, ["repair", f"{pair.folder}/root", "--to", copy])
+    made = ClusterLog(open_store(f"file://{copy}"), "default", "c").manifest()
+    assert made.nodes, done.output
+    for node, part in state.parts.items():
+        assert made.acks_from(node, part.manifest, 1) == 1

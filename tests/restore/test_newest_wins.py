@@ -145,7 +145,7 @@ def test_key_listing_is_whole_across_a_new_lifetime(
     """A new lifetime makes the view begin again during the listing."""
     log = node(memory)
     append(log, *(put(f"k{number:02d}", "1", (1, 1, 1, number + 1)) for number in range(30)))
-    cuts = pin_cuts(cluster(memory))
+    cuts = pin_cuts(cluster(memory)).cuts
     append(log, put("late", "void", (1, 1, 1, 99)))
     made = view(memory)
     listing = made.keys("orders", 7)
