@@ -3,6 +3,7 @@ recovery_policy full, because the changes that had copies on both may be gone.""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import signal
 from collections.abc import Callable
@@ -230,7 +231,7 @@ def test_a_claim_pins_again_if_a_disk_is_lost_meanwhile(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would make the copies of n1 void that are needed since n2 lost its own."""
-    from imap_wal.agent.membership import claims
+    claims = importlib.import_module("imap_wal.agent.membership.claims")
 
     pair.put("precious")
     pair.kill("n1", "n2")
