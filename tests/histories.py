@@ -168,7 +168,7 @@ class Cluster:
         incarnation = self.incarnation = self.log.manifests.update(
             lambda manifest: replace(manifest, incarnation=manifest.incarnation + 1)
         ).incarnation
-        cuts = pin_cuts(self.log)
+        cuts = pin_cuts(self.log).cuts
         self.log.manifests.update(
             lambda manifest: replace(
                 manifest,

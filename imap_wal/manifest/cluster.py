@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 from imap_wal.clock import Clock, Randomness
 from imap_wal.format import START, Position
 from imap_wal.manifest.document import Whole, checked, fields_of, require, without_defaults
-from imap_wal.manifest.feature_level import FIRST, NEWEST, FeatureLevel
-from imap_wal.manifest.node import Seen
+from imap_wal.manifest.feature_level import FIRST, NEWEST, PROMISES, FeatureLevel
+from imap_wal.manifest.node import NodeManifest, Seen
 from imap_wal.manifest.snapshots import (
     NO_VERSIONS,
     LowWaterMark,
@@ -94,8 +94,9 @@ class ClusterManifest:
     """Node → the mark of the last rewrite of all maps: each map with an entry at or below it has a
     snapshot."""
     losses: Mapping[str, Whole] = field(default_factory=dict)
-    """Node → how many times segments of its own disk were given up, or it was forgotten. A change
-    with a copy there has one copy less."""
+    """Node → how many times a part of its log was lost: segments of its own disk were given up, a
+    recovery cut frames, the cut of a lifetime made entries void that are only on its disk, another
+    log replaced it, or it was forgotten. What had a copy there has one less."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.snapshots, SnapshotTable) and len(self.snapshots) >= PACKED_FROM:
@@ -186,9 +187,19 @@ class ClusterManifest:
         """The losses of all other nodes."""
         return sum(count for name, count in self.losses.items() if name != node)
 
-    def with_loss(self, node: str) -> ClusterManifest:
-        """Counts a loss of this node, before its log counts as whole again."""
-        return replace(self, losses={**self.losses, node: self.losses.get(node, 0) + 1})
+    def with_loss(self, *nodes: str) -> ClusterManifest:
+        """Counts a loss of these nodes, before their logs count as whole again."""
+        counts = {node: self.losses.get(node, 0) + 1 for node in nodes}
+        return replace(self, losses={**self.losses, **counts})
+
+    def promised(self, acks: int) -> int:
+        """What a node may promise of changes that so many logs acknowledge; 1: nothing."""
+        return acks if self.feature_level >= PROMISES else 1
+
+    def acks_from(self, node: str, manifest: NodeManifest, segment: int) -> int:
+        """In how many logs each acknowledged change in this segment of a node and later ones is, at
+        least."""
+        return self.promised(manifest.acks_from(segment, self.losses_but(node)))
 
     def covered(self, node: str) -> tuple[LowWaterMark, ...]:
         """For each log directory of the node, the farthest mark of any snapshot."""

@@ -35,9 +35,13 @@ _BRINGS = {
     FeatureLevel.LISTS: "archives in list files: an update of a node's manifest costs about the "
     "same with few archives and with many",
     FeatureLevel.KEPT_SNAPSHOTS: "streams with images beside compaction: what they need of "
-    "replaced snapshots is kept",
+    "replaced snapshots is kept; copies on own disks: a restore does not need a disk whose changes "
+    "other logs have",
 }
 FIRST = min(FeatureLevel)
 """Of a log whose manifest names no level, and of a node whose release did not know levels."""
+PROMISES = FeatureLevel.KEPT_SNAPSHOTS
+"""From this level on, a node's manifest says which segments have copies (`NodeManifest.copied`).
+Releases that do not know `ClusterManifest.losses` would remove it, and refuse this level."""
 NEWEST = max(FeatureLevel)
 """The highest level that this release reads and writes. A new log begins with it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from imap_wal import layout
 from imap_wal.clock import Clock, Randomness, SystemClock, SystemRandomness
@@ -405,25 +405,27 @@ class ClusterLog:
             # The checkpoint may be in a segment that was not uploaded. Its node may come back: then
             # what follows the part must not seem to be read.
             checkpoint = START if log.missing else log.manifest.checkpoint
-            end = max([known, checkpoint, *(archive.last for archive in log.manifest.archives)])
             try:
-                # The newest may have no whole frame yet.
-                for index in range(len(log.segments) - 1, -1, -1):
-                    segment = log.segments[index]
-                    if (segment.epoch, segment.number) < end[:2]:
-                        break
-                    since = end if end[:2] == (segment.epoch, segment.number) else None
-                    scan = segment_scan(log, index, since)
-                    last = max(
-                        (changes.last for changes in read_scan(self.store, scan, ())),
-                        default=START,
-                    )
-                    if last > end:
-                        return last
-                return end
+                return self.end_of(log, max(known, checkpoint))
             except NotFound:
                 continue
         raise NotFound("the log changes too fast to find its end", self.node_folder(node))
+
+    def end_of(self, log: NodeState, known: Position) -> Position:
+        """Position of the last entry of a log as it was read, at least `known`. Raises `NotFound`
+        if its files changed since."""
+        end = max([known, *(archive.last for archive in log.manifest.archives)])
+        # The newest may have no whole frame yet.
+        for index in range(len(log.segments) - 1, -1, -1):
+            segment = log.segments[index]
+            if (segment.epoch, segment.number) < end[:2]:
+                break
+            since = end if end[:2] == (segment.epoch, segment.number) else None
+            scan = segment_scan(log, index, since)
+            last = max((changes.last for changes in read_scan(self.store, scan, ())), default=START)
+            if last > end:
+                return last
+        return end
 
     def find(self, name: str, key: bytes) -> list[tuple[str, Position, Row]]:
         """All entries of one key that count, with node and position (START: in a snapshot). Reads
@@ -450,11 +452,34 @@ def _past(damaged: list[LogError] | None) -> Iterator[None]:
         damaged.append(error)
 
 
-def pin_cuts(log: ClusterLog) -> dict[str, Position]:
+class Pins(NamedTuple):
+    """Node → the position where its log ends now. `covered`: missing nodes of whose unseen entries
+    other logs have all that were acknowledged."""
+
+    cuts: dict[str, Position]
+    covered: frozenset[str] = frozenset()
+
+
+def pin_cuts(log: ClusterLog) -> Pins:
     """The position where every node's log ends now; entries up to it count. A registered node whose
-    log is missing is cut after everything: its entries count if it returns."""
-    state = log.state()
-    return {**log.ends(), **dict.fromkeys(state.missing, END)}
+    log is missing is cut after everything, so its entries count if it returns. But if other logs
+    have each acknowledged change of it, it is cut after what can be seen: otherwise a change that
+    counts as absent from now on would return with it."""
+    for _ in range(ATTEMPTS):
+        state = log.state()
+        covered = state.covered_by_copies
+        cuts = dict.fromkeys(state.missing, END)
+        try:
+            for name in state.nodes:
+                found = log.node(name)  # its disk may have gone away since
+                cuts[name] = END if found.missing else log.end_of(found, found.manifest.checkpoint)
+            for name in covered:
+                part = state.parts[name]
+                cuts[name] = log.end_of(part, part.manifest.removed)
+        except NotFound:
+            continue
+        return Pins(cuts, covered)
+    raise NotFound("the logs change too fast to find their ends", log.folder)
 
 
 def from_manifest(item: Metadata) -> Metadata:

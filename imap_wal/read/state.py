@@ -55,6 +55,11 @@ class ClusterState:
             if self._acks_of_unseen(name) <= len(self.missing)
         }
 
+    @property
+    def covered_by_copies(self) -> frozenset[str]:
+        """The missing nodes of which other logs have every acknowledged change."""
+        return frozenset(self.missing.keys() - self.lacking.keys())
+
     def _acks_of_unseen(self, name: str) -> int:
         """How many logs have each acknowledged change in the segments that are only on this node's
         disk, at least."""
@@ -62,7 +67,7 @@ class ClusterState:
         if part is None:
             return 1
         seen = max(part.last[1], part.manifest.archived[1])
-        return part.manifest.acks_from(seen + 1, self.manifest.losses_but(name))
+        return self.manifest.acks_from(name, part.manifest, seen + 1)
 
     @property
     def seen(self) -> Seen:

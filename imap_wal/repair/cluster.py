@@ -347,9 +347,20 @@ class ClusterRepair:
                 manifest.generation + lost, self._seen.generation, self._snapshots.generation
             ),
             keys=key_checks.with_active(keys_of(self.store).key_ring, manifest.keys),
+            losses=self._losses(manifest),
             token=manifest.token or (self.older and bool(view.claims.tokens)),
             level=self._level(highest) if self.older else manifest.level,
         )
+
+    def _losses(self, manifest: ClusterManifest) -> Mapping[str, int]:
+        """Losses after which no promise of a node is valid: it does not say which of the copies the
+        repair has kept, and a lost manifest may have counted more."""
+        promises = [node.manifest.copied for node in self.view.nodes if node.manifest.copied[0]]
+        if not promises:
+            return manifest.losses
+        above = max(losses for _, _, losses in promises) + 1
+        names = {*manifest.nodes, *manifest.losses, *(node.name for node in self.view.nodes)}
+        return {name: max(above, manifest.losses.get(name, 0)) for name in sorted(names)}
 
     def _why_rewritten(self) -> tuple[str, str]:
         """The status of the manifest that was found, and what is said about the new one."""

@@ -94,8 +94,9 @@ class NodeLog:
         self.requests: dict[int, int] = dict(manifest.requests)
         """Session → last durable request, maintained by the committer."""
         self.metadata = manifest.metadata
-        self.acks: Callable[[], int] = lambda: 1
-        """The fewest logs that acknowledge a change of those who may append. Called by `write`."""
+        self.writers: Callable[[int], tuple[int, int]] = lambda losses: (1, losses)
+        """Of those who may append: the fewest logs that acknowledge a change, and the fewest losses
+        of other nodes after which this was agreed. `losses`: those until now. Called by `write`."""
         self.end = manifest.checkpoint
         """Position of the last written frame."""
         self._folder = self.identity.node_folder
@@ -318,16 +319,17 @@ class NodeLog:
         """Enter a new segment into the manifest, after it was created and before any of its entries
         counts. A copy of this log made during archiving may have neither the segment nor its
         archive; this entry then shows that the copy is incomplete."""
-        losses = 0
+        now = ClusterManifest()
 
         def change(manifest: NodeManifest) -> NodeManifest:
             self._own(manifest)
             manifest = replace(manifest, newest=max(manifest.newest, number))
-            return manifest.with_copied(self.acks(), number, losses)
+            acks, losses = self.writers(now.losses_but(self.identity.node))
+            return manifest.with_copied(now.promised(acks), number, losses)
 
         try:
             if self.context.address:
-                losses = self.clusters.read()[1].losses_but(self.identity.node)
+                now = self.clusters.read()[1]
             self.manifests.update(change)
         except (StorageError, LostRace) as error:
             if self.context.address:

@@ -291,7 +291,9 @@ class _Opening:
         self._demand_no_better(before, wal)
         claimed = self._claimed(before, self._registration.first_session(cluster, cluster_number))
 
-        def claim() -> None:
+        def claim(gives_up: bool = False) -> None:
+            if gives_up and claimed.address:
+                self._registration.count_loss()
             if not self._published:
                 # The log was read with these keys, and nothing is written yet.
                 key_checks.enter(self._context.key_ring, self.clusters)

@@ -111,10 +111,11 @@ class _Damage(NamedTuple):
 
 
 def recover(
-    context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
+    context: LogContext, manifest: NodeManifest, claim: Callable[[bool], None]
 ) -> RecoveredState:
     """Make the log ready for writing, as the module's table says. `claim` is called before the
-    first file is changed: it raises if the log is not the caller's. Raises `CorruptLog`, `ShortLog`
+    first file is changed, and again before bytes are given up; its argument says whether they are.
+    It raises if the log is not the caller's. Raises `CorruptLog`, `ShortLog`
     or `UnsupportedVersion`; nothing was changed then."""
     return _Recovery(context, manifest, claim).run()
 
@@ -123,7 +124,7 @@ class _Recovery:
     """One run of `recover`."""
 
     def __init__(
-        self, context: LogContext, manifest: NodeManifest, claim: Callable[[], None]
+        self, context: LogContext, manifest: NodeManifest, claim: Callable[[bool], None]
     ) -> None:
         self._context, self._store, self._identity = context, context.store, context.identity
         self._manifest, self._mode, self._claim = manifest, context.settings.recovery_mode, claim
@@ -177,10 +178,10 @@ class _Recovery:
                 RecoveryReport(manifest.clean and not self._frames, self._frames, self._records)
             )
         if damage.verdict.is_tail and self._mode is not RecoveryMode.ABSOLUTE:
-            self._trim()
+            self._trim(gives_up=True)
             return self._cut(self._files[damage.file], damage.verdict)
         if self._mode is RecoveryMode.POINT_IN_TIME:
-            self._trim()
+            self._trim(gives_up=True)
             return self._give_up(damage)
         raise self._refusal(damage)
 
@@ -197,7 +198,7 @@ class _Recovery:
         missing = {*range(max(first, self._manifest.archived[1] + 1), last + 1)} - there
         if not last or not missing:
             return False
-        self._claim()
+        self._claim(False)
         for number in sorted(missing):
             path = layout.wal_path(self._identity.node_folder, epoch, number)
             with suppress(AlreadyExists):  # our own create, its answer was lost
@@ -388,10 +389,10 @@ class _Recovery:
 
     # ---- changing the log ----
 
-    def _trim(self) -> None:
-        if not self._files and self._manifest.checkpoint == START:
+    def _trim(self, *, gives_up: bool = False) -> None:
+        if not gives_up and not self._files and self._manifest.checkpoint == START:
             return  # the log is empty
-        self._claim()
+        self._claim(gives_up)
         for path in self._copied:  # an earlier recovery died after its copy
             self._store.delete(path)
         if self._store.capabilities.durable_append:

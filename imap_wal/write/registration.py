@@ -20,6 +20,7 @@ from imap_wal.settings import RecoveryPolicy
 from imap_wal.write.context import LogContext
 from imap_wal.write.object_segment import holds_nothing
 from storage_backends import AlreadyExists, StoredFile
+from storage_backends.own_disk import own_disk_of
 
 _log = logging.getLogger("imap_wal")
 
@@ -99,7 +100,7 @@ class Registration:
         after all known ones."""
         if before.lives_in(wal.logs):
             return before
-        if before.address and not wal.logs:
+        if before.address and (not wal.logs or self._is_empty_disk()):
             return self._on_new_disk(before, wal, cluster)
         what = (
             f"node {self._context.identity.node!r}: {foreign_wal(self._folder, before, wal.logs)}"
@@ -115,6 +116,7 @@ class Registration:
         _log.warning(
             "%s; this node continues without the entries that only those segments had", what
         )
+        self.count_loss()
         numbers = [mark.position.segment for mark in cluster.covered(self._context.identity.node)]
         number = max(
             [
@@ -126,6 +128,20 @@ class Registration:
             ]
         )
         return replace(before, wal_id="", clean=True, archived=(before.epoch, number))
+
+    def count_loss(self) -> None:
+        """Before a part of this log is given up: what had a copy there has one less."""
+        node = self._context.identity.node
+        self._clusters.update(lambda manifest: manifest.with_loss(node))
+
+    def _is_empty_disk(self) -> bool:
+        """Whether the node's own disk has no segment. It may have the id of a log that an open
+        created there before it was interrupted."""
+        own = own_disk_of(self._context.store)
+        if own is None or own.disk is None:
+            return False
+        files = own.disk.list(f"{self._folder}/wal")
+        return not any(layout.parse_wal_path(file.path) for file in files)
 
     def _on_new_disk(
         self, before: NodeManifest, wal: WalFolder, cluster: ClusterManifest
@@ -170,7 +186,7 @@ class Registration:
 
         def change(manifest: ClusterManifest) -> ClusterManifest:
             nonlocal copied
-            copied = before.acks_from(unseen[0], manifest.losses_but(node)) > 1
+            copied = manifest.acks_from(node, before, unseen[0]) > 1
             if not copied and self._context.settings.recovery_policy is RecoveryPolicy.FULL:
                 raise MissingNode(what, MISSING_ADVICE)
             return manifest.with_loss(node)
@@ -201,7 +217,8 @@ class Registration:
                 return None
             self.check(manifest, directory)
             lost = manifest.nodes.get(node)
-            return manifest.with_node(node, directory)
+            entered = manifest.with_node(node, directory)
+            return entered if lost is None else entered.with_loss(node)
 
         self._clusters.update(change)
         if lost is not None:

@@ -35,7 +35,7 @@ def archive(store: SegmentStore, log: NodeLog, writing: int | None = None) -> No
 
 def members(store: SegmentStore, incarnation: int = 1) -> None:
     """From here on the log is one of Hazelcast members, in a new lifetime of their cluster."""
-    cuts = pin_cuts(cluster(store))
+    cuts = pin_cuts(cluster(store)).cuts
     born = IncarnationRecord(f"id-{incarnation}", incarnation, cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
 

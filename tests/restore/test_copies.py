@@ -166,7 +166,7 @@ def test_late_copy_of_a_node_that_no_lifetime_cut(
     for name in ("n1", "n3"):
         append(logs[name], put("a", None, (1, 1, SESSION, 2)), put("b", "1", (1, 1, SESSION, 3)))
         archive(memory, logs[name])
-    cuts = {**pin_cuts(cluster(memory)), "n2": END}
+    cuts = {**pin_cuts(cluster(memory)).cuts, "n2": END}
     second = IncarnationRecord("id-2", 2, cuts)
     cluster(memory).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, second)))
     run(memory)

@@ -98,7 +98,7 @@ def test_drop_waits_for_a_node_that_was_not_cut(memory: MemoryStore) -> None:
     first, second = node(memory, "n1"), node(memory, "n2")
     members(memory)
     append(first, put("k", "old", (1, 1, SESSION, 1)))
-    cuts = {**pin_cuts(cluster(memory)), "n2": END}
+    cuts = {**pin_cuts(cluster(memory)).cuts, "n2": END}
     born = IncarnationRecord("id-2", 2, cuts)
     cluster(memory).manifests.update(lambda now: replace(now, lifetimes=(*now.lifetimes, born)))
     with pytest.raises(InvalidSetting):

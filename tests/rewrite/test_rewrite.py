@@ -137,7 +137,7 @@ def test_a_rewrite_whose_plan_is_outdated_is_not_published(
         def run(self, job: RewritePlan, log: ClusterLog) -> Result:
             merged = super().run(job, log)
             if meanwhile == "lifetime":
-                cuts = pin_cuts(log)
+                cuts = pin_cuts(log).cuts
                 log.manifests.update(
                     lambda manifest: replace(
                         manifest, lifetimes=(IncarnationRecord("id", 2, cuts),)

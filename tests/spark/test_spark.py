@@ -263,7 +263,7 @@ def test_a_dropped_tombstone_of_a_snapshot_still_voids_older_changes(
 ) -> None:
     store = open_store(str(tmp_path))
     first, second = node(store), node(store, "n2")
-    born = IncarnationRecord("id", 1, pin_cuts(cluster(store)))
+    born = IncarnationRecord("id", 1, pin_cuts(cluster(store)).cuts)
     cluster(store).manifests.update(lambda now: replace(now, lifetimes=(born,)))
     append(second, put("a", None, (1, 2, 1, 1)))
     job = prepare(cluster(store))  # a rewrite for which all changes are late

@@ -196,7 +196,7 @@ def test_entries_voided_after_they_were_read_are_named(store: SegmentStore) -> N
     """A lifetime whose cut is before what the stream has read."""
     log = node(store)
     append(log, put("a", "1", (1, 1, 1, 1)))
-    cuts = pin_cuts(cluster(store))
+    cuts = pin_cuts(cluster(store)).cuts
     append(log, put("a", "2", (1, 1, 1, 2)), put("b", "1", (1, 1, 1, 3)))
     engine = Engine(store.url)
     assert len(engine.batch()) == 3

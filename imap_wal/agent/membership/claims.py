@@ -22,11 +22,10 @@ from imap_wal.agent.access.keys import token_hash
 from imap_wal.agent.access.peers import LOCAL, Peer, Right
 from imap_wal.agent.membership.start import Start
 from imap_wal.errors import ImapWalError, NotAllowed
-from imap_wal.format import Position
 from imap_wal.manifest.claims import CLOSED_ADVICE, ClaimManifest
 from imap_wal.manifest.cluster import ClusterManifest, IncarnationRecord
 from imap_wal.manifest.older import current_cluster, older_manifest
-from imap_wal.read.cluster import ClusterLog, pin_cuts
+from imap_wal.read.cluster import ClusterLog, Pins, pin_cuts
 from imap_wal.write.node_log import NodeLog
 from imap_wal.write.opening import shut_out_others
 from storage_backends import AlreadyExists
@@ -314,7 +313,7 @@ def reserve(cluster: ClusterLog) -> int:
 def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
     """Publish the lifetime of the newest claim. Returns False if a later one has begun."""
     incarnation = claims.newest
-    pinned: tuple[tuple[IncarnationRecord, ...], dict[str, Position]] | None = None
+    pinned: tuple[object, Pins] | None = None
 
     def publish(manifest: ClusterManifest) -> ClusterManifest | None:
         nonlocal pinned
@@ -322,20 +321,24 @@ def begin(cluster: ClusterLog, claims: ClaimManifest) -> bool:
             # An older lifetime must not begin after a later one: its cutoffs could void entries of
             # the later one.
             return None
-        if (
-            pinned is None or pinned[0] != manifest.lifetimes
-        ):  # the cutoffs must not be below those of an earlier lifetime
-            pinned = manifest.lifetimes, pin(cluster, claims)
+        # The cutoffs must not be below those of an earlier lifetime, and other logs that cover a
+        # missing one must be as they were.
+        basis = manifest.lifetimes, manifest.losses
+        if pinned is None or pinned[0] != basis:
+            pinned = basis, pin(cluster, claims)
+        cuts, covered = pinned[1]
         # One with the same cuts voids nothing that the new one does not void: without appends
         # between them, any number of claims leaves one record.
-        earlier = [each for each in manifest.lifetimes if each.cuts != pinned[1]]
-        lifetimes = (*earlier, IncarnationRecord(claims.cluster_id, incarnation, pinned[1]))
+        earlier = [each for each in manifest.lifetimes if each.cuts != cuts]
+        lifetimes = (*earlier, IncarnationRecord(claims.cluster_id, incarnation, cuts))
+        # What only the disks of covered nodes have is void now: it is no copy any more.
+        manifest = manifest.with_loss(*covered)
         return replace(manifest, lifetimes=lifetimes, token=manifest.token or bool(claims.tokens))
 
     return _begun(cluster.manifests.update(publish), incarnation)
 
 
-def pin(cluster: ClusterLog, claims: ClaimManifest) -> dict[str, Position]:
+def pin(cluster: ClusterLog, claims: ClaimManifest) -> Pins:
     """The end of each node's log. It is read after the permits of all older incarnations were
     deleted, so everything that was acknowledged for them is below it."""
     delete_permits(cluster, max(claims.permits, claims.newest - PERMITS_BY_NAME), claims.newest)

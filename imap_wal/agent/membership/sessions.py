@@ -31,7 +31,9 @@ from storage_backends import StorageError
 @dataclass(slots=True)
 class Session:
     """One start of a plug-in. `writer`: the connection that may append, which is the last one that
-    said hello with purpose `write`. `acks`: how many logs acknowledge each of its changes."""
+    said hello with purpose `write`. `acks`: how many logs acknowledge each of its changes.
+    `losses`: of other nodes, when it last said hello. An acknowledgement of another log that is
+    older than a later loss may be of what was lost. None: it appends nothing more."""
 
     number: int
     incarnation: int
@@ -39,6 +41,7 @@ class Session:
     plugin: str
     writer: bytes = b""
     acks: int = 1
+    losses: int | None = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class SessionRegistry:
         self._readers: dict[bytes, ReadSession] = {}
         self._shut: set[bytes] = set()
         """Connections with a refused append, until they say hello again."""
-        log.acks = self._fewest_acks
+        log.writers = self._writers
 
     def hello(
         self, sender: bytes, about: About, look: int = 0, peer: Peer = LOCAL
@@ -130,15 +133,27 @@ class SessionRegistry:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
             session.writer = sender
+        if new or about.purpose == "write":
+            # After the claim, which may have counted losses, and before the welcome.
+            manifest = self._log.clusters.read()[1]
+            session.losses = manifest.losses_but(self._log.identity.node)
         self._connections[sender] = Connection(who, about.partition_count or 0)
         self._shut.discard(sender)
         self._forget_old()
         return session, new
 
-    def _fewest_acks(self) -> int:
-        """Of the sessions that may append. Also those without a connection: what they sent may
-        still be written, and acknowledged after their next hello."""
-        return min((session.acks for session in self._by_number.values()), default=COPIES_MAX)
+    def _writers(self, losses: int) -> tuple[int, int]:
+        """Of the sessions that may append, see `NodeLog.writers`. Also those without a connection:
+        what they sent may still be written, and acknowledged after their next hello. The losses
+        only of the newest incarnation: nothing of older ones is acknowledged any more."""
+        newest, sessions = self.claims.known.newest, list(self._by_number.values())
+        known = [
+            each.losses
+            for each in sessions
+            if each.losses is not None and each.incarnation >= newest
+        ]
+        acks = min((each.acks for each in sessions), default=COPIES_MAX)
+        return acks, min(known, default=losses)
 
     def _demand_copies(self) -> None:
         """Raises `NotAppended` while a node of the cluster may not know shared sessions: it would
@@ -282,7 +297,8 @@ class SessionRegistry:
         for session in self._by_number.values():
             if session.plugin == plugin:
                 session.writer = b""
-                session.acks = COPIES_MAX  # it appends nothing more without a hello
+                # It appends nothing more without a hello.
+                session.acks, session.losses = COPIES_MAX, None
         if self.sign is not None and not self._connections:
             self.sign.silent()
 
