@@ -57,7 +57,7 @@ def test_close_ends_an_archive_run_at_its_next_call(
     with embedded(memory) as store:
         for number in range(MAPS):
             store.map(f"m{number}")["a"] = number
-    storage = Held(memory, "create_from", "imap-wal-archiver")
+    storage = Held(memory, "create_from", "imap-wal-archive")
     store = embedded(
         storage, archive_interval_s=3600
     )  # segments of an earlier run are archived at once
@@ -95,7 +95,7 @@ def test_agent_stop_ends_an_archive_run_at_next_call(
                 member.client.ask("append", member.session, number + 1, 1, payload=payload)[0][0]
                 == "ack"
             )
-    storage = Held(memory, "create_from", "imap-wal-archiver")
+    storage = Held(memory, "create_from", "imap-wal-archive")
     monkeypatch.setattr("imap_wal.agent.server.open_store", lambda url, **_: storage)
     with serving(config(tmp_path, url=memory.url, archive_interval_s=3600)) as agent:
         assert storage.reached.wait(20)
