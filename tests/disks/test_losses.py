@@ -119,7 +119,7 @@ def test_a_recovery_that_cuts_nothing_is_no_loss(pair: Pair) -> None:
     assert pair.restored() == "precious"
 
 
-def test_another_log_under_the_name_of_a_node_is_a_loss(pair: Pair) -> None:
+def test_another_log_under_the_name_is_a_loss(pair: Pair) -> None:
     pair.put("precious")
     pair.kill("n1", "n2")
     pair.lose("n2")

@@ -232,7 +232,7 @@ def test_a_copy_has_the_keys_that_the_repair_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of keys is replaced while a repair rewrites a damaged archive."""
-    monkeypatch.setattr("imap_wal.parquet.file.GROUP_ROWS_MAX", 1)
+    monkeypatch.setattr("imap_wal.parquet.archive_rows.GROUP_ROWS", 1)
     place, source = str(tmp_path / "root"), key_file(tmp_path, "a")
     with imap_wal.open(place, node="n1", encryption_keys=source) as opened:
         for name in "klm":

@@ -169,7 +169,9 @@ class StoreFaultsTest extends StoreFixture {
         eventually(() -> map.get("set") == 2 && !map.containsKey("removed")
                 && map.get("expiring") == 2 && map.containsKey("new"));
         long lives = map.getEntryView("expiring").getExpirationTime() - before;
-        assertTrue(lives >= 599_000 && lives <= 601_000 + after - before, "lives: " + lives);
+        // Hazelcast keeps times in seconds. The time in the log and the remaining time are each
+        // rounded down.
+        assertTrue(lives >= 598_000 && lives <= 601_000 + after - before, "lives: " + lives);
         assertEquals(2, logged(map.getName(), "set"));
         assertNull(logged(map.getName(), "removed"));
     }
@@ -255,7 +257,7 @@ class StoreFaultsTest extends StoreFixture {
     }
 
     @Test
-    void lockedKeyDelaysNoOtherKeyInDoubt() throws Exception {
+    void lockDelaysNoKeyInDoubt() throws Exception {
         IMap<String, Integer> map = member.getMap(name);
         List<String> others = List.of("a", "b", "c");
         map.set("locked", 1);
@@ -267,10 +269,10 @@ class StoreFaultsTest extends StoreFixture {
             eventually(() -> others.stream().allMatch(key -> map.get(key) == 2));
             doubt(map, List.of("late"));
             eventually(() -> map.containsKey("late"));
-            assertEquals(1, map.get("locked"));
+            eventually(() -> map.get("locked") == 2
+                    && WalPlugin.of(member).reconciler().size() == 0);
         } finally {
             map.unlock("locked");
         }
-        eventually(() -> map.get("locked") == 2 && WalPlugin.of(member).reconciler().size() == 0);
     }
 }
