@@ -56,7 +56,7 @@ def test_a_change_is_acknowledged_when_it_is_in_the_log(settings: AgentConfig) -
         ("metadata", 1, 1),
         ("keys", "m", None, 1),
         ("list", "m", None, 1, [0]),
-        ("digests", "m", [0]),
+        ("digests", "m", bytes(16), [0]),
         ("load", "m", 0),
         ("maps", ["m"]),
         ("schemas",),
