@@ -141,4 +141,6 @@ def refused(agent: Agent) -> None:
     agent.program = OLDER / "agent.zip"
     agent.launch()
     until("the earlier agent has ended", lambda: not agent.running)
-    assert re.search(r"manifest format [4-7]; this imap-wal reads 1 and 2 and 3", agent.last_words())
+    assert re.search(
+        r"manifest format [4-7]; this imap-wal reads 1 and 2 and 3", agent.last_words()
+    )
