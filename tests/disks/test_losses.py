@@ -131,8 +131,9 @@ def test_another_log_under_the_name_is_a_loss(pair: Pair) -> None:
     assert pair.restored() is None
 
 
-def test_an_acknowledgement_before_a_loss_is_no_copy(pair: Pair) -> None:
-    """n2 acknowledges, and loses its disk; then n1, which was slow, begins a segment with it."""
+def acknowledged_before_a_loss(pair: Pair) -> Plugin:
+    """n2 acknowledges, and loses its disk; then n1, which was slow, begins a segment with it.
+    Returns the plug-in of n1."""
     second, first = pair.greeted("n2"), pair.greeted("n1")
     for each in (second, first):
         each.put(x="0" * 70_000)  # the segment is full
@@ -142,10 +143,20 @@ def test_an_acknowledgement_before_a_loss_is_no_copy(pair: Pair) -> None:
     pair.start("n2")
     assert first.put(k="precious")[0] == "ack"
     assert pair.log.node("n1").manifest.copied == (2, 1, 0)
+    return first
+
+
+def test_the_next_hello_knows_a_loss(pair: Pair) -> None:
+    first = acknowledged_before_a_loss(pair)
     first.hello(shared=True, acks=2)
     first.put(x="0" * 70_000)
     first.put(x="1")
-    assert pair.log.node("n1").manifest.copied == (2, 3, 1), "the next hello knows the loss"
+    assert pair.log.node("n1").manifest.copied == (2, 3, 1)
+
+
+def test_an_acknowledgement_before_a_loss_is_no_copy(pair: Pair) -> None:
+    """The segment with it is not sealed, so it is not uploaded."""
+    acknowledged_before_a_loss(pair)
     uploaded = pair.folder / "root/default/c/nodes/n1/wal"
     eventually(lambda: list(uploaded.glob("*-00000001.wal")), "an upload")
     pair.kill("n1")
