@@ -12,6 +12,7 @@ import imap_wal
 from imap_wal.errors import Closed
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
+from imap_wal.retention import overlap
 from imap_wal.settings import Settings
 from storage_backends import SegmentStore
 from storage_backends.gated import GatedStore
@@ -49,6 +50,12 @@ class Held(GatedStore):
 
 def archives(store: SegmentStore) -> list[str]:
     return [file.path for file in store.list("") if file.path.endswith(".parquet")]
+
+
+@pytest.fixture(autouse=True)
+def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several threads that store archives, each ends at its own next call."""
+    monkeypatch.setattr(overlap, "THREADS", 1)
 
 
 def test_close_ends_an_archive_run_at_its_next_call(
