@@ -25,8 +25,10 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 
+from benchmarks.processes import processor_seconds
+
 GIB = 2**30
-TICKS, EVERY_S = os.sysconf("SC_CLK_TCK"), 0.1
+EVERY_S = 0.1
 """Processes are read so often: what one does after that is not counted."""
 OURS, SPARK = "ours, one machine", "ours, on Spark"
 KEYS_FIRST, ONE_PASS, SQL = "DuckDB, keys first", "DuckDB, one pass", "Spark SQL, max_by"
@@ -193,8 +195,11 @@ def _measured(command: list[str]) -> tuple[float, float, int, str]:
         while process.poll() is None:
             pids = list(_tree(process.pid))
             memory = max(memory, sum(map(_memory, pids)))
-            times |= {pid: used for pid in pids if (used := _processor_time(pid))}
-            time.sleep(EVERY_S)
+            for pid in pids:
+                with suppress(OSError):  # it has ended
+                    times[pid] = processor_seconds(pid)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EVERY_S)
         seconds = time.perf_counter() - start
         if process.returncode:
             problems.seek(0)
@@ -210,15 +215,6 @@ def _tree(pid: int) -> Iterator[int]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in thread.joinpath("children").read_text().split():
                 yield from _tree(int(child))
-
-
-def _processor_time(pid: int) -> float:
-    """Seconds of the process until now; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def _memory(pid: int) -> int:

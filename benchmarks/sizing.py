@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.member import member
+from benchmarks.processes import processor_seconds
 from rewrite_cli.local_cluster.launcher import die_with_parent
 from tests.support import eventually
 
 PER = 10_000
 RATES = {100: 10_000, 1_000: 10_000, 10_000: 2_000}
 """Bytes of a value → changes in a second."""
-TICKS = os.sysconf("SC_CLK_TCK")
 SECTOR_BYTES = 512
 
 
@@ -38,7 +38,6 @@ class Used:
     @classmethod
     def of(cls, pid: int, disk: Path) -> Used:
         folder = Path(f"/proc/{pid}")
-        times = folder.joinpath("stat").read_text().rpartition(")")[2].split()
         named = {
             name: value.split()[0]
             for name, _, value in (
@@ -50,7 +49,7 @@ class Used:
         device = disk.stat().st_dev
         block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
         return cls(
-            (int(times[11]) + int(times[12])) / TICKS,
+            processor_seconds(pid),
             SECTOR_BYTES * int(block.read_text().split()[6]),
             int(named["VmHWM"]) * 1024,
         )
