@@ -133,8 +133,9 @@ class SessionRegistry:
                 self._connections.pop(session.writer, None)
                 self._shut.discard(session.writer)
             session.writer = sender
-        if new or about.purpose == "write":
-            # After the claim, which may have counted losses, and before the welcome.
+        if self._log.context.address and (new or about.purpose == "write"):
+            # After the claim, which may have counted losses, and before the welcome. Only logs on
+            # own disks promise anything.
             manifest = self._log.clusters.read()[1]
             session.losses = manifest.losses_but(self._log.identity.node)
         self._connections[sender] = Connection(who, about.partition_count or 0)
