@@ -388,9 +388,7 @@ class MaterializedView:
         """Read the unmerged part, of some nodes or of all."""
         state = state.demand(self._settings.recovery_policy)
         self._missing = state.lacking
-        self._covered = {
-            node: why for node, why in state.missing.items() if node not in self._missing
-        }
+        self._covered = {node: state.missing[node] for node in sorted(state.covered_by_copies)}
         self.feature_level = int(state.manifest.feature_level)
         self._heed_lifetimes(state)
         again = self._maps_to_read_again(state)

@@ -96,9 +96,8 @@ def _forget_node(log: ClusterLog, node: str, *, lose: bool, dry_run: bool) -> Fo
     directory = state.manifest.nodes.get(node)
     manifests = node_manifests(log.store, log.node_folder(node), log.clock, log.randomness)
     left = manifests.read()[1]
-    if (
-        directory is None and left.forgotten
-    ):  # an earlier run is incomplete, or files were added later
+    # Then an earlier run is incomplete, or files were added later.
+    if directory is None and left.forgotten:
         return ForgetReport(
             node,
             left.directory,
