@@ -70,7 +70,7 @@ def test_each_salt_has_its_own_digests() -> None:
     assert digest(SALT, rows) != digest(bytes(16), rows)
 
 
-def test_nobody_can_write_entries_with_the_digest_of_others() -> None:
+def test_no_one_can_write_entries_with_the_digest_of_others() -> None:
     """Both were possible with MurmurHash3: entries computed for a known seed, and blocks that give
     one hash after any prefix, with any seed."""
     victim, old, new = b"account-of-somebody-else", b"balance 1000000", b"balance 0"
