@@ -314,23 +314,19 @@ class ImapWalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _generations(self, snapshots: Mapping[str, Snapshot]) -> dict[str, int]:
+        return {name: each.generation for name, each in self._followed(snapshots)}
+
+    def _followed(self, snapshots: Mapping[str, Snapshot]) -> Iterator[tuple[str, Snapshot]]:
+        """The snapshots of the maps that this stream follows."""
         maps = self._options.maps
-        return {
-            name: snapshot.generation
-            for name, snapshot in snapshots.items()
-            if not maps or name in maps
-        }
+        return (item for item in snapshots.items() if not maps or item[0] in maps)
 
     def _with_drops(self, offset: Offset, state: ClusterState) -> Offset:
         """With the maps that were dropped, for images."""
         if self._options.changes != IMAGES:
             return offset
-        maps = self._options.maps
-        dropped = {
-            name: snapshot.dropped
-            for name, snapshot in state.manifest.snapshots.items()
-            if snapshot.dropped and (not maps or name in maps)
-        }
+        followed = self._followed(state.manifest.snapshots)
+        dropped = {name: each.dropped for name, each in followed if each.dropped}
         return replace(offset, dropped=dropped)
 
 

@@ -43,3 +43,13 @@ def filled(cluster: Cluster, name: str, keys: int) -> dict[Any, Any]:
     entries.set("long", "lived", ttl=3600)
     expected["long"] = "lived"
     return expected
+
+
+def refusal_for_a_disk(cluster: Cluster, name: str) -> str:
+    """The error of a client that uses the map, when it names an own disk that cannot be read."""
+
+    def naming() -> str:
+        text = refusal(cluster, name)
+        return text if "own disk of this node" in text else ""
+
+    return until("the error names the disk", naming, pause=1)

@@ -18,7 +18,7 @@ from hazelcast.proxy.map import BlockingMap
 from imap_wal.entry import KEY, MAP, ORDER, is_shared
 from imap_wal.read.cluster import ClusterLog
 from storage_backends import open_store
-from tests.cluster.contents import contents, refusal
+from tests.cluster.contents import contents, refusal_for_a_disk
 from tests.cluster.harness import Agent, Cluster, logged_map, until
 
 NAME = "orders"
@@ -203,11 +203,7 @@ def test_a_second_lost_disk_stops_restores(tmp_path: Path, classpath: str) -> No
         lose_disk(cluster, 1)
         cluster.agents.reverse()
         cluster.start(2, "wait-most")
-        text: Any = until(
-            "the error names the disk",
-            lambda: "own disk of this node" in (found := refusal(cluster, NAME)) and found,
-            pause=1,
-        )
+        text = refusal_for_a_disk(cluster, NAME)
         assert "node 'node-1': all entries in segments" in text, text
 
 

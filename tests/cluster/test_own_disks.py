@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.contents import contents, refusal
-from tests.cluster.harness import Cluster, logged_map, until
+from tests.cluster.contents import contents, refusal_for_a_disk
+from tests.cluster.harness import Cluster, logged_map
 
 pytestmark = pytest.mark.timeout(400)
 NAME = "orders"
@@ -57,11 +56,7 @@ def test_own_disks_lose_nothing_until_one_is_lost(tmp_path: Path, classpath: str
 
         # Two of three machines: the error names the third, whose disk returns with its agent.
         cluster.start(2, "wait-most")
-        text: Any = until(
-            "the error names the disk",
-            lambda: "own disk of this node" in (found := refusal(cluster, NAME)) and found,
-            pause=1,
-        )
+        text = refusal_for_a_disk(cluster, NAME)
         assert "node 'node-3': all entries in segments" in text, text
         assert "no agent listens at" in text, text
         cluster.agents[2].launch()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from storage_backends import SegmentStore, open_store
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +25,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     yield made
     made.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SegmentStore:
+    """An empty store on this machine's disk."""
+    return open_store(str(tmp_path))
