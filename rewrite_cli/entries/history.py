@@ -45,15 +45,20 @@ class KeyHistory:
     newest: Line
     """The change or the clear that decides the key's state."""
     versions: list[Line] = field(default_factory=list)
+    covered: bool = False
+    """A snapshot covers all of them, and does not have the key: no restart loads it."""
 
     def state(self, now_ms: int) -> str:
-        """`live`, `deleted`, `cleared` or `expired`."""
+        """`live`, `deleted`, `cleared`, `expired`, or `dropped`: a covered value, which no later
+        change deleted."""
         row = self.newest.row
         if is_clear(row):
             return "cleared"
         if row[DELETED]:
             return "deleted"
-        return "expired" if 0 < row[EXPIRES_AT_MS] <= now_ms else "live"
+        if 0 < row[EXPIRES_AT_MS] <= now_ms:
+            return "expired"
+        return "dropped" if self.covered else "live"
 
 
 def find(search: Search, *, history: bool) -> list[KeyHistory]:
@@ -61,7 +66,8 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
 
     Args:
         search: What is searched.
-        history: Also find what a snapshot covers, as far as its files are still there.
+        history: Also find what a snapshot covers, as far as its files are still there. A key that
+            is in no other file is searched there in any case.
 
     Returns:
         Their changes. Those of a lower order than a clear do not count, but are versions.
@@ -74,21 +80,31 @@ def find(search: Search, *, history: bool) -> list[KeyHistory]:
     for attempt in range(ATTEMPTS):
         try:
             lines, clears = _read(search, covered=False)
-            earlier, more = _read(search, covered=True) if history else ([], [])
+            more = history or not lines
+            earlier, earlier_clears = _read(search, covered=True) if more else ([], [])
             break
         except NotFound:
             if attempt == ATTEMPTS - 1:
                 raise
-    by_key: dict[bytes, list[Line]] = {}
-    for line in lines:
-        by_key.setdefault(line.row[KEY], []).append(line)
-    deleted = {key: _of_key(key, clears) for key in by_key}
+    counting, covered = _by_key(lines), _by_key(earlier)
     found = []
-    for key, counting in by_key.items():
-        newest = _newest(search.map, counting, deleted[key])
-        every = [*counting, *(line for line in earlier if line.row[KEY] == key)]
-        all_clears = [*deleted[key], *_of_key(key, more)]
-        found.append(KeyHistory(key, newest, _each_once([*every, *all_clears])))
+    for key in counting | covered:
+        own, old = counting.get(key, []), covered.get(key, [])
+        deleted, old_deleted = _of_key(key, clears), _of_key(key, earlier_clears)
+        newest = (
+            _newest(search.map, own, deleted)
+            if own
+            else _newest(search.map, old, [*deleted, *old_deleted])
+        )
+        versions = _each_once([*own, *old, *deleted, *old_deleted])
+        found.append(KeyHistory(key, newest, versions, covered=not own))
+    return found
+
+
+def _by_key(lines: Iterable[Line]) -> dict[bytes, list[Line]]:
+    found: dict[bytes, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.row[KEY], []).append(line)
     return found
 
 

@@ -52,6 +52,19 @@ def test_get_says_whether_a_key_was_deleted_and_when(run: Run, url: str) -> None
     assert run("get", url, "o1").code == 2
 
 
+def test_get_knows_of_a_deletion_until_its_file_is_pruned(run: Run, url: str) -> None:
+    """A snapshot does not have the deleted key, and covers the deletion."""
+    before = run("get", url, "--map", "orders", "o2").err
+    assert "key o2 was deleted at" in before
+    assert run("rewrite", url).code == 0
+    assert run("get", url, "--map", "orders", "o2").err == before
+    found = run("get", url, "--map", "orders", "o2", "--history", "-o", "json").json["keys"]
+    assert [each["state"] for each in found] == ["deleted"]
+    assert [each["deleted"] for each in found[0]["versions"]] == [True, False]
+    assert run("prune", url, "--yes").code == 0
+    assert "no trace of one" in run("get", url, "--map", "orders", "o2").err
+
+
 def test_get_knows_clears_and_expiry(run: Run, tmp_path: Path) -> None:
     with imap_wal.open(tmp_path.as_uri(), clock=SystemClock(-10_000)) as store:
         store.map("m").put("short", 1, ttl=5)

@@ -86,7 +86,12 @@ def _absence(found: KeyHistory, now_ms: int) -> str:
         text(key.decoder.key(key.row)),
     )
     when = iso(line.row[EXPIRES_AT_MS] if state == "expired" else line.row[TIMESTAMP_MS])
-    how = {"cleared": "was deleted by a clear", "deleted": "was deleted", "expired": "expired"}
+    how = {
+        "cleared": "was deleted by a clear",
+        "deleted": "was deleted",
+        "expired": "expired",
+        "dropped": "was dropped by a rewrite; its last change was",
+    }
     return f"{line.cluster}: key {shown} {how[state]} at {when} ({_place(line)})"
 
 
