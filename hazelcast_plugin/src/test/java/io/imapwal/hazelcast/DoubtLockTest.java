@@ -2,8 +2,12 @@ package io.imapwal.hazelcast;
 
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.core.Offloadable;
+import com.hazelcast.internal.serialization.Data;
+import com.hazelcast.internal.util.ThreadUtil;
 import com.hazelcast.map.EntryProcessor;
 import com.hazelcast.map.IMap;
+import com.hazelcast.map.impl.MapService;
+import com.hazelcast.spi.impl.NodeEngineImpl;
 import com.hazelcast.transaction.TransactionContext;
 import com.hazelcast.transaction.TransactionalMap;
 import org.junit.jupiter.api.Test;
@@ -111,6 +115,36 @@ class DoubtLockTest extends SettlementFixture {
         assertEquals(1000, next.join());
         assertEquals(1001, map.get(keys.get(0)));
         assertEquals(1001, map.get(keys.get(1)));
+    }
+
+    /**
+     * A transaction whose request for a lock got no answer does not know that it has the lock. The
+     * lock ends with the timeout of the transaction, unless the same caller gets it again.
+     */
+    @Test
+    void callerThatStillHasALockDoesNotDelaySettlement() throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        List<Integer> keys = List.of(1, 2);
+        keys.forEach(key -> map.set(key, 0));
+        leaveLocked(a, 1, 2000);
+        plantDoubt(a, 1, 1000);
+        assertEquals(1000, add(a, keys, 1));
+        assertTrue(isSettled(a));
+        assertEquals(1001, map.get(1));
+    }
+
+    /** As a transaction of this thread that gets no answer. */
+    private static void leaveLocked(HazelcastInstance member, int key, long forMs)
+            throws InterruptedException {
+        NodeEngineImpl engine = WalPlugin.of(member).nodeEngine();
+        MapService service = engine.getService(MapService.SERVICE_NAME);
+        long thread = ThreadUtil.getThreadId();
+        Data data = engine.toData(key);
+        new PartitionThreads(engine).run(List.of(engine.getPartitionService().getPartitionId(data)),
+                id -> assertTrue(service.getMapServiceContext().getRecordStore(id, "orders")
+                    .txnLock(data, engine.getLocalMember().getUuid(), thread, 0, forMs, false)),
+                10);
     }
 
     @Test
