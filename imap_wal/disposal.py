@@ -16,7 +16,9 @@ from collections.abc import Iterable
 
 from imap_wal import layout
 from storage_backends import SegmentStore
-from storage_backends.links import links
+from storage_backends.leftovers import sweep_below
+from storage_backends.links import links, local_folder
+from storage_backends.location import located
 
 EFFECT = (
     "files reached through it are not deleted, so archived or covered ones remain there and use "
@@ -53,6 +55,15 @@ def discard(store: SegmentStore, paths: Iterable[str]) -> set[str]:
     for error in linked:  # the link was created after the check
         _log.warning("%s: %s; it is kept: %s", store.url, error, ADVICE)
     return set(found) - {error.path for error in linked}
+
+
+def sweep(store: SegmentStore, folder: str) -> None:
+    """Delete what killed processes left below a folder in which no later file has their names:
+    files that they had not written to the end, which no listing shows, and empty folders. Only in a
+    local directory; files that cannot be deleted are left."""
+    root = local_folder(located(store.url))
+    if root:
+        sweep_below(root, folder)
 
 
 def reachable(store: SegmentStore, paths: Iterable[str]) -> list[str]:

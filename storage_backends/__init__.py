@@ -4,6 +4,7 @@
     errors      what a store raises
     extras      libraries that only some installs have
     local       a directory: fdatasync, directory fsync, link, flock
+    leftovers   temporary files of killed processes, for local
     descriptors open segments and held locks, for local
     objects     any fsspec file system of immutable objects: s3, gcs, abfs, …
     lease       the lock for storage without locks

@@ -7,8 +7,8 @@ name is taken. fsspec does not help here: its local file system has no sync, and
 create looks first and writes then.
 
 Temporary names have a `#` in them. Percent-encoding replaces that, so no caller's name looks like a
-temporary one. The writer of a temporary file holds a `flock` on it. A file that can be locked
-belongs to a dead process, and the first write into its folder removes it.
+temporary one. The first write into a folder removes those of killed processes
+(`storage_backends.leftovers`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import BinaryIO, TypeVar
 
+from storage_backends import leftovers
 from storage_backends.descriptors import LocalAppender, LocalLock, sync_folder, translate, write_all
 from storage_backends.errors import Linked, Locked, NotFound, StorageError, Unavailable, Unsupported
 from storage_backends.interface import Appender, Capabilities, Lock, StoredFile, discard_each
+from storage_backends.leftovers import TEMPORARY_PREFIX
 from storage_backends.location import PRIVATE, Location
 from storage_backends.mounts import is_network
 from storage_backends.paths import check_path, folder_prefix, is_path, one_line
 from storage_backends.reserve import RESERVE_NAME, Reserve
 
-TEMPORARY_PREFIX = ".#tmp-"
 COPY_BYTES = 1 << 20
 PRIVATE_FOLDER = 0o700
 HOLDER_BYTES_MAX = 4096
@@ -513,28 +514,8 @@ class LocalStore:
 
         if folder not in self._swept:
             self._swept.add(folder)
-            self._sweep(folder)
+            leftovers.sweep(folder)
         return self._in_folder(target, make)
-
-    @staticmethod
-    def _sweep(folder: str) -> None:
-        """Remove temporary files of dead processes. One that cannot be examined stays."""
-        try:
-            names = [name for name in os.listdir(folder) if name.startswith(TEMPORARY_PREFIX)]
-        except OSError:
-            return
-        for name in names:
-            try:
-                fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CLOEXEC)
-            except OSError:
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(f"{folder}/{name}")
-            except OSError:
-                pass
-            finally:
-                os.close(fd)
 
     def _preallocate(self, fd: int, length: int) -> int:
         """Reserve `length` bytes, but at most half of the free space that is not kept for

@@ -24,7 +24,7 @@ from itertools import zip_longest
 from weakref import WeakKeyDictionary
 
 from imap_wal import layout
-from imap_wal.disposal import dispose, reachable
+from imap_wal.disposal import dispose, reachable, sweep
 from imap_wal.errors import CorruptLog
 from imap_wal.manifest import readers
 from imap_wal.manifest.cluster import ClusterManifest
@@ -96,6 +96,10 @@ def remove_former(
     """Delete the snapshot files that are not needed. Returns the deleted files. Any number of
     processes may do this at the same time. A dry run without `check` does not read the other
     snapshots. Raises `CorruptLog` if one of these is damaged."""
+    if not dry_run:
+        # A killed rewrite leaves an unfinished file in the folder of its generation, into which
+        # nothing is written again.
+        sweep(log.store, f"{log.folder}/snapshot")
     listed = {file.path: file for file in log.store.list(f"{log.folder}/snapshot")}
     files = [listed[path] for path in reachable(log.store, listed)]
     manifest = log.manifest()

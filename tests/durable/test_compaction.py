@@ -25,6 +25,7 @@ from imap_wal.rewrite.turn import turn
 from storage_backends import SegmentStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
+from tests.kit.local import temporaries
 from tests.support import FakeClock, embedded, eventually
 
 SMALL: dict[str, Any] = {"segment_bytes": 64 * 1024, "preallocate": False, "durability": "os"}
@@ -164,6 +165,31 @@ def test_close_ends_a_compaction(tmp_path: Path) -> None:
     closing.join()
     with imap_wal.open(tmp_path, node="n1") as store:
         assert dict(store.map("orders").items()) == expected
+
+
+def test_a_compaction_that_was_ended_leaves_no_file(tmp_path: Path) -> None:
+    """Its unfinished file is in the folder of a generation that is not written again."""
+    snapshots = tmp_path / "default" / "embedded" / "snapshot"
+    with imap_wal.open(tmp_path, node="n1", auto_rewrite_percentage=0, **SMALL) as store:
+        value = os.urandom(1_000_000)
+        for key in range(20):
+            store.map("m", raw=True)[b"%d" % key] = value
+        process = store._compactor._process
+        assert process is not None
+
+        def kill() -> None:
+            eventually(lambda: temporaries(snapshots), "a file is written", 60)
+            assert process._process is not None
+            process._process.kill()
+
+        killing = threading.Thread(target=kill)
+        killing.start()
+        with pytest.raises(ProcessDied):
+            store.compact()
+        killing.join()
+        assert temporaries(snapshots)
+        store.compact()
+        assert not temporaries(snapshots)
 
 
 def test_the_default_compacts_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

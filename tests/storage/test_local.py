@@ -18,6 +18,7 @@ from storage_backends import (
     Unavailable,
     descriptors,
 )
+from storage_backends.leftovers import TEMPORARY_PREFIX, sweep_below
 from storage_backends.local import LocalStore
 from tests.kit.local import python, temporaries
 
@@ -48,6 +49,41 @@ def test_a_killed_create_shows_nothing(tmp_path: Path, at: str) -> None:
     assert [file.path for file in store.list("")] == ["manifest/0.json"]
     LocalStore(str(tmp_path)).create("manifest/2.json", b"y")
     assert temporaries(tmp_path) == []
+
+
+SLEEPS = """
+import os
+from storage_backends import local
+def stop(*_):
+    print("ready", flush=True)
+    sys.stdin.readline()
+os.makedirs(sys.argv[1] + "/snapshot/m/2")
+local.os.fsync = stop
+local.LocalStore(sys.argv[1]).create("snapshot/m/2/part", b"half")
+"""
+
+
+def test_a_sweep_removes_what_is_left_below_a_folder(tmp_path: Path) -> None:
+    """Not what a running process writes, nor what is reached through a link."""
+    for folder in ("snapshot/m/1", "snapshot/m/3", "other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / f"{TEMPORARY_PREFIX}00").write_bytes(b"left")
+    (tmp_path / "snapshot" / "m" / "3" / "part").write_bytes(b"whole")
+    (tmp_path / "snapshot" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "above").symlink_to(tmp_path / "snapshot")
+    with python(SLEEPS, tmp_path) as process:
+        sweep_below(str(tmp_path), "above/m")
+        assert len(temporaries(tmp_path)) == 4
+        sweep_below(str(tmp_path), "snapshot")
+        assert {path.name for path in (tmp_path / "snapshot" / "m").iterdir()} == {"2", "3"}
+        assert len(temporaries(tmp_path)) == 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    sweep_below(str(tmp_path), "snapshot")
+    sweep_below(str(tmp_path), "nothing/here")
+    assert [path.name for path in (tmp_path / "snapshot" / "m").iterdir()] == ["3"]
+    assert (tmp_path / "snapshot" / "m" / "3" / "part").read_bytes() == b"whole"
+    assert temporaries(tmp_path / "other")
 
 
 def test_failed_create_leaves_no_temporary_file(
