@@ -21,7 +21,7 @@ class Rate:
         self,
         bytes_per_s: int,
         now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self._bytes_per_s, self._now, self._sleep = bytes_per_s, now, sleep
         self._mutex = threading.Lock()
@@ -40,8 +40,13 @@ class Rate:
 
 class LimitedStore(MeteredStore):
     """The files that are read, and whole files that are written. Appends, of which logs consist,
-    are not limited."""
+    are not limited. `sleep`: waits so many seconds."""
 
-    def __init__(self, inner: SegmentStore, bytes_per_s: int) -> None:
-        rate = Rate(bytes_per_s)
+    def __init__(
+        self,
+        inner: SegmentStore,
+        bytes_per_s: int,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        rate = Rate(bytes_per_s, sleep=sleep)
         super().__init__(inner, rate.spend, rate.spend)

@@ -16,6 +16,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -104,16 +106,22 @@ class CompactionTask:
     bytes_per_s: int = 0
     waits: bool = True
 
-    def run(self, store: SegmentStore, clock: Clock | None = None) -> Compaction:
-        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests."""
+    def run(
+        self,
+        store: SegmentStore,
+        clock: Clock | None = None,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> Compaction:
+        """Raises the errors of `turn`, `rewrite` and `prune`. `clock`: for tests. `pause`: waits so
+        many seconds, because of `bytes_per_s`."""
         # Imported here, because they load pyarrow.
         from imap_wal.rewrite.local_engine import LocalEngine
         from imap_wal.rewrite.prune import prune
         from imap_wal.rewrite.run import rewrite
 
-        limited = LimitedStore(store, self.bytes_per_s) if self.bytes_per_s else store
+        limited = LimitedStore(store, self.bytes_per_s, pause) if self.bytes_per_s else store
         log = ClusterLog(limited, self.namespace, self.cluster, clock)
-        with turn(log, f"compaction of node {self.node!r}", _wait if self.waits else None):
+        with turn(log, _holder(self.node), _wait if self.waits else None):
             start = log.clock.monotonic()
             report = rewrite(
                 log,
@@ -134,6 +142,10 @@ class CompactionTask:
             seconds=log.clock.monotonic() - start,
             stale_readers=tuple(each.advice for each in removed.kept if each.is_stale),
         )
+
+
+def _holder(node: str) -> str:
+    return f"compaction of node {node!r}"
 
 
 def _wait(holder: str) -> None:
@@ -256,7 +268,8 @@ class Compactor:
                 if self._process is not None:
                     done: Compaction = self._process.run(task)
                     return done
-                return task.run(UntilStop(self._logs.store, self._stop), self._clock)
+                store = UntilStop(self._logs.store, self._stop)
+                return task.run(store, self._clock, self._stop.wait)
         except OSError as error:  # from this machine: the store raises StorageErrors
             room = log.settings.scratch or tempfile.gettempdir()
             raise StorageUnavailable(
@@ -271,9 +284,9 @@ class Compactor:
             return False
         while self._written < self._growth.at:
             self._growth.wake.wait()
+            self._growth.wake.clear()  # first: `stop` sets it after it has set `_stop`
             if self._stop.is_set():
                 return False
-            self._growth.wake.clear()
         before, self._pause = self._pause, 0.0
         error = self._look(worker)
         if error and error != self.statistics.error:
@@ -307,6 +320,9 @@ class Compactor:
             self._growth.at = self._written + self._allowed(snapshots) - uncovered
         if self._written >= self._growth.at:
             try:
+                # First: otherwise each look would seal a segment, and occupy another process.
+                with turn(self._logs, _holder(self._writer.log.identity.node)):
+                    pass
                 self._compact(automatic=True)
             except RewriteRunning:
                 self._growth.at = -inf  # perhaps nothing is left to do afterwards

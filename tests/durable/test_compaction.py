@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from imap_wal.retention.other_process import ProcessDied
 from imap_wal.rewrite import compaction
 from imap_wal.rewrite.turn import turn
 from storage_backends import SegmentStore
+from storage_backends.limited import LimitedStore
 from storage_backends.memory import MemoryStore
 from storage_backends.objects import LocalObjects
 from tests.kit.local import temporaries
@@ -245,21 +247,76 @@ def test_an_automatic_compaction_does_not_wait_for_a_rewrite(
     monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
     monkeypatch.setattr(compaction, "OTHERS_S", 0.01)
     tries = threading.Semaphore(0)
-    original = compaction.CompactionTask.run
 
-    def run(task: compaction.CompactionTask, store: SegmentStore, clock: Any) -> Any:
+    def tried(*arguments: Any) -> Any:
         tries.release()
-        return original(task, store, clock)
+        return turn(*arguments)
 
-    monkeypatch.setattr(compaction.CompactionTask, "run", run)
+    monkeypatch.setattr(compaction, "turn", tried)
     limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
     with embedded(memory, **limits) as store:
         with turn(store._compactor._logs, "the test"):
             overwrite(store, 2)
             for _ in range(3):
                 assert tries.acquire(timeout=30)
+                store.map("orders")["more"] = 1
             assert store.statistics.compaction == compaction.CompactionStatistics()
+            assert store._log.unsealed == 1, "no segment is sealed for a run that does not begin"
         eventually(lambda: store.statistics.compaction.runs, "it runs afterwards")
+
+
+def test_close_ends_a_compaction_that_waits_because_of_its_rate(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "FIRST_LOOK_S", 0.01)
+    waits = threading.Event()
+
+    class Limited(LimitedStore):
+        def __init__(self, inner: SegmentStore, bytes_per_s: int, sleep: Any = time.sleep) -> None:
+            def told(seconds: float) -> None:
+                waits.set()
+                sleep(seconds)
+
+            super().__init__(inner, bytes_per_s, told)
+
+    monkeypatch.setattr(compaction, "LimitedStore", Limited)
+    limits: dict[str, Any] = {"auto_rewrite_percentage": 100, "auto_rewrite_min_bytes": 1}
+    with embedded(memory, **limits, auto_rewrite_bytes_per_second=1) as store:
+        expected = overwrite(store, 2)
+        assert waits.wait(60), "a manifest takes some minutes"
+        closing = threading.Thread(target=store.close)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive()
+    with embedded(memory, auto_rewrite_percentage=0) as store:
+        assert dict(store.map("orders").items()) == expected
+
+
+def test_a_stop_is_not_missed_between_two_looks(memory: MemoryStore) -> None:
+    """The thread was woken, and the stop comes before it waits again."""
+    with embedded(memory, auto_rewrite_percentage=0) as store:
+        compactor = store._compactor
+
+        class Wake(threading.Event):
+            """Woken once by a commit; the stop comes while the thread looks what woke it."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.stopped = False
+
+            def wait(self, timeout: float | None = None) -> bool:
+                return super().wait(30) or pytest.fail("nothing wakes the thread any more")
+
+            def clear(self) -> None:
+                if not self.stopped:
+                    self.stopped = True
+                    compactor._stop.set()
+                    self.set()
+                super().clear()
+
+        compactor._growth.wake = Wake()
+        compactor._growth.wake.set()
+        assert compactor._turn(compactor.worker) is False
 
 
 def test_a_compaction_keeps_covered_files_for_their_time(tmp_path: Path) -> None:
