@@ -3,6 +3,7 @@ meanwhile."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -194,17 +195,24 @@ def latest_expiry(expiries: Iterable[int]) -> int:
     return max(found) if found and all(found) else 0
 
 
-def report_of(job: RewritePlan, item: Merged) -> MapRewrite:
+def archived_bytes(job: RewritePlan) -> Mapping[str, int]:
+    """Map → the size of the archives that its new snapshot covers. Raises `NotFound` if a list of
+    archives is not there any more, as long after the plan."""
+    covered: dict[str, Mapping[str, LowWaterMark]] = {}
+    found: Counter[str] = Counter()
+    for node in job.state.nodes.values():
+        for archive in node.manifest.archives:
+            if archive.map not in covered:
+                covered[archive.map] = marks(job, archive.map)
+            mark = covered[archive.map].get(node.name)
+            if mark is not None and archive.last <= mark.position:
+                found[archive.map] += archive.bytes
+    return found
+
+
+def report_of(job: RewritePlan, item: Merged, archived: int) -> MapRewrite:
+    """`archived`: of `archived_bytes`."""
     former = job.state.manifest.snapshots.get(item.map)
-    covered = marks(job, item.map)
-    archived = sum(
-        archive.bytes
-        for node in job.state.nodes.values()
-        for archive in node.manifest.archives
-        if archive.map == item.map
-        and node.name in covered
-        and archive.last <= covered[node.name].position
-    )
     before = item.read_bytes + archived + (former.bytes if former is not None else 0)
     if item.unchanged and former is not None:
         return MapRewrite(

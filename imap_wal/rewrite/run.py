@@ -11,7 +11,7 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.rewrite import conflicts
 from imap_wal.rewrite.conflicts import Resolution
 from imap_wal.rewrite.plan import ATTEMPTS, Engine, Merged, Result, RewritePlan, prepare
-from imap_wal.rewrite.publish import confirm, discard, publish, report_of
+from imap_wal.rewrite.publish import archived_bytes, confirm, discard, publish, report_of
 from imap_wal.rewrite.report import MapRewrite, RewriteReport, memory_max_bytes
 from imap_wal.security.encryption import keys_of, with_fixed_keys
 from imap_wal.settings import RecoveryPolicy
@@ -51,7 +51,7 @@ def rewrite(
             skew_ms_max=skew_ms_max,
         )
 
-    job, aside, result = _merge(log, engine, plan, resolve)
+    job, aside, result, archived = _merge(log, engine, plan, resolve)
     if not dry_run:
         try:
             publish(log, job, result)
@@ -65,7 +65,8 @@ def rewrite(
         cluster=job.cluster,
         engine=engine.name,
         maps=tuple(
-            _of_map(job, item, aside) for item in sorted(result.maps, key=lambda item: item.map)
+            _of_map(job, item, aside, archived.get(item.map, 0))
+            for item in sorted(result.maps, key=lambda item: item.map)
         ),
         covered=job.until,
         missing=job.state.missing,
@@ -93,17 +94,19 @@ def _enter(log: ClusterLog, skew_ms_max: int) -> int | None:
 
 def _merge(
     log: ClusterLog, engine: Engine, plan: Callable[[], RewritePlan], resolve: Resolution | None
-) -> tuple[RewritePlan, _Aside, Result]:
-    """Plan, decide, merge; repeated if files were removed while they were read."""
+) -> tuple[RewritePlan, _Aside, Result, Mapping[str, int]]:
+    """Plan, decide, merge; repeated if files were removed while they were read. The last value is
+    that of `archived_bytes`."""
     for attempt in range(ATTEMPTS):
         job, aside = plan(), _Aside({}, {})
         try:
+            archived = archived_bytes(job)
             if resolve is not None:
                 job, aside = _decide(log, job, resolve)
             result = engine.run(job, log)
             if not job.dry_run:
                 confirm(log, job, result)
-            return job, aside, result
+            return job, aside, result, archived
         except NotFound as error:
             discard(log, job)
             if attempt == ATTEMPTS - 1:
@@ -120,9 +123,9 @@ def _merge(
     raise AssertionError
 
 
-def _of_map(job: RewritePlan, item: Merged, aside: _Aside) -> MapRewrite:
+def _of_map(job: RewritePlan, item: Merged, aside: _Aside, archived: int) -> MapRewrite:
     return replace(
-        report_of(job, item),
+        report_of(job, item, archived),
         conflicts=aside.keys.get(item.map, 0),
         undecided=sum(part.conflicts for part in item.parts),
         set_aside=aside.paths.get(item.map, ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from imap_wal.errors import (
     InvalidSetting,
     LostRace,
 )
+from imap_wal.manifest import list_files
 from imap_wal.manifest.cluster import IncarnationRecord
 from imap_wal.manifest.store import KEEP
 from imap_wal.read import scan
@@ -30,8 +32,10 @@ from imap_wal.rewrite.run import rewrite
 from imap_wal.settings import Settings
 from storage_backends import NotFound, SegmentStore, StorageError
 from storage_backends.faults import Fault, FaultyStore, Plan
+from storage_backends.gated import GatedStore
 from storage_backends.memory import MemoryStore
 from tests.histories import put
+from tests.kit.list_files import short_lists
 from tests.kit.logs import SMALL, append, cluster, node, values, view
 from tests.kit.rewrites import ENGINE, archive, run, snapshot
 from tests.support import FakeClock, contents, embedded
@@ -41,6 +45,38 @@ def rows_of(store: MemoryStore, name: str = "orders") -> list[Any]:
     return [
         row for changes in cluster(store).changes(maps=[name], until={}) for row in changes.rows
     ]
+
+
+def test_the_report_of_a_rewrite_needs_no_list_after_the_publication(
+    memory: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have replaced all lists while it merged. None is read for each map again."""
+    short_lists(monkeypatch)
+    log = node(memory)
+    for turn in range(4):
+        rows = [put("k", turn, (1, 1, 1, 10 * turn + each), f"m{each}") for each in range(9)]
+        append(log, *rows)
+        archive(memory, log)
+    lists = [file.path for file in memory.list(f"{log.identity.node_folder}/lists")]
+    assert len(lists) > 2
+    monkeypatch.setattr(list_files, "KNOWN_MAX", 1)
+    reads: Counter[str] = Counter()
+
+    class Counting(GatedStore):
+        def there(self, path: str = "") -> SegmentStore:
+            reads[path] += 1
+            return self.inner
+
+    class Slow(LocalEngine):
+        def run(self, job: RewritePlan, log: ClusterLog) -> Result:
+            result = super().run(job, log)
+            reads.clear()
+            return result
+
+    clock = FakeClock()
+    found = rewrite(ClusterLog(Counting(memory), "ns", "c", clock), Slow(Settings()))
+    assert not [path for path in lists if reads[path]]
+    assert len(found.maps) == 9 and all(each.bytes_before > 1000 for each in found.maps)
 
 
 def test_snapshot_has_newest_values_without_touching_the_service(
