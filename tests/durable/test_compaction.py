@@ -524,7 +524,7 @@ def test_close_does_not_wait_for_a_compaction_in_this_process(
 ) -> None:
     began, stopped = threading.Event(), threading.Event()
 
-    def run(task: compaction.CompactionTask, store: SegmentStore, clock: Any) -> Any:
+    def run(task: compaction.CompactionTask, store: SegmentStore, *_: Any) -> Any:
         began.set()
         try:
             eventually(lambda: store.exists("file"), "a file", 30)
