@@ -7,7 +7,6 @@ errors ▶ one line and an exit code                                    (console
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ with ends_the_process():
         import rich  # noqa: F401
         from click.shell_completion import CompletionItem
 
+    from imap_wal.collector import collect_rarely
     from imap_wal.version import VERSION
     from rewrite_cli.console import config_file as config
     from rewrite_cli.console.failures import CLEAN, report
@@ -66,11 +66,6 @@ _MODULES = {
 }
 """Name → folder of `commands`, and what it does."""
 COMMANDS = {name: what for name, (_, what) in _MODULES.items()}
-
-
-COLLECTOR = (100_000, 20, 20)
-"""Thresholds of the garbage collector. A merge makes millions of tuples and no cycles: with the
-default thresholds, the collector takes a third of the time or more."""
 
 
 class LazyGroup(click.Group):
@@ -213,7 +208,7 @@ def main(arguments: list[str] | None = None) -> Any:
     # Only in a process of the command line: a library must not change its program's collector and
     # signals.
     if arguments is None:
-        gc.set_threshold(*COLLECTOR)  # noqa: TID251
+        collect_rarely()
     try:
         if arguments is None:
             as_ctrl_c()

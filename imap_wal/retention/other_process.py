@@ -12,7 +12,6 @@ manifest. It ends when this process ends, because then its standard input ends.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import queue
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from imap_wal.collector import collect_rarely
 from imap_wal.errors import Closed, ImapWalError
 from imap_wal.security.encryption import open_store
 from storage_backends import SegmentStore
@@ -200,8 +200,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # the output of a storage driver must not mix with the answer
     os.nice(NICENESS)
-    # As the command line does (`rewrite_cli.cli.COLLECTOR`). No program of a user runs here.
-    gc.set_threshold(100_000, 20, 20)  # noqa: TID251
+    collect_rarely()  # no program of a user runs here
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write("500")  # if memory runs out, this process ends first
     parent = _Parent(sys.stdin.buffer)
