@@ -24,6 +24,8 @@ final class Members {
         config.getJetConfig().setEnabled(false);
         config.setProperty("hazelcast.phone.home.enabled", "false");
         config.setProperty("hazelcast.partition.count", "31");
+        // By default, a cluster waits five seconds for more members before it lets one join.
+        config.setProperty("hazelcast.wait.seconds.before.join", "0");
         // As "imap-wal plugin config" prints. A store that waits blocks one of them.
         config.setProperty("hazelcast.operation.thread.count", "16");
         // Otherwise a test gets retryable failures only after two minutes.
