@@ -72,3 +72,11 @@ def seed() -> int:
     chosen = int(os.environ.get("IMAP_WAL_SEED") or random.SystemRandom().randrange(2**32))
     print(f"replay with IMAP_WAL_SEED={chosen}")
     return chosen
+
+
+@pytest.fixture(scope="session")
+def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of the members that tests start."""
+    from tests.cluster.harness import compile_java
+
+    return compile_java(tmp_path_factory.mktemp("java"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import history
-from tests.cluster.harness import Cluster, compile_java
+from tests.cluster.harness import Cluster
 from tests.cluster.history import History, Now
 
 
@@ -19,11 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.timeout(240))
-
-
-@pytest.fixture(scope="session")
-def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return compile_java(tmp_path_factory.mktemp("java"))
 
 
 @pytest.fixture(scope="session")

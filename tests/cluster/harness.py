@@ -37,6 +37,8 @@ ROOT = Path(__file__).parents[2]
 JAVA = Path(__file__).parent / "java"
 FACTORY = "io.imapwal.hazelcast.WalMapStoreFactory"
 QUICK_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
+TO_STDERR = ("-Xlog:disable", "-Xlog:all=warning:stderr")
+"""Warnings of the JVM; standard output is for answers."""
 # Partition tables are exchanged and clusters formed by timers made for data centres; these are made
 # for one machine.
 QUICK_MEMBER = {
@@ -305,10 +307,13 @@ class Member(Child):
         self.address = self.announced = f"127.0.0.1:{port}"
         yaml = folder / f"{name}.yaml"
         yaml.write_text(json.dumps(config))  # JSON is YAML
+        archive = _archive(classpath)
         self._command = [
             jars.java(),
             *JVM_FLAGS,
             *QUICK_JVM,
+            *TO_STDERR,
+            *([f"-XX:SharedArchiveFile={archive}"] if archive.exists() else []),
             *options,
             f"-Dhazelcast.config={yaml}",
             "-cp",
@@ -595,14 +600,35 @@ def compile_java(folder: Path) -> str:
     """The class path of a test member: Hazelcast, the test's classes, and a copy of the plug-in (so
     that a rebuild does not replace the jar of a running JVM)."""
     plugin = Path(shutil.copy(jars.plugin_jar(), folder / "plugin.jar"))
-    hazelcast_jar = jars.hazelcast_jar()
-    classes = folder / "classes"
-    shutil.copytree(JAVA / "META-INF", classes / "META-INF")
+    hazelcast_jar, tests = jars.hazelcast_jar(), folder / "tests.jar"
+    classes = Path(shutil.copytree(JAVA / "META-INF", folder / "classes/META-INF")).parent
     sources = [str(path) for path in sorted(JAVA.glob("*.java"))]
     subprocess.run(
         ["javac", "-nowarn", "-d", str(classes), "-cp", f"{hazelcast_jar}", *sources], check=True
     )
-    return os.pathsep.join([str(hazelcast_jar), str(plugin), str(classes)])
+    # The archive below needs jars.
+    subprocess.run(["jar", "--create", "--file", str(tests), "-C", str(classes), "."], check=True)
+    archive_classes(os.pathsep.join([str(hazelcast_jar), str(tests)]), folder)
+    return os.pathsep.join([str(hazelcast_jar), str(tests), str(plugin)])
+
+
+def archive_classes(classpath: str, folder: Path) -> None:
+    """Let a member run once and archive the classes that it has loaded. Members whose class path
+    begins with this one start with a third less work."""
+    (port,) = free_ports(1)
+    config = member_config("archive", port, [port], {})
+    written = f"-XX:ArchiveClassesAtExit={_archive(classpath)}"
+    member = Member(folder, "archive", port, config, classpath, (written,))
+    member.launch()
+    member.wait()
+    member.ask("write")
+    member.leave()
+
+
+def _archive(classpath: str) -> Path:
+    """The archive of members with this class path, or one that begins with it: beside the tests'
+    classes."""
+    return Path(classpath.split(os.pathsep)[1]).with_suffix(".jsa")
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, compile_java, logged_map
+from tests.cluster.harness import Cluster, logged_map
 
 MB = 1024 * 1024
 
@@ -21,14 +21,14 @@ MB = 1024 * 1024
     ids=["12 of 8 MB", "64 of 64 MB"],
 )
 def test_values_larger_together_than_an_answer_are_restored(
-    tmp_path: Path, count: int, size: int, heap: str
+    tmp_path: Path, classpath: str, count: int, size: int, heap: str
 ) -> None:
     def configs(endpoint: str) -> dict[str, object]:
         patience = {"timeout-ms": "60000", "agent-timeout-ms": "30000"}
         return {"default": logged_map(endpoint, patience)}
 
     with Cluster(
-        tmp_path, compile_java(tmp_path), configs, options=(f"-Xmx{heap}",), durability="os"
+        tmp_path, classpath, configs, options=(f"-Xmx{heap}",), durability="os"
     ) as cluster:
         cluster.start(1)
         large = cluster.client(invocation_timeout=300).get_map("large").blocking()

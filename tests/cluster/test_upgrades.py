@@ -28,8 +28,8 @@ KEYS = 300
 
 @pytest.fixture(scope="session")
 def older_classpath(classpath: str) -> str:
-    hazelcast, _, classes = classpath.split(os.pathsep)
-    return os.pathsep.join([hazelcast, str(OLDER / "plugin.jar"), classes])
+    hazelcast, tests, _ = classpath.split(os.pathsep)
+    return os.pathsep.join([hazelcast, tests, str(OLDER / "plugin.jar")])
 
 
 def maps(endpoint: str) -> dict[str, Any]:

@@ -19,10 +19,10 @@ KEYS = 500
 @pytest.fixture(params=["5.5.0", "5.6.0"])
 def classpath_of(request: pytest.FixtureRequest, classpath: str) -> str:
     """The plug-in as it was built for the newest version, with an older Hazelcast."""
-    _, plugin, classes = classpath.split(os.pathsep)
+    _, tests, plugin = classpath.split(os.pathsep)
     jar = OLDER / f"hazelcast-{request.param}.jar"
     assert jar.is_file(), f"{jar} is missing: run make setup"
-    return os.pathsep.join([str(jar), plugin, classes])
+    return os.pathsep.join([str(jar), tests, plugin])
 
 
 def maps(endpoint: str) -> dict[str, Any]:

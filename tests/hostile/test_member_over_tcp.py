@@ -21,7 +21,6 @@ from tests.cluster.harness import (
     Agent,
     Cluster,
     MemberError,
-    compile_java,
     free_ports,
     logged_map,
     until,
@@ -137,14 +136,9 @@ class World:
         return self.agent.log.read_text()
 
 
-@pytest.fixture(scope="module")
-def java(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return compile_java(tmp_path_factory.mktemp("java"))
-
-
 @pytest.fixture
-def world(tmp_path: Path, java: str) -> Iterator[World]:
-    world = World(tmp_path, java)
+def world(tmp_path: Path, classpath: str) -> Iterator[World]:
+    world = World(tmp_path, classpath)
     with world.cluster:
         yield world
     world.tap.close()

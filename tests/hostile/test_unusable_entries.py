@@ -18,7 +18,7 @@ from imap_wal.settings import Settings
 from imap_wal.write.context import LogContext
 from imap_wal.write.opening import open_node_log
 from storage_backends import open_store
-from tests.cluster.harness import Cluster, compile_java, logged_map
+from tests.cluster.harness import Cluster, logged_map
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -52,11 +52,11 @@ def append(cluster: Cluster, *pairs: tuple[bytes, bytes]) -> None:
     log.close(True)
 
 
-def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path) -> None:
+def test_unusable_entries_do_not_keep_a_map_from_the_others(tmp_path: Path, classpath: str) -> None:
     def maps(endpoint: str) -> dict[str, object]:
         return {"default": logged_map(endpoint)}
 
-    with Cluster(tmp_path, compile_java(tmp_path), maps) as cluster:
+    with Cluster(tmp_path, classpath, maps) as cluster:
         cluster.start(1)
         orders = cluster.client().get_map("orders").blocking()
         for number in range(50):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import Cluster, compile_java, free_ports, logged_map, until
+from tests.cluster.harness import Cluster, free_ports, logged_map, until
 from tests.monitoring.snapshots import OF_MEMBERS
 from tests.storage.services import BUILD, need
 
@@ -37,11 +37,6 @@ def exporter() -> Path:
         )
     (jar,) = folder.glob("*.jar")
     return jar
-
-
-@pytest.fixture(scope="module")
-def classpath(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return compile_java(tmp_path_factory.mktemp("java"))
 
 
 def test_the_exporter_shows_changes_with_fewer_copies(

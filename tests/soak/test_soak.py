@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.harness import compile_java
 from tests.nemesis.episodes import EPISODES
 from tests.soak.lines import drifts, judged
 from tests.soak.night import MAINTAIN, UNDER_LOAD, night, quiet
@@ -16,7 +15,7 @@ QUIET_S = 25
 
 @pytest.mark.cluster
 @pytest.mark.timeout(500)
-def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, seed: int) -> None:
+def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, classpath: str, seed: int) -> None:
     """Judged are open files, and the threads of agents. Memory, disk and latency are not: processes
     still warm up. Nor are the threads of members: Hazelcast starts one for each request of its pool
     `client-blocking-tasks`, until it has 20 for each processor."""
@@ -30,7 +29,7 @@ def test_a_short_night_is_flat_and_loses_nothing(tmp_path: Path, seed: int) -> N
     ]
     found = night(
         tmp_path,
-        compile_java(tmp_path),
+        classpath,
         seed=seed,
         episodes=iter(episodes),
         seconds=600,
