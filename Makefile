@@ -21,8 +21,16 @@ LOWEST_EXTRAS := $(addprefix --extra ,agent spark s3 hdfs duckdb demo test)
 LOWEST_MARKS := not cluster and not storage and not torture
 LOWEST_TESTS := $(addprefix tests/,unit log restore archive rewrite storage cli spark monitoring)
 
+# The parts of the tests without members, by folders: of about the same length. A folder that none
+# names is in the last one.
+PARTS := faults spark commands others
+FOLDERS_faults := faults simulation
+FOLDERS_spark := spark chart docs rewrite archive
+FOLDERS_commands := cli hostile disks restore
+FOLDERS_others := $(filter-out $(FOLDERS_faults) $(FOLDERS_spark) $(FOLDERS_commands),$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+
 .DEFAULT_GOAL := help
-.PHONY: help setup python jar demo demo-cluster test test-python test-python-members test-python-rest test-java test-storage test-lowest torture nemesis soak
+.PHONY: help setup python jar demo demo-cluster test test-python test-python-members $(addprefix test-python-,$(PARTS)) test-java test-storage test-lowest torture nemesis soak
 .PHONY: bench bench-quick docs lint format constraints sbom reproducible wheel release version clean
 
 help: ## this list
@@ -67,20 +75,24 @@ demo: $(VENV)/.demo ## real flights, kill -9, restore, archive, rewrite; a repor
 demo-cluster: setup ## the same flights into two real Hazelcast members, all killed, restarted, compared
 	$(BIN)/imap-wal demo --members 2 --picture out/demo-cluster.png
 
-test: setup lint test-java test-python ## everything: lint, Java tests, Python tests with real members and real Spark
+# Lint works while the members of the Java tests wait for each other.
+test: setup ## everything: lint, Java tests, Python tests with real members and real Spark
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-java lint
+	@$(MAKE) --no-print-directory test-python
 
 test-java: setup
 	$(MVN) verify
 
-# Side by side: tests with members mostly wait. The output of each appears when it has ended.
+# Two at a time. The tests with members mostly wait; beside them, and after them, one part follows
+# another. The output of each appears when it has ended.
 test-python: setup
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-python-members test-python-rest
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync=target test-python-members $(addprefix test-python-,$(PARTS))
 
 test-python-members: setup
 	$(PYTEST) -m 'cluster and not torture and not storage'
 
-test-python-rest: setup
-	$(PYTEST) -m 'not cluster and not torture and not storage'
+$(addprefix test-python-,$(PARTS)): test-python-%: setup
+	$(PYTEST) -m 'not cluster and not torture and not storage' $(addprefix tests/,$(FOLDERS_$*))
 
 test-storage: setup ## conformance of every storage backend
 	$(PYTEST) -m storage
