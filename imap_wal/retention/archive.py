@@ -21,7 +21,7 @@ sorted by key.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,49 +156,7 @@ class _Run:
         if not segments:
             return Archived()
         level = self._level()
-        following = [*(each.path for each in segments[1:]), ""]
-        scans = [
-            FileScan(
-                SEGMENT,
-                self._node,
-                each.path,
-                "",
-                self._manifest.directory,
-                each.epoch,
-                each.number,
-                next_path=after,
-            )
-            for each, after in zip(segments, following, strict=True)
-        ]
-        try:
-            with tempfile.TemporaryDirectory(
-                prefix="imap-wal-archive-", ignore_cleanup_errors=True
-            ) as folder:
-                absorbed = absorbable(self._manifest.archives)
-                total = sum(each.bytes for each in segments)
-                total += sum(archive.bytes for archive in absorbed)
-                job = ArchiveJob(
-                    self._folder,
-                    self._node,
-                    tuple(scans),
-                    Path(folder),
-                    self._manifest.epoch,
-                    absorbed,
-                    self._nonce,
-                    total,
-                    level >= FeatureLevel.SORTED_ARCHIVES,
-                )
-                work = self._write(self._store, job)
-        except BaseException as error:
-            self._forget()
-            if not isinstance(error, OSError):
-                raise
-            # An OSError comes from this machine: the store raises StorageErrors.
-            raise StorageUnavailable(
-                f"archiving the log of node {self._node!r} needs space for Parquet files in "
-                f"{tempfile.gettempdir()}: {error}; "
-                "nothing is lost, its segments are kept"
-            ) from error
+        work = self._written(sorted_by_key=level >= FeatureLevel.SORTED_ARCHIVES)
         self._publish(work, listed=level >= FeatureLevel.LISTS)
         self._delete(self._wal.archived + tuple(segments) + self._wal.copied)
         dispose(self._store, [archive.path for archive in work.absorbed], f"{self._folder}/archive")
@@ -210,6 +168,53 @@ class _Run:
             sum(archive.bytes for archive in work.archives),
             work.archives,
         )
+
+    def _written(self, *, sorted_by_key: bool) -> Written:
+        """The archives of the segments, which no manifest names yet. Raises `StorageUnavailable` if
+        the local folder has no room."""
+        absorbed = absorbable(self._manifest.archives)
+        total = sum(each.bytes for each in self._segments)
+        total += sum(archive.bytes for archive in absorbed)
+        try:
+            with tempfile.TemporaryDirectory(
+                prefix="imap-wal-archive-", ignore_cleanup_errors=True
+            ) as folder:
+                job = ArchiveJob(
+                    self._folder,
+                    self._node,
+                    tuple(self._scans()),
+                    Path(folder),
+                    self._manifest.epoch,
+                    absorbed,
+                    self._nonce,
+                    total,
+                    sorted_by_key,
+                )
+                return self._write(self._store, job)
+        except BaseException as error:
+            self._forget()
+            if not isinstance(error, OSError):
+                raise
+            # An OSError comes from this machine: the store raises StorageErrors.
+            raise StorageUnavailable(
+                f"archiving the log of node {self._node!r} needs space for Parquet files in "
+                f"{tempfile.gettempdir()}: {error}; "
+                "nothing is lost, its segments are kept"
+            ) from error
+
+    def _scans(self) -> Iterator[FileScan]:
+        following = [*(each.path for each in self._segments[1:]), ""]
+        for each, after in zip(self._segments, following, strict=True):
+            yield FileScan(
+                SEGMENT,
+                self._node,
+                each.path,
+                "",
+                self._manifest.directory,
+                each.epoch,
+                each.number,
+                next_path=after,
+            )
 
     def _level(self) -> FeatureLevel:
         """Which formats all nodes of the cluster can read."""

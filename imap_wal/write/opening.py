@@ -40,7 +40,7 @@ from imap_wal.write.node_log import NodeLog
 from imap_wal.write.object_segment import shut_out
 from imap_wal.write.recovery import RecoveredState, recover
 from imap_wal.write.registration import Registration, demand_current
-from storage_backends import AlreadyExists, Locked, NotFound
+from storage_backends import AlreadyExists, Lock, Locked, NotFound, SegmentStore
 from storage_backends.own_disk import demand_own
 
 _log = logging.getLogger("imap_wal")
@@ -97,31 +97,14 @@ def open_node_log(
     """
     store, identity = context.store, context.identity
     identity.check()
-    can = store.capabilities
-    if (
-        context.settings.durability is Durability.ALWAYS
-        and can.durable_append
-        and not can.durable_sync
-    ):
-        raise InvalidSetting(
-            f"{store.url} cannot sync, so durability 'always' would be a lie; choose 'os' or "
-            "'interval'"
-            + (
-                ", or add ?sync_on_close=true where data nodes sync on close"
-                if "hdfs" in store.url
-                else ""
-            )
-        )
+    _check_durability(store, context.settings.durability)
     folder = identity.node_folder
     demand_own(store, folder)
     opening = _Opening(
         context, takeover=takeover, embedded=embedded, directory=directory, maps=maps
     )
     opening.check_before()
-    try:
-        lock = store.lock(layout.lock_path(folder), holder_text(what), take=takeover)
-    except Locked as error:
-        raise WriterLocked(identity.node, error.holder) from error
+    lock = _locked(store, identity, what, takeover=takeover)
     try:
         manifest, recovered = opening.run()
         if takeover:
@@ -136,6 +119,28 @@ def open_node_log(
     except BaseException:
         lock.release()
         raise
+
+
+def _check_durability(store: SegmentStore, durability: Durability) -> None:
+    """Raises `InvalidSetting` if the storage cannot keep this promise."""
+    can = store.capabilities
+    if durability is not Durability.ALWAYS or not can.durable_append or can.durable_sync:
+        return
+    advice = "choose 'os' or 'interval'"
+    if "hdfs" in store.url:
+        advice += ", or add ?sync_on_close=true where data nodes sync on close"
+    raise InvalidSetting(
+        f"{store.url} cannot sync, so durability 'always' would be a lie; {advice}"
+    )
+
+
+def _locked(store: SegmentStore, identity: layout.Identity, what: str, *, takeover: bool) -> Lock:
+    """The lock of a node's log. Raises `WriterLocked`."""
+    path = layout.lock_path(identity.node_folder)
+    try:
+        return store.lock(path, holder_text(what), take=takeover)
+    except Locked as error:
+        raise WriterLocked(identity.node, error.holder) from error
 
 
 def shut_out_others(log: NodeLog, what: str, *, embedded: bool = False) -> list[str]:

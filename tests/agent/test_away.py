@@ -121,7 +121,7 @@ def test_a_stop_while_the_storage_is_unavailable_releases_everything(
         assert member.put(a="1")[0] == "ack"
         away.away = True
     away.away = False
-    eventually(lambda: opens(settings), "the lock is let go of, or runs out")
+    eventually(lambda: opens(settings), "the lock is released, or expires")
     with serving(settings), plugin(settings) as member:
         assert member.keys() == ["a"]
 
@@ -134,7 +134,7 @@ def test_a_stop_while_the_log_waits_for_the_storage_ends(tmp_path: Path, away: A
         assert member.put(b="2")[0] == "error"
         eventually(lambda: away.refused > 5, "it tries to open the log")
     away.away = False
-    eventually(lambda: opens(settings), "the lock is let go of, or runs out")
+    eventually(lambda: opens(settings), "the lock is released, or expires")
 
 
 def opens(settings: AgentConfig) -> bool:

@@ -21,8 +21,8 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The properties that the command passes on; nothing is rewritten."""
     found: dict[str, str] = {}
 
-    def note(*words: Any, properties: dict[str, str], **more: Any) -> list[Any]:
-        found.update(properties)
+    def note(selection: Any, engines: Any, **more: Any) -> list[Any]:
+        found.update(engines.properties)
         return []
 
     monkeypatch.setattr(rewrite_command, "rewrite_all", note)

@@ -370,8 +370,8 @@ MUTATIONS = (
     Mutation(
         "archives are sorted by key before every node can read them",
         "imap_wal/retention/archive.py",
-        "level >= FeatureLevel.SORTED_ARCHIVES,",
-        "True,",
+        "sorted_by_key=level >= FeatureLevel.SORTED_ARCHIVES",
+        "sorted_by_key=True",
         "tests/unit/test_feature_level.py::test_a_log_keeps_its_formats_until_raised",
     ),
     Mutation(

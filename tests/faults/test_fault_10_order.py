@@ -207,7 +207,7 @@ def test_segments_beside_their_archive_count_once(
             again.open(f"{paths} came back")
             again.play((("archive",), ("rewrite",), ("prune",), ("stop",)))
             again.close()
-            assert not set(segments(left)) & set(kept), "they go"
+            assert not set(segments(left)) & set(kept), "they are deleted"
             cases(1)
     life.close()
     forget(name)

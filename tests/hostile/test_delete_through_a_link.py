@@ -177,13 +177,13 @@ def test_a_node_with_a_linked_folder_is_forgotten(
     place = root / CLUSTER / linked
     shutil.move(place, elsewhere)
     place.symlink_to(elsewhere)
-    behind = {name for name in files(elsewhere) if name.endswith((".wal", ".parquet"))}
-    assert behind
+    linked_files = {name for name in files(elsewhere) if name.endswith((".wal", ".parquet"))}
+    assert linked_files
     done = CliRunner().invoke(
         group, ["forget-node", str(root), "--node", "n2", "--lose", "--yes"], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
-    assert behind <= set(files(elsewhere))
+    assert linked_files <= set(files(elsewhere))
     assert f"{place} is a symbolic link" in caplog.text
     again = CliRunner().invoke(
         group,
@@ -218,7 +218,7 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
     place.symlink_to(elsewhere)
     assert CliRunner().invoke(group, ["rewrite", str(root)], catch_exceptions=False).exit_code == 0
     log = ClusterLog(open_store(str(root)), "default", "embedded")
-    before, behind = log.state().nodes["n2"], files(elsewhere)
+    before, linked_files = log.state().nodes["n2"], files(elsewhere)
     if how == "retention":
         later = ClusterLog(log.store, "default", "embedded", SystemClock(offset_ms=2000))
         settings = Settings(wal_ttl_seconds=1)
@@ -236,7 +236,7 @@ def test_what_cannot_be_deleted_stays_in_the_manifest(
         gone, room = {*report["segments"], *report["archives"]}, report["bytes"]
     after = log.state().nodes["n2"]
     assert {name: data for name, data in files(elsewhere).items() if "manifest" not in name} == {
-        name: data for name, data in behind.items() if "manifest" not in name
+        name: data for name, data in linked_files.items() if "manifest" not in name
     }
     files_of = [
         {each.path: each.bytes for each in node.manifest.archives}

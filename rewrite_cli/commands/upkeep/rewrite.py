@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +18,6 @@ from imap_wal.rewrite.report import RewriteReport
 from imap_wal.rewrite.run import rewrite
 from imap_wal.rewrite.turn import turn
 from imap_wal.settings import RecoveryPolicy
-from imap_wal.storage_clock import SKEW_MS_MAX
 from rewrite_cli.console import output as out
 from rewrite_cli.console import spark_properties
 from rewrite_cli.console.progress import Reached, Tell, working
@@ -104,14 +103,12 @@ def command(
     with working("reading") as tell:
         reports = rewrite_all(
             selection,
-            engine,
-            as_of,
-            partial,
-            dry_run,
-            tell,
+            _Engines(engine, properties, tell),
+            as_of_ms=as_of,
+            policy=RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL,
+            dry_run=dry_run,
             skew_ms_max=round(max_clock_skew * 1000),
             resolve=Resolution.parse(resolve) if resolve else None,
-            properties=properties,
         )
     if output == out.JSON:
         out.print_json({"clusters": [to_json(report) for report in reports]})
@@ -179,18 +176,15 @@ def _show_remarks(report: RewriteReport) -> None:
 
 def rewrite_all(
     selection: Selection,
-    engine: str = "local",
-    as_of_ms: int | None = None,
-    partial: bool = False,
-    dry_run: bool = False,
-    tell: Tell | None = None,
+    engines: _Engines,
     *,
-    skew_ms_max: int = SKEW_MS_MAX,
-    resolve: Resolution | None = None,
-    properties: Mapping[str, str] | None = None,
+    as_of_ms: int | None,
+    policy: RecoveryPolicy,
+    dry_run: bool,
+    skew_ms_max: int,
+    resolve: Resolution | None,
 ) -> list[RewriteReport]:
-    """Rewrite every cluster in the selection, one after the other. `properties`: of Spark."""
-    policy = RecoveryPolicy.PARTIAL if partial else RecoveryPolicy.FULL
+    """Rewrite every cluster in the selection, one after the other."""
     reports = []
     with selection.open(upkeep=True) as (store, clusters):
         for view in clusters:
@@ -199,7 +193,7 @@ def rewrite_all(
                 reports.append(
                     rewrite(
                         log,
-                        make_engine(engine, str(view), tell, properties or {}),
+                        engines.of(str(view)),
                         maps=selection.maps or None,
                         as_of_ms=as_of_ms,
                         policy=policy,
@@ -215,27 +209,36 @@ def _waits(holder: str) -> None:
     out.note(f"waiting until another rewrite of this log has ended: {holder}")
 
 
-def make_engine(name: str, about: str, tell: Tell | None, properties: Mapping[str, str]) -> Engine:
-    """The engine of that name; Spark is started only here."""
+@dataclass(frozen=True, slots=True)
+class _Engines:
+    """Makes the engine of this name for each cluster. `properties`: of Spark; `tell` gets the
+    progress."""
 
-    def progress(done: MergeProgress) -> None:
-        if tell is not None:
-            tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
+    name: str
+    properties: Mapping[str, str]
+    tell: Tell
 
-    def step(done: StepProgress) -> None:
-        if tell is not None:
+    def of(self, about: str) -> Engine:
+        """The engine for the cluster `about`; Spark is started only here."""
+
+        def progress(done: MergeProgress) -> None:
+            self.tell(Reached(f"{about}: {done}", done.bytes, done.bytes_total))
+
+        def step(done: StepProgress) -> None:
             reached = done.bytes, done.bytes_total
-            tell(Reached(f"{about}: {done}", *reached, done.step, done.tasks, done.tasks_total))
+            self.tell(
+                Reached(f"{about}: {done}", *reached, done.step, done.tasks, done.tasks_total)
+            )
 
-    if name == "spark":
-        from pyspark_imap_wal.rewrite_engine import SparkEngine
+        if self.name == "spark":
+            from pyspark_imap_wal.rewrite_engine import SparkEngine
 
-        # Spark's own progress bar would interrupt our lines.
-        quiet = {"spark.ui.showConsoleProgress": "false", **properties}
-        return SparkEngine(properties=quiet, progress=step)
-    from imap_wal.rewrite.local_engine import LocalEngine
+            # Spark's own progress bar would interrupt our lines.
+            quiet = {"spark.ui.showConsoleProgress": "false", **self.properties}
+            return SparkEngine(properties=quiet, progress=step)
+        from imap_wal.rewrite.local_engine import LocalEngine
 
-    return LocalEngine(progress=progress)
+        return LocalEngine(progress=progress)
 
 
 def to_json(report: RewriteReport) -> dict[str, Any]:
