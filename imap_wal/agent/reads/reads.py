@@ -49,7 +49,7 @@ maximum, because a restore may read all logs."""
 TAIL_LOOK_S = 0.25
 """The pause before a merge looks again for disks of other nodes that could not be read."""
 
-FRESH_BYTES = 8 * 1024 * 1024
+FRESH_BYTES = 2 * 1024 * 1024
 """When this node has appended this much since the last merge, the next merge runs without a
 request; 0: never. So less is left to merge when a member is lost and its partitions wait."""
 FRESH_LOOK_S, FRESH_SHARE = 1.0, 20

@@ -8,7 +8,6 @@ import com.hazelcast.map.impl.recordstore.DefaultRecordStore;
 import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.hazelcast.cluster.Address;
 
-import java.util.Arrays;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Set;
@@ -85,10 +84,8 @@ final class Comparison {
         store.iterator().forEachRemaining(entry -> unseen.add(entry.getKey()));
     }
 
-    /**
-     * Whether the live entries in memory have this digest ({@link EntriesDigest}).
-     */
-    static boolean isEqual(RecordStore<?> store, byte[] salt, byte[] digest,
+    /** The digest of the live entries in memory. */
+    static EntriesDigest digest(RecordStore<?> store, byte[] salt,
             SerializationService serialization) {
         EntriesDigest found = new EntriesDigest(salt);
         long now = System.currentTimeMillis();
@@ -101,7 +98,7 @@ final class Comparison {
                         expires == Long.MAX_VALUE ? 0 : expires);
             }
         });
-        return Arrays.equals(found.bytes(), digest);
+        return found;
     }
 
     /** Sets the entries that differ. @return the changes */

@@ -23,6 +23,7 @@ final class EntriesDigest {
     private final byte[] hash;
     private long high;
     private long low;
+    private long firstExpiryMs = Long.MAX_VALUE;
 
     EntriesDigest(byte[] salt) {
         begin = ByteBuffer.allocate(salt.length + Long.BYTES + Integer.BYTES).put(salt).mark();
@@ -43,6 +44,9 @@ final class EntriesDigest {
 
     /** @param expiresAtMs Unix time; 0: never */
     void add(byte[] key, byte[] value, long expiresAtMs) {
+        if (expiresAtMs != 0) {
+            firstExpiryMs = Math.min(firstExpiryMs, expiresAtMs);
+        }
         begin.reset();
         begin.putLong(Math.floorDiv(expiresAtMs, 1000)).putInt(key.length);
         sha.update(begin.array());
@@ -60,6 +64,11 @@ final class EntriesDigest {
         if (Long.compareUnsigned(low, part) < 0) {
             high++;
         }
+    }
+
+    /** When the first of these entries expires, Unix time; {@code Long.MAX_VALUE}: never. */
+    long firstExpiryMs() {
+        return firstExpiryMs;
     }
 
     byte[] bytes() {

@@ -33,6 +33,8 @@ final class MapState {
     private final HeldIndexes indexes = new HeldIndexes();
     /** Held while partitions of the map are settled: by one thread at a time. */
     private final ReentrantLock settling = new ReentrantLock();
+    /** Kept while a settlement is retried, because to compute them takes time. */
+    private MemoryDigests memoryDigests;
 
     MapState(WalPlugin plugin, String map) {
         this.plugin = plugin;
@@ -62,6 +64,19 @@ final class MapState {
 
     ReentrantLock settling() {
         return settling;
+    }
+
+    /** The digests for the settlement under way. Used by the thread that holds {@link #settling}. */
+    MemoryDigests memoryDigests() {
+        if (memoryDigests == null) {
+            memoryDigests = new MemoryDigests(new PartitionThreads(plugin.nodeEngine()), this);
+        }
+        return memoryDigests;
+    }
+
+    /** The next settlement has another salt. */
+    void forgetDigests() {
+        memoryDigests = null;
     }
 
     boolean isOpen() {
@@ -250,21 +265,32 @@ final class MapState {
     }
 
     /**
+     * On the partition's thread: the digest of its entries in memory; null: there is no record
+     * store.
+     */
+    EntriesDigest digest(int partition, byte[] salt) {
+        RecordStore<?> store = store(partition);
+        if (store == null) {
+            return null;
+        }
+        // If memory then proves equal to the log, it lacks only what is evicted from now on.
+        wholeness.refill(partition);
+        return Comparison.digest(store, salt, plugin.nodeEngine().getSerializationService());
+    }
+
+    /**
      * On the partition's thread: if memory has exactly the entries of this digest of the log, the
      * partition is settled. Not if entries of the log were compared already.
      *
      * @return whether it is
      */
-    boolean prove(Comparison comparison, byte[] salt, byte[] digest) {
-        RecordStore<?> store = store(comparison.partition);
-        boolean proved = store != null && !comparison.begun()
+    boolean prove(Comparison comparison, MemoryDigests memory, byte[] digest) {
+        boolean proved = !comparison.begun()
                 && wholeness.unsettled(comparison.partition) == comparison.reason
-                && Comparison.isEqual(store, salt, digest,
-                    plugin.nodeEngine().getSerializationService());
+                && memory.isEqual(comparison.partition, comparison.reason, digest);
         if (proved) {
             comparison.proved();
             holdIndexes(comparison.partition);
-            wholeness.refill(comparison.partition);
             settled(comparison);
         }
         return proved;

@@ -28,13 +28,19 @@ final class PartitionThreads {
      */
     long run(Collection<Integer> partitions, IntConsumer action, long seconds)
             throws InterruptedException {
+        CountDownLatch left = begin(partitions, action);
+        left.await(seconds, TimeUnit.SECONDS);
+        return left.getCount();
+    }
+
+    /** As {@link #run}, but does not wait. @return on how many partitions it has not run yet */
+    CountDownLatch begin(Collection<Integer> partitions, IntConsumer action) {
         OperationExecutor executor = executor();
         CountDownLatch left = new CountDownLatch(partitions.size());
         for (int partition : partitions) {
             executor.execute(new Task(partition, action, left));
         }
-        left.await(seconds, TimeUnit.SECONDS);
-        return left.getCount();
+        return left;
     }
 
     /** Runs an action before all operations that wait for the partition's thread. Does not wait. */

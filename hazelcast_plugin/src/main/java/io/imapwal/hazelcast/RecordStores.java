@@ -198,8 +198,8 @@ final class RecordStores {
             LoggedRecordStore store = new LoggedRecordStore(map, partition, loader,
                     nodeEngine.getLogger(DefaultRecordStore.class), state);
             store.init();
-            if (EvictionWatch.possible()) {
-                EvictionWatch.watch(store, state.wholeness(), partition);
+            if (MemoryWatch.possible()) {
+                MemoryWatch.watch(store, state.wholeness(), partition);
             }
             LoggedDataStore.place(store, mapStore);
             return store;

@@ -10,10 +10,11 @@ import java.util.Deque;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Objects;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
 
 /**
  * Makes the memory of some partitions of one map agree with the log. First it compares digests: a
@@ -94,24 +95,33 @@ final class Settlement {
     }
 
     /**
-     * Settles the partitions whose memory has the digest of the log. Where the thread is busy, that
-     * happens later: so the actions must not use what this thread changes.
+     * Settles the partitions whose memory has the digest of the log, while the agent computes those
+     * of others. Where the thread is busy, that happens later: so the actions must not use what
+     * this thread changes.
      */
     private void prove(AgentReader reader) throws IOException, InterruptedException {
         List<Integer> filled = comparisons.keySet().stream()
                 .filter(partition -> state.size(partition) > 0).toList();
-        byte[] salt = EntriesDigest.salt();
-        Map<Integer, byte[]> digests = new HashMap<>();
-        reader.digests(state.map(), salt, filled, digests::put);
-        digests.values().removeIf(Objects::isNull);
+        MemoryDigests memory = state.memoryDigests();
+        memory.begin(filled);
+        PartitionThreads threads = new PartitionThreads(plugin.nodeEngine());
         Map<Integer, Comparison> asked = Map.copyOf(comparisons);
         Map<Integer, Integer> proved = new ConcurrentHashMap<>();
-        new PartitionThreads(plugin.nodeEngine()).run(digests.keySet(), partition -> {
-            int size = state.size(partition);
-            if (state.prove(asked.get(partition), salt, digests.get(partition))) {
-                proved.put(partition, size);
+        List<CountDownLatch> left = new ArrayList<>();
+        reader.digests(state.map(), memory.salt(), filled, (partition, digest) -> {
+            if (digest != null) {
+                left.add(threads.begin(List.of(partition), id -> {
+                    int size = state.size(id);
+                    if (state.prove(asked.get(id), memory, digest)) {
+                        proved.put(id, size);
+                    }
+                }));
             }
-        }, THREAD_WAIT_S);
+        });
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(THREAD_WAIT_S);
+        for (CountDownLatch each : left) {
+            each.await(until - System.nanoTime(), TimeUnit.NANOSECONDS);
+        }
         Map<Integer, Integer> settled = Map.copyOf(proved);
         comparisons.keySet().removeAll(settled.keySet());
         read += settled.values().stream().mapToInt(Integer::intValue).sum();

@@ -232,6 +232,8 @@ final class SettlementWorker {
         if (!held.isEmpty()) {
             new PartitionThreads(plugin.nodeEngine())
                     .run(held.keySet(), state::holdUnsettled, HOLD_WAIT_S);
+            // While the view is claimed.
+            state.memoryDigests().begin(held.keySet());
         }
         for (Wholeness.Unsettled each : state.wholeness().unsettled().values()) {
             if (each.leaving != null && !plugin.cluster().members().contains(each.leaving)) {
@@ -287,6 +289,7 @@ final class SettlementWorker {
                 }
             }
             said.remove(state.map());
+            state.forgetDigests();
         } finally {
             // Some of them may be settled, also if one failed.
             long settled = partitions.keySet().stream().filter(state.wholeness()::whole).count();

@@ -79,7 +79,7 @@ public final class WalMapStore implements EntryStore<Object, Object>, MapLoaderL
         refuse(config);
         readThrough = settings.readThrough()
                 || config.getEvictionConfig().getEvictionPolicy() != EvictionPolicy.NONE
-                || !EvictionWatch.possible();
+                || !MemoryWatch.possible();
         serialization = (InternalSerializationService) plugin.nodeEngine()
                 .getSerializationService();
         link = plugin.link(settings);

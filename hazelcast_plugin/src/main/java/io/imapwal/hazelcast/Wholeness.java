@@ -64,6 +64,8 @@ final class Wholeness {
          * will.
          */
         volatile boolean quiet;
+        /** How often memory has changed since then. Used on the partition's thread only. */
+        int changes;
 
         private Unsettled(Unsettled former, UUID leaving, boolean first, boolean quiet) {
             this.quiet = quiet;
@@ -128,6 +130,14 @@ final class Wholeness {
 
     void evicted(int partition) {
         partial.add(partition);
+    }
+
+    /** On the partition's thread: an entry was set or removed in memory. */
+    void changed(int partition) {
+        Unsettled reason = unsettled.get(partition);
+        if (reason != null) {
+            reason.changes++;
+        }
     }
 
     /**

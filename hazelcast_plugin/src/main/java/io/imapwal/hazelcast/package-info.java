@@ -17,7 +17,7 @@
  *          which LoggedRecordStore asks
  *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ digests, list, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
- *          EvictionWatch ─▶ Wholeness: keys that are not in memory are read from the log
+ *          MemoryWatch ─▶ Wholeness: keys that are not in memory are read from the log
  *
  * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md

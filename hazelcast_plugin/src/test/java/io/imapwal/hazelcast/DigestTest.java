@@ -4,11 +4,14 @@ import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.json.Json;
 import com.hazelcast.internal.json.JsonObject;
 import com.hazelcast.internal.json.JsonValue;
+import com.hazelcast.internal.serialization.Data;
 import com.hazelcast.map.IMap;
 import com.hazelcast.map.impl.MapService;
+import com.hazelcast.map.impl.recordstore.RecordStore;
 import com.sun.management.ThreadMXBean;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 import java.io.IOException;
@@ -18,6 +21,7 @@ import java.nio.file.Path;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 
 import static io.imapwal.hazelcast.Members.eventually;
 import static io.imapwal.hazelcast.TestCluster.fill;
@@ -78,18 +82,79 @@ class DigestTest extends SettlementFixture {
         state.doubt(partition, null);
         Comparison comparison =
                 new Comparison(partition, state.wholeness().unsettled(partition));
-        byte[] salt = EntriesDigest.salt();
-        EntriesDigest memory = new EntriesDigest(salt);
-        byte[] one = plugin.nodeEngine().getSerializationService().toData(1).toByteArray();
-        memory.add(one, one, 0);
+        MemoryDigests memory =
+                new MemoryDigests(new PartitionThreads(plugin.nodeEngine()), state);
         // The thread was busy: the digest is compared when the entries were already sent.
-        assertEquals(0, new PartitionThreads(plugin.nodeEngine()).run(List.of(partition),
-                id -> state.prove(comparison, salt, memory.bytes()), 60));
+        assertTrue(proves(plugin, comparison, memory, digest(plugin, memory, 1, 1, 0)));
         assertTrue(state.wholeness().whole(partition));
         plugin.nodeEngine().getOperationService().createInvocationBuilder(
                 MapService.SERVICE_NAME, new SettleOperation(state, comparison, List.of(),
                 comparison.send(), true), partition).invoke().get(60, TimeUnit.SECONDS);
         assertEquals(1, map.get(1));
+    }
+
+    /** What may happen to a partition while operations on it wait. */
+    private enum Meanwhile {
+        NOTHING, SET_FROM_THE_LOG, EVICTED, EXPIRED
+    }
+
+    @ParameterizedTest
+    @EnumSource(Meanwhile.class)
+    void digestOfMemoryThatChangedIsNotUsed(Meanwhile what) throws Exception {
+        HazelcastInstance a = start(0);
+        IMap<Integer, Integer> map = a.getMap("orders");
+        int ttl = what == Meanwhile.EXPIRED ? 2 : 1000;
+        map.set(1, 1, ttl, TimeUnit.SECONDS);
+        long expires = map.getEntryView(1).getExpirationTime();
+        WalPlugin plugin = WalPlugin.of(a);
+        MapState state = plugin.state("orders");
+        int partition = a.getPartitionService().getPartition(1).getPartitionId();
+        agents.get(0).faults.readError = NO_DISK;  // nothing else settles it
+        state.doubt(partition, null);
+        Comparison comparison =
+                new Comparison(partition, state.wholeness().unsettled(partition));
+        comparison.reason.quiet = true;
+        PartitionThreads threads = new PartitionThreads(plugin.nodeEngine());
+        MemoryDigests memory = new MemoryDigests(threads, state);
+        memory.begin(List.of(partition));
+        MapService service = plugin.nodeEngine().getService(MapService.SERVICE_NAME);
+        Data key = plugin.nodeEngine().getSerializationService().toData(1);
+        assertEquals(0, threads.run(List.of(partition), id -> {
+            RecordStore<?> store = RecordStores.existing(
+                    service.getMapServiceContext().getPartitionContainer(id), "orders");
+            switch (what) {
+                case SET_FROM_THE_LOG -> store.putFromLoad(key,
+                        plugin.nodeEngine().getSerializationService().toData(2), expires,
+                        a.getCluster().getLocalMember().getAddress(), System.currentTimeMillis());
+                case EVICTED -> store.evict(key, false);
+                default -> { }
+            }
+        }, 60));
+        byte[] digest = digest(plugin, memory, 1, 1, expires);
+        if (what == Meanwhile.EXPIRED) {
+            eventually(() -> System.currentTimeMillis() > expires);
+        }
+        assertEquals(what == Meanwhile.NOTHING, proves(plugin, comparison, memory, digest));
+        assertEquals(what == Meanwhile.NOTHING, state.wholeness().whole(partition));
+    }
+
+    /** The digest that an agent computes of one entry. */
+    private static byte[] digest(WalPlugin plugin, MemoryDigests memory, int key, int value,
+            long expiresAtMs) {
+        EntriesDigest digest = new EntriesDigest(memory.salt());
+        digest.add(plugin.nodeEngine().getSerializationService().toData(key).toByteArray(),
+                plugin.nodeEngine().getSerializationService().toData(value).toByteArray(),
+                expiresAtMs);
+        return digest.bytes();
+    }
+
+    private static boolean proves(WalPlugin plugin, Comparison comparison, MemoryDigests memory,
+            byte[] digest) throws InterruptedException {
+        AtomicBoolean proved = new AtomicBoolean();
+        assertEquals(0, new PartitionThreads(plugin.nodeEngine()).run(
+                List.of(comparison.partition), id -> proved.set(plugin.state("orders")
+                        .prove(comparison, memory, digest)), 60));
+        return proved.get();
     }
 
     @ParameterizedTest

@@ -11,11 +11,12 @@ import java.util.ArrayList;
 import java.util.List;
 
 /**
- * Notices when a record store evicts an entry that has not expired. From then on, a key that is not
- * in memory may be in the log. Hazelcast has no public API for this. The list of observers is
- * replaced as a whole, because the record store's thread may be reading it.
+ * Notices each change of a record store. After it has evicted an entry that has not expired, a key
+ * that is not in memory may be in the log. After any change, {@link MemoryDigests} of a partition
+ * that waits are outdated. Hazelcast has no public API for this. The list of observers is replaced
+ * as a whole, because the record store's thread may be reading it.
  */
-final class EvictionWatch implements MutationObserver<Record> {
+final class MemoryWatch implements MutationObserver<Record> {
     private static final Field OBSERVER =
             Reflection.field(DefaultRecordStore.class, "mutationObserver");
     private static final Field OBSERVERS = OBSERVER == null ? null
@@ -25,14 +26,14 @@ final class EvictionWatch implements MutationObserver<Record> {
     private final Wholeness wholeness;
     private final int partition;
 
-    private EvictionWatch(RecordStore<?> store, Wholeness wholeness, int partition) {
+    private MemoryWatch(RecordStore<?> store, Wholeness wholeness, int partition) {
         this.store = store;
         this.wholeness = wholeness;
         this.partition = partition;
     }
 
     /**
-     * Whether evictions can be watched in this version of Hazelcast. If not, keys that are not in
+     * Whether changes can be watched in this version of Hazelcast. If not, keys that are not in
      * memory are read from the log.
      */
     static boolean possible() {
@@ -46,12 +47,12 @@ final class EvictionWatch implements MutationObserver<Record> {
                 Object composite = OBSERVER.get(store);
                 List<Object> observers = (List<Object>) OBSERVERS.get(composite);
                 for (Object each : observers) {
-                    if (each instanceof EvictionWatch) {
+                    if (each instanceof MemoryWatch) {
                         return;
                     }
                 }
                 List<Object> more = new ArrayList<>(observers);
-                more.add(new EvictionWatch(store, wholeness, partition));
+                more.add(new MemoryWatch(store, wholeness, partition));
                 OBSERVERS.set(composite, more);
             }
         } catch (IllegalAccessException e) {
@@ -64,46 +65,47 @@ final class EvictionWatch implements MutationObserver<Record> {
         if (!backup && !store.isExpired(key, System.currentTimeMillis(), false)) {
             wholeness.evicted(partition);
         }
+        wholeness.changed(partition);
     }
 
     @Override
     public void onPutRecord(Data key, Record record, Object oldValue, boolean backup) {
-        // Only evictions count.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onReplicationPutRecord(Data key, Record record, boolean populateIndex) {
-        // Only evictions count.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onUpdateRecord(Data key, Record record, Object oldValue, Object newValue,
             boolean backup) {
-        // Only evictions count.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onRemoveRecord(Data key, Record record, boolean backup) {
-        // Only evictions count.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onLoadRecord(Data key, Record record, boolean backup) {
-        // Only evictions count.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onReset() {
-        // The next content is migrated or restored, and watched too.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onClear() {
-        // It is logged.
+        wholeness.changed(partition);
     }
 
     @Override
     public void onDestroy(boolean isDuringShutdown, boolean internal) {
-        // There is no state to reset.
+        wholeness.changed(partition);
     }
 }
