@@ -56,6 +56,11 @@ final class LeftOut {
     private static final int LOST_MAX = 100;
     /** The number of consecutive checks with the same result before this class acts. */
     private static final int LOOKS = 3;
+    /**
+     * The same before a new cluster is formed because the view's members are silent. It is safe
+     * also if they are not: then the new cluster does not get the log.
+     */
+    private static final int SILENT_LOOKS = 2;
 
     private final WalPlugin plugin;
     private final LocalMaps maps;
@@ -274,28 +279,40 @@ final class LeftOut {
      */
     private Address target(List<AgentLink> out) throws InterruptedException {
         List<Address> candidates;
-        boolean anew = false;
         synchronized (this) {
             candidates = new ArrayList<>(lost);
         }
         ClusterServiceImpl cluster = plugin.nodeEngine().getNode().getClusterService();
-        for (Address each : candidates) {
-            if (cluster.getMember(each) != null) {
-                anew = true;
-                continue;
-            }
-            ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer()
-                    .getConnectionManager(EndpointQualifier.MEMBER);
-            if (connections.getOrConnect(each) == null) {
-                connections.blockOnConnect(each, CONNECT_MS, 0);
-            }
-            if (connections.get(each) != null) {
-                silent = 0;
-                return each;
-            }
+        boolean anew = candidates.removeIf(each -> cluster.getMember(each) != null);
+        Address found = reachable(candidates);
+        if (found != null) {
+            silent = 0;
+            return found;
         }
         silent = out.stream().allMatch(this::isSilent) ? silent + 1 : 0;
-        return anew || silent >= LOOKS ? plugin.nodeEngine().getThisAddress() : null;
+        return anew || silent >= SILENT_LOOKS ? plugin.nodeEngine().getThisAddress() : null;
+    }
+
+    /** The first one that can be connected to; null: none, of all together, within a short time. */
+    private Address reachable(List<Address> candidates) throws InterruptedException {
+        ServerConnectionManager connections = plugin.nodeEngine().getNode().getServer()
+                .getConnectionManager(EndpointQualifier.MEMBER);
+        candidates.forEach(connections::getOrConnect);
+        long until = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(CONNECT_MS);
+        for (Address each : candidates) {
+            long left = TimeUnit.NANOSECONDS.toMillis(until - System.nanoTime());
+            if (connections.get(each) == null && left > 0) {
+                try {
+                    connections.blockOnConnect(each, left, 0);
+                } catch (InterruptedException e) {
+                    throw e;
+                } catch (Exception e) {  // also an undeclared TimeoutException
+                    plugin.logger().fine("imap-wal: no connection to " + each, e);
+                }
+            }
+        }
+        return candidates.stream().filter(each -> connections.get(each) != null).findFirst()
+                .orElse(null);
     }
 
     /**

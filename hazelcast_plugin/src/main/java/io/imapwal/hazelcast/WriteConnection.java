@@ -30,6 +30,8 @@ final class WriteConnection implements AgentLink.Connection {
     private MsgpackWriter payload = new MsgpackWriter(BUFFER_BYTES);
     private long pauseMs = MIN_PAUSE_MS;
     private volatile long pausedUntilNanos = System.nanoTime();
+    /** As which member it failed: in another cluster this one has another UUID, and tries at once. */
+    private volatile Membership paused;
     /** Why there is no connection; null while there is one. */
     private volatile IOException lastFailure;
 
@@ -119,7 +121,7 @@ final class WriteConnection implements AgentLink.Connection {
         boolean newView = learned;
         learned = false;
         IOException failure = lastFailure;
-        if (!newView && failure != null && System.nanoTime() - pausedUntilNanos < 0) {
+        if (!newView && failure != null && isPaused()) {
             throw failure;
         }
         long from = System.nanoTime();
@@ -148,7 +150,9 @@ final class WriteConnection implements AgentLink.Connection {
         if (Outcomes.isVoid(cause)) {
             refused.run();
         }
-        pauseMs = Math.min(MAX_PAUSE_MS, pauseMs * 2);
+        Membership now = identity.cluster().membership();
+        pauseMs = now.equals(paused) ? Math.min(MAX_PAUSE_MS, pauseMs * 2) : 2 * MIN_PAUSE_MS;
+        paused = now;
         // A connect that hangs delays callers for at most half of their time.
         long pauseNanos = Math.max(TimeUnit.MILLISECONDS.toNanos(pauseMs), spentNanos);
         pausedUntilNanos = System.nanoTime() + pauseNanos;
@@ -221,7 +225,8 @@ final class WriteConnection implements AgentLink.Connection {
 
     /** Whether it does not connect now, because an attempt failed a moment ago. */
     boolean isPaused() {
-        return lastFailure != null && System.nanoTime() - pausedUntilNanos < 0;
+        return lastFailure != null && System.nanoTime() - pausedUntilNanos < 0
+                && identity.cluster().membership().equals(paused);
     }
 
     /** The number of the next request. */

@@ -93,9 +93,10 @@ final class FakeConnection {
 
     private List<byte[]> stat(long number) {
         synchronized (log) {
-            return FakeAnswers.answer(header("stat", number, 1).map(1).string("claim").map(2)
+            return FakeAnswers.answer(header("stat", number, 1).map(1).string("claim").map(3)
                     .string("cluster_id").string(log.newestCluster())
-                    .string("incarnation").integer(log.newestView));
+                    .string("incarnation").integer(log.newestView)
+                    .string("alive").bool(!log.silent));
         }
     }
 

@@ -40,6 +40,8 @@ final class FakeLog {
     Set<String> viewMembers;
     /** Another cluster has claimed the log, and keeps it. */
     boolean followed;
+    /** No member of the newest view is alive. */
+    boolean silent;
 
     /** The next view of the newest cluster. */
     synchronized void claimView(Set<String> members) {

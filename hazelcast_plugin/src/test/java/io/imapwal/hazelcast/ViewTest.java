@@ -1,5 +1,8 @@
 package io.imapwal.hazelcast;
 
+import com.hazelcast.cluster.Address;
+import com.hazelcast.cluster.MembershipEvent;
+import com.hazelcast.cluster.impl.MemberImpl;
 import com.hazelcast.core.HazelcastInstance;
 import com.hazelcast.internal.cluster.impl.ClusterServiceImpl;
 import com.hazelcast.internal.serialization.Data;
@@ -10,7 +13,13 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.net.SocketTimeoutException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Set;
@@ -180,6 +189,40 @@ class ViewTest {
         assertNotEquals(former, uuid());
         map.set("after", 3);
         assertEquals(3, map.get("after"));
+    }
+
+    /**
+     * Nothing answers at the address of a lost member, not even that no one listens there: the
+     * system has no room for another connection to this socket.
+     */
+    @Test
+    void unreachableAddressDoesNotKeepMembersFromANewCluster() throws Exception {
+        InetAddress loopback = InetAddress.getLoopbackAddress();
+        List<Socket> waiting = new ArrayList<>();
+        try (ServerSocket unanswered = new ServerSocket(0, 1, loopback)) {
+            InetSocketAddress socket = new InetSocketAddress(loopback, unanswered.getLocalPort());
+            assertThrows(SocketTimeoutException.class, () -> {
+                for (int number = 0; number < 10; number++) {
+                    waiting.add(new Socket());
+                    waiting.get(number).connect(socket, 500);
+                }
+            });
+            WalPlugin plugin = WalPlugin.of(member);
+            MemberImpl lost = new MemberImpl.Builder(new Address(socket))
+                    .version(member.getCluster().getLocalMember().getVersion())
+                    .uuid(UUID.randomUUID()).build();
+            plugin.leftOut().members().memberRemoved(new MembershipEvent(member.getCluster(), lost,
+                    MembershipEvent.MEMBER_REMOVED, member.getCluster().getMembers()));
+            String former = uuid();
+            log.claimView(Set.of(lost.getUuid().toString()));
+            log.silent = true;
+            assertThrows(NotAppended.class, () -> map.set("after", 2));
+            eventually(() -> !uuid().equals(former) && map.get("before") == 1);
+        } finally {
+            for (Socket each : waiting) {
+                each.close();
+            }
+        }
     }
 
     @Test
