@@ -38,3 +38,8 @@ def test_two_of_three_machines_wait_for_the_third(tmp_path: Path, classpath: str
         cluster.kill_everything()
         cluster.start(2, "wait-most")
         assert contents(cluster, NAME) == ENTRIES
+        orders = cluster.client().get_map(NAME).blocking()
+        assert orders.remove("k1") == ENTRIES["k1"]
+        cluster.join(3)
+        assert "k1" not in contents(cluster, NAME), "the node that was missing returns"
+        assert not orders.contains_key("k1")

@@ -15,9 +15,11 @@
  *
  * settle   PartitionOwnership (how did this member get the partition?) ─▶ Wholeness of each map,
  *          which LoggedRecordStore asks
- *          SettlementWorker ─▶ AgentLink.view ─▶ Settlement ═ digests, list, load ═▶ agent
+ *          SettlementWorker ─▶ MemoryDigests on the partitions' threads, and meanwhile
+ *             AgentLink.view ─▶ Settlement ═ digests, list, load ═▶ agent
  *             ─▶ SettleOperation on the partition's thread ─▶ CorrectionBackup
- *          MemoryWatch ─▶ Wholeness: keys that are not in memory are read from the log
+ *          MemoryWatch ─▶ Wholeness: keys that are not in memory are read from the log, and
+ *             digests of memory that has changed since are not used
  *
  * wire     AgentLink, AgentReader ─▶ AgentConnection (hello, request, answer)
  *          ─▶ ZmtpConnection (frames); MsgpackWriter, MsgpackReader; see docs/protocol.md
