@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from imap_wal.errors import ImapWalError, LogError, NotAllowed
 from imap_wal.inspect.advice import MISSING
 from imap_wal.inspect.finding import CLEAN
 from imap_wal.inspect.inventory import ClusterView, take_inventory
+from imap_wal.inspect.own_disks import nodes_with_tails
 from imap_wal.inspect.verify import plan
 from imap_wal.manifest.claims import CLOSED_ADVICE
 from imap_wal.manifest.feature_level import NEWEST, FeatureLevel
@@ -31,14 +31,15 @@ from imap_wal.rewrite import conflicts
 from imap_wal.security.encryption import open_store
 from imap_wal.version import VERSION
 from rewrite_cli.console import output
+from rewrite_cli.console.check import OK, PROBLEM, WARNING, Check
 from rewrite_cli.console.failures import Failed
+from rewrite_cli.entries.own_disks import tail_check
 from rewrite_cli.local_cluster import jars
 from storage_backends import Locked, NotFound, SegmentStore, StorageError
 from storage_backends.links import links, local_folder
 from storage_backends.location import located
 from storage_backends.ownership import doubts
 
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
 DISK_FREE_MIN = 0.1
 ORDER_BYTES_MAX = 1024**3
 """For a larger log, only `verify` looks for conflicts of order."""
@@ -57,16 +58,6 @@ EXTRAS = {
     "opentelemetry-sdk": "otel",
 }
 """The extra that installs each package."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check. `advice` is empty if there is no problem."""
-
-    name: str
-    status: str
-    what: str
-    advice: str = ""
 
 
 def environment() -> Iterator[Check]:
@@ -253,8 +244,9 @@ def _metrics(health: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("agent's metrics", OK, f"http://{address}/metrics, /livez and /readyz")
 
 
-def storage(url: str) -> Iterator[Check]:
-    """Whether the storage answers, its capabilities, and each cluster on it."""
+def storage(url: str, key: KeyPair | None = None) -> Iterator[Check]:
+    """Whether the storage answers, its capabilities, and each cluster on it. `key`: for agents that
+    are asked for what is on their own disks alone."""
     try:
         store = open_store(url)
     except (StorageError, ImportError) as error:
@@ -281,7 +273,7 @@ def storage(url: str) -> Iterator[Check]:
             "" if views else "nothing has written here yet, or the URL is not the root",
         )
         for view in views:
-            yield from _cluster(store, view)
+            yield from _cluster(store, view, key)
     except (StorageError, ImapWalError) as error:
         yield Check(
             "storage",
@@ -385,10 +377,12 @@ def _space(url: str) -> Iterator[Check]:
     )
 
 
-def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
+def _cluster(store: SegmentStore, view: ClusterView, key: KeyPair | None) -> Iterator[Check]:
     name = f"cluster {view}"
     without = {node.name for node in view.nodes if node.of_no_manifest}  # reported below
-    away = [node for node in view.unreadable_nodes if node not in without]
+    tails = list(nodes_with_tails(view))
+    elsewhere = without | {node.name for node in tails}
+    away = [node for node in view.unreadable_nodes if node not in elsewhere]
     if away:
         nodes = ", ".join(map(repr, away))
         yield Check(
@@ -398,6 +392,8 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             'bring its disk back, start with recovery_policy = "partial", or forget the '
             "node: `imap-wal forget-node`",
         )
+    disks = [tail_check(store, view, node, key) for node in tails]
+    yield from disks
     found = [
         each
         for each in plan(store, view, lambda _: True)[0]
@@ -427,7 +423,8 @@ def _cluster(store: SegmentStore, view: ClusterView) -> Iterator[Check]:
             f"{output.size(total)} of log, {output.size(view.snapshot_bytes)} of snapshots",
             "`imap-wal stat` shows what is dead; `imap-wal rewrite`, then `prune`",
         )
-    if not found and not view.unreadable_nodes and not crashed:
+    late = any(each.status != OK for each in disks)
+    if not found and not away and not without and not late and not crashed:
         yield Check(
             name,
             OK,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -24,6 +25,8 @@ from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.view import MaterializedView
 from imap_wal.settings import Settings
 from rewrite_cli.cli import group
+from rewrite_cli.console.check import OK, PROBLEM
+from rewrite_cli.entries import own_disks
 from storage_backends import open_store
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -271,7 +274,35 @@ def test_an_upload_that_was_killed_is_completed(tmp_path: Path, kind: str, when:
     assert kept == there
 
 
-def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
+def tails(url: str) -> list[dict[str, str]]:
+    """What `doctor` says of own disks that it does not see."""
+    done = CliRunner().invoke(group, ["doctor", url, "-o", "json"])
+    checks: list[dict[str, str]] = json.loads(done.stdout)["checks"]
+    found = [each for each in checks if "own disk" in each["what"]]
+    problems = [each for each in checks if each["status"] == PROBLEM]
+    assert all(each in found for each in problems), problems
+    return found
+
+
+def test_doctor_tells_a_dead_agent_from_a_tail(tmp_path: Path) -> None:
+    """While the agent runs, what it has not uploaded is normal."""
+    settings = own_disk_config(tmp_path, "n1")
+    process = Process(settings)
+    try:
+        with plugin(settings) as member:
+            assert member.put(k="x" * 2000)[0] == "ack"
+            (tail,) = tails(settings.url)
+        assert tail["status"] == OK
+        assert re.search("segments 1 to 1 .*, at most .*B, are", tail["what"]), tail
+    finally:
+        process.end(signal.SIGKILL)
+    (tail,) = tails(settings.url)
+    assert (tail["status"], "does not run" in tail["what"]) == (PROBLEM, True)
+
+
+def test_commands_tell_what_is_on_a_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command line reads the root only. A disk elsewhere is no damage; and it is not silent."""
     settings = own_disk_config(tmp_path, "n1")
     run = CliRunner()
@@ -299,6 +330,9 @@ def test_commands_tell_what_is_on_a_disk_alone(tmp_path: Path) -> None:
         assert "only on the own disk of this node" in str(done.exception)
         done = run.invoke(group, ["doctor", "--agent", settings.endpoint])
         assert "bytes are on the own disk alone" in " ".join(done.output.split())
+        monkeypatch.setattr(own_disks, "UPLOAD_LATE_S", 0)
+        (late,) = tails(settings.url)
+        assert (late["status"], "why they are not uploaded" in late["advice"]) == (PROBLEM, True)
     for command in ("stat", "verify", "dump"):
         done = run.invoke(group, [command, settings.url])
         assert done.exit_code == 0, done.output

@@ -20,6 +20,7 @@ from imap_wal.retention.policy import remove_covered
 from imap_wal.settings import Settings
 from rewrite_cli import doctor
 from rewrite_cli.cli import group
+from rewrite_cli.console.check import WARNING
 from storage_backends import Linked, open_store
 from storage_backends.local import LocalStore
 from tests.kit.folders import files
@@ -149,7 +150,7 @@ def test_a_root_of_another_user_is_warned_about(
         return [
             check.what
             for check in doctor.storage(str(tmp_path / "log"))
-            if check.name == "owner" and check.status == doctor.WARNING
+            if check.name == "owner" and check.status == WARNING
         ]
 
     assert said() == []
@@ -277,7 +278,7 @@ def test_links_are_reported_at_an_open_and_by_doctor(
     assert "wal_dir" in caplog.text
     said = [check for check in doctor.storage(str(root)) if "symbolic link" in check.what]
     assert [check.what.partition(":")[0] for check in said] == expected
-    assert all(check.status == doctor.WARNING and "wal_dir" in check.advice for check in said)
+    assert all(check.status == WARNING and "wal_dir" in check.advice for check in said)
 
 
 def test_a_linked_folder_of_wal_dir_is_named_there(

@@ -15,6 +15,7 @@ from imap_wal.agent.monitoring import health
 from imap_wal.agent.monitoring.listener import CONNECTIONS_MAX
 from imap_wal.agent.server import Agent
 from rewrite_cli import doctor
+from rewrite_cli.console.check import WARNING
 from storage_backends import NoSpace
 from storage_backends.faults import Fault, FaultyStore, Plan
 from storage_backends.local import LocalStore
@@ -164,7 +165,7 @@ def test_an_agent_works_while_its_http_address_is_taken(settings: AgentConfig) -
             eventually(lambda: member.stat()["threads"]["imap-wal-http"]["error"], "it is shown")
             assert member.stat()["healthy"]
             checks = {each.name: each for each in doctor.agent(settings.endpoint)}
-            assert checks["agent's metrics"].status == doctor.WARNING
+            assert checks["agent's metrics"].status == WARNING
             taken.close()
             assert get(port_of(member), "/readyz").status == 200
 

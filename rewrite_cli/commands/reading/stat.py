@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from imap_wal import layout
 from imap_wal.clock import SystemClock
 from imap_wal.entry import DELETED, EXPIRES_AT_MS, KEY, MAP, VALUE, Row
-from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.inspect.inventory import ClusterView
+from imap_wal.inspect.own_disks import OwnDisk, own_disks
 from imap_wal.read.cluster import ClusterLog
 from imap_wal.read.newest.index import NewestIndex
 from imap_wal.read.newest.rivals import ADVICE
@@ -52,17 +52,6 @@ class Count:
     @property
     def dead_bytes(self) -> int:
         return self.bytes - self.live_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class OwnDisk:
-    """What a node has on its own disk alone: its segments `first` to `last`. `seconds`: since the
-    last upload; None: there is none, or the storage does not say when it was."""
-
-    node: str
-    first: int
-    last: int
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +116,8 @@ def count_cluster(
         index.close()
     live = sum(count.live for count in counts.values())
     texts = conflicts.found(log, maps=maps or None) if in_conflict else []
-    member_seconds, own_disks = live * MEMBER_S_PER_ENTRY, _own_disks(view, now)
-    elsewhere = {each.node for each in own_disks}
+    member_seconds, disks = live * MEMBER_S_PER_ENTRY, own_disks(view, now)
+    elsewhere = {each.node for each in disks}
     missing = tuple(node for node in view.unreadable_nodes if node not in elsewhere)
     forecast = Forecast(
         view.namespace,
@@ -140,27 +129,9 @@ def count_cluster(
         missing,
         tuple(texts),
         in_conflict,
-        own_disks,
+        disks,
     )
     return [counts[key] for key in sorted(counts)], forecast
-
-
-def _last_upload(node: NodeView) -> int:
-    """Unix time in milliseconds; 0: there was none, or it is not known."""
-    times = (file.modified_ms for file in node.files if layout.parse_wal_path(file.path))
-    return max(times, default=0)
-
-
-def _own_disks(view: ClusterView, now_ms: int) -> tuple[OwnDisk, ...]:
-    """The nodes with segments that are not in the root."""
-    found = []
-    for node in view.nodes:
-        if node.manifest.address and not node.manifest.is_whole(node.wal):
-            unseen = node.manifest.unseen(node.wal)
-            uploaded = _last_upload(node)
-            seconds = (now_ms - uploaded) / 1000 if uploaded else None
-            found.append(OwnDisk(node.name, unseen[0], unseen[-1], seconds))
-    return tuple(found)
 
 
 def _of(counts: dict[tuple[str, str], Count], view: ClusterView, name: str, node: str) -> Count:

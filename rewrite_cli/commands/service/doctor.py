@@ -11,13 +11,14 @@ import click
 from rewrite_cli import doctor
 from rewrite_cli.console import output as out
 from rewrite_cli.console.agent_keys import key_options, own_key
+from rewrite_cli.console.check import OK, PROBLEM, WARNING
 from rewrite_cli.console.failures import FINDINGS
 from rewrite_cli.console.selection import Endpoint, url_argument
 
 _MARKS = {
-    doctor.OK: click.style("ok", fg="green"),
-    doctor.WARNING: click.style("warning", fg="yellow"),
-    doctor.PROBLEM: click.style("problem", fg="red", bold=True),
+    OK: click.style("ok", fg="green"),
+    WARNING: click.style("warning", fg="yellow"),
+    PROBLEM: click.style("problem", fg="red", bold=True),
 }
 
 
@@ -52,7 +53,7 @@ def command(
     key, server = own_key(key_file, agent_key)
     found = [*doctor.environment(), *doctor.java_side()]
     if url:
-        found += doctor.storage(url)
+        found += doctor.storage(url, key)
     for endpoint in endpoints:
         found += doctor.agent(endpoint, key, server)
     if output == out.JSON:
@@ -65,4 +66,4 @@ def command(
             )
             if check.advice:
                 out.echo(f"         → {check.advice}")
-    return FINDINGS if any(check.status == doctor.PROBLEM for check in found) else 0
+    return FINDINGS if any(check.status == PROBLEM for check in found) else 0

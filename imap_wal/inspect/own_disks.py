@@ -1,0 +1,75 @@
+"""The ends of logs that are on the own disks of nodes alone, as the root and the agents tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from imap_wal import format, layout
+from imap_wal.errors import LogError
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from storage_backends import StorageError
+from storage_backends.own_disk import Tails
+
+HEADER_BYTES_MAX = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDisk:
+    """What a node has on its own disk alone: its segments `first` to `last`. `seconds`: since the
+    last upload; None: there is none, or the storage does not say when it was."""
+
+    node: str
+    first: int
+    last: int
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The same, from the node's agent. `bytes`: of these segments, with space that the newest one
+    reserves. `seconds`: since the first of them was begun."""
+
+    bytes: int
+    seconds: float
+
+
+def own_disks(view: ClusterView, now_ms: int) -> tuple[OwnDisk, ...]:
+    """The nodes with segments that are not in the root."""
+    return tuple(own_disk(node, now_ms) for node in nodes_with_tails(view))
+
+
+def nodes_with_tails(view: ClusterView) -> Iterator[NodeView]:
+    """The same as nodes."""
+    missing = set(view.missing_nodes)
+    for node in view.nodes:
+        elsewhere = node.manifest.address and not node.manifest.is_whole(node.wal)
+        if elsewhere and node.name not in missing:
+            yield node
+
+
+def own_disk(node: NodeView, now_ms: int) -> OwnDisk:
+    """Of one of `nodes_with_tails`."""
+    unseen = node.manifest.unseen(node.wal)
+    times = (file.modified_ms for file in node.files if layout.parse_wal_path(file.path))
+    uploaded = max(times, default=0)
+    seconds = (now_ms - uploaded) / 1000 if uploaded else None
+    return OwnDisk(node.name, unseen[0], unseen[-1], seconds)
+
+
+def asked(node: NodeView, tails: Tails, now_ms: int) -> Tail | None:
+    """The tail of a node, which its agent is asked for; None: it does not say."""
+    first = node.manifest.unseen(node.wal)[0]
+    try:
+        found = {layout.parse_wal_path(file.path): file for file in tails.files(node.folder)}
+        those = sorted(
+            (name[1], file) for name, file in found.items() if name is not None and name[1] >= first
+        )
+        if not those:
+            return Tail(0, 0.0)  # uploaded meanwhile
+        oldest = those[0][1].path
+        header = format.decode_header(tails.read(oldest, 0, HEADER_BYTES_MAX), oldest)[0]
+    except (StorageError, LogError):
+        return None
+    size = sum(file.size for _, file in those)
+    return Tail(size, max(0.0, (now_ms - header.created_ms) / 1000))

@@ -1,0 +1,66 @@
+"""Checks what nodes have on their own disks alone."""
+
+from __future__ import annotations
+
+from imap_wal import layout
+from imap_wal.agent.access.keys import KeyPair
+from imap_wal.clock import SystemClock, SystemRandomness
+from imap_wal.inspect.inventory import ClusterView, NodeView
+from imap_wal.inspect.own_disks import Tail, asked, own_disk
+from rewrite_cli.console import output
+from rewrite_cli.console.check import OK, PROBLEM, Check
+from storage_backends import Locked, SegmentStore
+
+UPLOAD_LATE_S = 600
+"""As in the rule of the alert ImapWalUploadLate."""
+
+
+def tail_check(
+    store: SegmentStore, view: ClusterView, node: NodeView, key: KeyPair | None
+) -> Check:
+    """What a node has on its own disk alone. While its agent runs, that is normal for a time."""
+    now_ms, name = SystemClock().now_ms(), f"cluster {view}"
+    disk = own_disk(node, now_ms)
+    tail, runs = _asked(store, node, key, now_ms), _is_locked(store, node)
+    seconds = disk.seconds if tail is None else tail.seconds
+    size = "" if tail is None else f", at most {output.size(tail.bytes)},"
+    age = "" if seconds is None else f", for {output.duration(seconds)} at most"
+    what = (
+        f"segments {disk.first} to {disk.last} of node {node.name!r}{size} are on its own disk "
+        f"alone{age}"
+    )
+    if tail is None and runs is False:
+        advice = "start its agent, with its disk: docs/how-to/local-disks.md"
+        return Check(name, PROBLEM, f"{what}; its agent does not run", advice)
+    recent = bool(runs) if seconds is None else seconds < UPLOAD_LATE_S
+    if recent:
+        return Check(name, OK, what)
+    if tail is None:
+        what += f"; its agent does not answer at {node.manifest.address}"
+    advice = "`imap-wal doctor --agent` says why they are not uploaded; or start its agent"
+    return Check(name, PROBLEM, what, advice)
+
+
+def _asked(store: SegmentStore, node: NodeView, key: KeyPair | None, now_ms: int) -> Tail | None:
+    """What the node's agent says of its disk; None: it does not answer this command."""
+    try:
+        from imap_wal.agent.own_disk.tails import AgentTails
+    except ImportError:
+        return None
+    tails = AgentTails(store, key, SystemClock(), SystemRandomness())
+    try:
+        return asked(node, tails, now_ms)
+    finally:
+        tails.close()
+
+
+def _is_locked(store: SegmentStore, node: NodeView) -> bool | None:
+    """Whether a process writes the log of a node; None: the storage does not show it."""
+    lock = layout.lock_path(node.folder)
+    if not store.capabilities.locks or not store.exists(lock):
+        return None
+    try:
+        store.lock(lock, "imap-wal doctor").release()
+    except Locked:
+        return True
+    return False
