@@ -108,11 +108,13 @@ test-lowest: jar ## the oldest versions of libraries that pyproject.toml allows,
 torture: setup ## long runs with kills and faults
 	$(PYTEST) -m torture --timeout 3600
 
-nemesis: setup ## faults of every kind under load on three real members and agents: MINUTES=10 SEED=1
-	$(BIN)/python -m tests.nemesis --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1)
+WORLD = --disks $(or $(DISKS),shared) --copies $(or $(COPIES),1)
 
-soak: setup ## hours of load with faults, rewrites and prunes; memory, files, threads, disk and latency must stay flat: HOURS=8 SEED=1
-	$(BIN)/python -m tests.soak --hours $(or $(HOURS),8) --seed $(or $(SEED),1)
+nemesis: setup ## faults of every kind under load on three real members and agents: MINUTES=10 SEED=1, DISKS=own COPIES=2
+	$(BIN)/python -m tests.nemesis --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) $(WORLD)
+
+soak: setup ## hours of load with faults, rewrites and prunes; memory, files, threads, disk and latency must stay flat: HOURS=8 SEED=1, DISKS=own COPIES=2
+	$(BIN)/python -m tests.soak --hours $(or $(HOURS),8) --seed $(or $(SEED),1) $(WORLD)
 
 bench: setup ## all numbers, as ratios in one run; JSON and charts in out/bench/
 	$(BIN)/python -m benchmarks --save out/bench

@@ -196,9 +196,10 @@ class Child:
 
 class Agent(Child):
     """`imap-wal agent` of one node. `settings` are those of its [log] section; `module` replaces
-    the command, for agents that misbehave, and `program` is an older release of it. `own_disk`: its
-    segments are in a folder of its own, which no other agent is given. With `lifetime_timeout_s` 0
-    a cluster that is started does not wait for the one before it, nor for other nodes."""
+    the command, for agents that misbehave, and `program` is an older release of it. `defect`: see
+    `tests.nemesis.defects`. `own_disk`: its segments are in a folder of its own, which no other
+    agent is given. With `lifetime_timeout_s` 0 a cluster that is started does not wait for the one
+    before it, nor for other nodes."""
 
     def __init__(
         self,
@@ -216,6 +217,7 @@ class Agent(Child):
     ) -> None:
         super().__init__(f"agent {node}", folder / f"{node}.log")
         self.program: Path | None = None
+        self.defect = ""
         self.node, self.url, self.cluster = node, url, cluster
         self.endpoint = endpoint or f"ipc://{folder}/{node}.sock"
         self.config = folder / f"{node}.toml"
@@ -249,10 +251,10 @@ class Agent(Child):
             )
         )
 
-    def configure(self, **top: Any) -> None:
-        """Other values of settings at the top, from the next launch on."""
+    def configure(self, **given: Any) -> None:
+        """Other values of settings that the file has, from the next launch on."""
         text = self.config.read_text()
-        for key, value in top.items():
+        for key, value in given.items():
             text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {json.dumps(value)}", text)
         self.config.write_text(text)
 
@@ -260,6 +262,8 @@ class Agent(Child):
         what = ["-m", module] if module else ["-m", "rewrite_cli.cli", "agent", "--config"]
         if self.program is not None:
             what = [str(self.program), "agent", "--config"]
+        if self.defect:
+            what = ["-m", "tests.nemesis.defects", self.defect]
         self.spawn([sys.executable, *what, str(self.config)])
 
     def start(self, module: str = "") -> None:

@@ -1,6 +1,7 @@
 """Applies faults to a real cluster under load, and judges every answer and every restart.
 
 make nemesis MINUTES=10 SEED=1                                  all episodes
+make nemesis MINUTES=10 SEED=1 DISKS=own COPIES=2               and those of own disks
 python -m tests.nemesis --seed 1 --episodes split,kill-member    these, in this order
 python -m tests.nemesis --minutes 10 --baseline                  Hazelcast without a map store
 
@@ -19,9 +20,11 @@ import time
 from pathlib import Path
 
 from tests.cluster.harness import compile_java
+from tests.nemesis.defects import DEFECTS
 from tests.nemesis.episodes import EPISODES
 from tests.nemesis.report import commit, episodes_of, keep, kept, plain, rows, totals
 from tests.nemesis.runs import Run, drawn, failures
+from tests.nemesis.storage import add_options, chosen_storage
 from tests.nemesis.world import World
 
 
@@ -46,20 +49,34 @@ def main() -> int:
         action="store_true",
         help="without the plug-in: how long no operation succeeds with Hazelcast alone",
     )
+    add_options(parser)
+    parser.add_argument(
+        "--defect", default="", help=f"which all agents have, of: {', '.join(DEFECTS)}"
+    )
     chosen = parser.parse_args()
+    acks = DEFECTS[chosen.defect].acks if chosen.defect else 0
+    storage = chosen_storage(chosen, acks)
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
     folder = Path(tempfile.mkdtemp(prefix="nemesis-"))
-    print(f"seed {seed}; logs of all processes in {folder}", flush=True)
+    print(f"{storage}; seed {seed}; logs of all processes in {folder}", flush=True)
     names = [each for each in chosen.episodes.split(",") if each]
     restarts = (lambda rng: str(chosen.restart)) if chosen.restart else None
-    among = [each.name for each in EPISODES.values() if each.bare or not chosen.baseline]
     with World(
-        folder, compile_java(folder), lambda text: print(text, flush=True), bare=chosen.baseline
+        folder,
+        compile_java(folder),
+        lambda text: print(text, flush=True),
+        bare=chosen.baseline,
+        storage=storage,
+        defect=chosen.defect,
     ) as world:
+        fitting = (each for each in EPISODES.values() if each.fits(storage, bare=chosen.baseline))
+        among = [each.name for each in fitting]
         run = Run(world, seed, restarts=restarts)
         run.play(names or drawn(seed, among), until_moment=time.monotonic() + 60 * chosen.minutes)
     episodes = [each.as_json() for each in run.records]
-    keep({"commit": commit(), "seed": seed, "baseline": chosen.baseline, "episodes": episodes})
+    line = {"commit": commit(), "seed": seed, "baseline": chosen.baseline, "episodes": episodes}
+    if not chosen.defect:
+        keep({**line, "storage": str(storage)})
     bare = {} if chosen.baseline else totals(episodes_of(kept(), baseline=True))
     print("\n" + plain(list(rows(totals(episodes), bare))))
     found = sum(len(each.findings) for each in run.records)

@@ -5,42 +5,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
+from tests.nemesis.disk_episodes import DISK_EPISODES
+from tests.nemesis.episode import Episodes, some
 from tests.nemesis.world import MACHINES, World
 
 CLOCK_MS = 600_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
-    """`stale`: a member may be out of date without noticing, so its answers from memory alone are
-    not judged while the fault lasts. `bare`: makes sense without agents."""
-
-    name: str
-    run: Callable[[World, Random], None]
-    stale: bool = False
-    bare: bool = True
-
-
-EPISODES: dict[str, Episode] = {}
-
-
-def episode(
-    *, stale: bool = False, bare: bool = True
-) -> Callable[[Callable[[World, Random], None]], Callable[[World, Random], None]]:
-    def register(function: Callable[[World, Random], None]) -> Callable[[World, Random], None]:
-        name = function.__name__.replace("_", "-")
-        EPISODES[name] = Episode(name=name, run=function, stale=stale, bare=bare)
-        return function
-
-    return register
-
-
-def some(rng: Random) -> int:
-    return rng.choice(MACHINES)
+EPISODES = Episodes()
+episode = EPISODES.episode
 
 
 # ---- killed ----
@@ -253,22 +226,22 @@ def full_disk(world: World, rng: Random) -> None:
 @episode(bare=False)
 def maintenance_beside(world: World, rng: Random) -> None:
     """Agents archive by themselves, as their logs are small."""
-    for command in rng.choice(
+    for maintain in rng.choice(
         [
-            (["rewrite"], ["prune", "--yes"]),
-            (["rewrite"],),
-            (["rewrite"], ["rewrite"], ["prune", "--yes"]),
+            (world.rewrite, world.prune),
+            (world.rewrite,),
+            (world.rewrite, world.rewrite, world.prune),
         ]
     ):
-        world.say(world.command(*command, world.logs.as_uri()))
+        world.say(maintain())
         time.sleep(rng.uniform(0, 2))
 
 
 @episode(bare=False)
 def maintenance_beside_a_kill(world: World, rng: Random) -> None:
     def maintain() -> None:
-        world.say(world.command("rewrite", world.logs.as_uri()))
-        world.say(world.command("prune", "--yes", world.logs.as_uri()))
+        world.say(world.rewrite())
+        world.say(world.prune())
 
     maintaining = threading.Thread(target=maintain, daemon=True)
     maintaining.start()
@@ -282,3 +255,6 @@ def clocks_off(world: World, rng: Random) -> None:
     for machine in rng.sample(MACHINES, rng.randint(1, 3)):
         world.set_clock(machine, rng.choice([-CLOCK_MS, 0, CLOCK_MS]))
     time.sleep(rng.uniform(1, 3))
+
+
+EPISODES |= DISK_EPISODES

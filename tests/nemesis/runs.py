@@ -12,11 +12,12 @@ from typing import Any
 
 from tests.cluster.harness import until
 from tests.nemesis.clients import Attempt, Callers, counts, outages
-from tests.nemesis.episodes import EPISODES, Episode
+from tests.nemesis.episode import Episode
+from tests.nemesis.episodes import EPISODES
 from tests.nemesis.judge import Finding, Judge, reads, seen
 from tests.nemesis.linearizability import READS
 from tests.nemesis.together import CLEARED, DESTROYED, callers_of_many, emptied_without_fault
-from tests.nemesis.world import KEYS, RESTARTS, NotWhole, World
+from tests.nemesis.world import KEYS, NotWhole, World
 
 WORKING_S = 60.0
 REST_S = 2.0
@@ -29,7 +30,9 @@ SHOWN = 3
 @dataclass
 class Record:
     """One episode. `write_s` and `read_s`: the longest time without a success, of the worst key and
-    of the one in the middle. `write_p99_ms`: 99 of 100 acknowledged changes took at most this."""
+    of the one in the middle. `write_p99_ms`: 99 of 100 acknowledged changes took at most this.
+    `refusals`: starts of agents that were refused, as documented. `given_up`: after one, changes
+    were lost knowingly."""
 
     name: str
     restart: str = ""
@@ -40,6 +43,8 @@ class Record:
     write_p99_ms: float = 0.0
     stale_reads: int = 0
     undecided: int = 0
+    refusals: int = 0
+    given_up: bool = False
     findings: list[Finding] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -67,7 +72,7 @@ class Run:
     ) -> None:
         """`restarts` draws how everything is restarted after an episode; "": not at all."""
         self.world, self.seed = world, seed
-        self._restarts = restarts or (lambda rng: rng.choice([*RESTARTS, "", "", ""]))
+        self._restarts = restarts or (lambda rng: rng.choice([*world.restarts, "", "", ""]))
         self.records: list[Record] = []
         self._history, self._judge = world.history, Judge(world.keys)
         self._callers: list[Callers] = []
@@ -110,6 +115,7 @@ class Run:
         self.world.say(f"--- {len(self.records)}: {episode.name}")
         time.sleep(REST_S)
         begin = time.monotonic()
+        self.world.disks.begin()
         try:
             try:
                 episode.run(self.world, rng)
@@ -117,11 +123,16 @@ class Run:
                 raise NotWhole(f"in the episode: {type(error).__name__}: {error}") from error
             finally:
                 record.seconds = time.monotonic() - begin
+                record.refusals = self.world.disks.refusals
+                record.given_up = self.world.disks.given_up
             self.world.heal()
             self._wait_working()
             self._pause()
             self._empty(rng)
             attempts = self._measured(record, begin)
+            if record.given_up:
+                self._judge.begin_anew(self.world.contents())
+                attempts = []
             contents = self._judged(
                 record, attempts, (begin, time.monotonic()) if episode.stale else None
             )
@@ -135,6 +146,8 @@ class Run:
             f"{record.outcomes}, no successful write for {record.write_s[0]:.1f} s, "
             f"findings: {record.found or 'none'}"
             + (f", not decided: {record.undecided} keys" if record.undecided else "")
+            + (f", refused starts: {record.refusals}" if record.refusals else "")
+            + (", changes were given up" if record.given_up else "")
         )
         if record.findings:
             self.world.say("\n".join(story(len(self.records), record)))

@@ -1,5 +1,5 @@
-"""The short form of `make nemesis`: one cluster, a few faults, everything killed and restarted
-twice."""
+"""The short forms of `make nemesis`: one cluster, a few faults, everything killed and restarted
+twice; and one whose agents have own disks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.nemesis.runs import Run, failures
+from tests.nemesis.storage import Storage
 from tests.nemesis.world import World
 
 # What an owner that is lost, a split network and a frozen member do to a map is in the long form.
@@ -19,6 +20,20 @@ EPISODES = {
 }
 
 
+OWN_DISKS = {
+    "lose-disk": "in other order",
+    "without-root": "",
+    "lose-disk-while-another-is-away": "as before",
+}
+
+
+def played(run: Run, episodes: dict[str, str]) -> None:
+    run.play(list(episodes))
+    assert [each.name for each in run.records] == list(episodes)
+    assert all(each.outcomes.get("acknowledged", 0) > 0 for each in run.records)
+    assert not any(each.findings for each in run.records), failures(run)
+
+
 @pytest.mark.cluster
 @pytest.mark.timeout(400)
 def test_no_acknowledged_change_is_lost_or_undone(
@@ -27,8 +42,18 @@ def test_no_acknowledged_change_is_lost_or_undone(
     """After each fault, and after a restart, which has what was live."""
     restarts = iter(EPISODES.values())
     with World(tmp_path, classpath, print) as world:
+        played(Run(world, seed, restarts=lambda _: next(restarts)), EPISODES)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_lost_disks_lose_no_acknowledged_change_silently(
+    tmp_path: Path, classpath: str, seed: int
+) -> None:
+    """With copies, the loss of one disk loses nothing, and stops no start. A second one beside it
+    loses nothing, unless the start of its agent is refused first."""
+    restarts = iter(OWN_DISKS.values())
+    with World(tmp_path, classpath, print, storage=Storage(own_disks=True, copies=2)) as world:
         run = Run(world, seed, restarts=lambda _: next(restarts))
-        run.play(list(EPISODES))
-    assert [each.name for each in run.records] == list(EPISODES)
-    assert all(each.outcomes.get("acknowledged", 0) > 0 for each in run.records)
-    assert not any(each.findings for each in run.records), failures(run)
+        played(run, OWN_DISKS)
+    assert not any(each.refusals for each in run.records[:2])

@@ -1,5 +1,5 @@
-"""Three machines, each a member and its agent, a network between the members, a disk that can be
-filled; what can be done to them, and how they are made whole again."""
+"""Three machines, each a member and its agent, a network between the members, disks that can be
+filled, cut off and lost; what can be done to them, and how they are made whole again."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from typing import Any
 
 import hazelcast
 
+from imap_wal.read.cluster import ClusterLog
+from storage_backends import open_store
 from tests.cluster.harness import (
     LIFETIME_TIMEOUT_S,
     ROOT,
@@ -29,8 +31,9 @@ from tests.cluster.harness import (
     until,
 )
 from tests.cluster.network import QUICK_LOSS, Network
-from tests.kit.disks import mounted
 from tests.nemesis.clients import Callers, History, Key, told_apart
+from tests.nemesis.disks import Disks
+from tests.nemesis.storage import SHARED, OwnDisk, Root, Storage, fill
 from tests.nemesis.together import CLEARED, DESTROYED, EMPTIED_KEYS, GROUPS, TRANSACTED, with_groups
 
 MACHINES = (1, 2, 3)
@@ -41,7 +44,6 @@ memory."""
 KEYS = tuple(Key(map, f"k{number}") for map in MAPS for number in range(25))
 ALL_KEYS = (*KEYS, *EMPTIED_KEYS, *GROUPS)
 """With those of operations on many keys, which a Hazelcast without a map store does not get."""
-DISK_MB = 192
 # Small, so that a restore reads archives, sealed segments and an unfinished one.
 SETTINGS: dict[str, Any] = {"segment_bytes": 1 << 18, "max_total_wal_size": 1 << 20}
 PROPERTIES = {
@@ -67,32 +69,31 @@ class NotWhole(AssertionError):
 
 class World:
     """`say` gets what was done, a line each. `bare`: Hazelcast without a map store, for
-    comparison."""
+    comparison. `defect`: one of `tests.nemesis.defects`, which all agents have."""
 
     def __init__(
-        self, folder: Path, classpath: str, say: Callable[[str], None], *, bare: bool = False
+        self,
+        folder: Path,
+        classpath: str,
+        say: Callable[[str], None],
+        *,
+        bare: bool = False,
+        storage: Storage = SHARED,
+        defect: str = "",
     ) -> None:
-        self.folder, self._say, self.bare = folder, say, bare
+        self.folder, self._say, self.bare, self.storage = folder, say, bare, storage
         self.evicted = "" if bare else EVICTED
         self.keys = KEYS if bare else ALL_KEYS
         self._maps = MAPS if bare else (*MAPS, CLEARED, DESTROYED, TRANSACTED)
-        self.logs = folder / "logs"
+        self.root = Root(folder / "logs")
+        self.logs = self.root.path
         self.network, self.history = Network(), History()
-        self.disk = mounted(self.logs, DISK_MB)
-        agents = [
-            (NoAgent if bare else Agent)(
-                folder,
-                f"node-{number}",
-                self.logs.as_uri(),
-                lifetime_timeout_s=LIFETIME_TIMEOUT_S,
-                **SETTINGS,
-            )
-            for number in MACHINES
-        ]
+        agents = self._new_agents(defect)
+        endpoints = [each.endpoint for each in agents]
         maps: Callable[[str], Mapping[str, Any]] = (
             (lambda _: {"default": {}})
             if bare
-            else (lambda endpoint: {"default": logged_map(endpoint)})
+            else (lambda own: {"default": logged_map(own, storage.properties(endpoints))})
         )
         self.cluster = Cluster(
             folder,
@@ -105,6 +106,31 @@ class World:
         )
         self._beginning = time.monotonic()
 
+    def _new_agents(self, defect: str) -> list[Agent]:
+        """With their disks."""
+        names = [f"node-{number}" for number in MACHINES]
+        own = self.storage.own_disks
+        each_own = [(name, OwnDisk(self.folder, name, self.logs)) for name in names if own]
+        kind = NoAgent if self.bare else Agent
+        agents = []
+        for name in names:
+            disk = dict(each_own).get(name)
+            agent = kind(
+                self.folder,
+                name,
+                (disk.way if disk else self.logs).as_uri(),
+                lifetime_timeout_s=LIFETIME_TIMEOUT_S,
+                own_disk=own,
+                recovery_policy="full",
+                **SETTINGS,
+            )
+            agent.configure(**(disk.settings if disk else {}))
+            agent.defect = defect
+            agents.append(agent)
+        log = ClusterLog(open_store(self.logs.as_uri()), "default", "dev")
+        self.disks = Disks(each_own, agents, log, self.say)
+        return agents
+
     def __enter__(self) -> World:
         return self
 
@@ -112,8 +138,8 @@ class World:
         self.thaw()
         self.cluster.kill_everything()
         self.network.close()
-        if self.disk:
-            subprocess.run(["umount", "--lazy", str(self.logs)], check=False, capture_output=True)
+        self.disks.close()
+        self.root.close()
 
     def say(self, text: str) -> None:
         self._say(f"{time.monotonic() - self._beginning:7.1f} s  {text}")
@@ -130,6 +156,11 @@ class World:
     def runs(self, machine: int) -> bool:
         member = self.member(machine)
         return member is not None and member.running
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where the log is."""
+        return [self.logs, *self.disks.folders]
 
     def client(self, **more: Any) -> hazelcast.HazelcastClient:
         return self.cluster.client(cluster_connect_timeout=20, **more)
@@ -235,18 +266,16 @@ class World:
     def full_disk(self) -> Iterator[None]:
         """Where no disk could be mounted, the agents may not write beyond the beginning of any
         file."""
-        self.say("the disk is full" if self.disk else "the agents may not write")
+        self.say("the disk is full" if self.root.is_disk else "the agents may not write")
         filler = self.logs / "filler"
-        if self.disk:
-            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                while True:
-                    file.write(b"x" * 65536)
+        if self.root.is_disk:
+            fill(filler)
         else:
             self._limit_files(1)
         try:
             yield
         finally:
-            if self.disk:
+            if self.root.is_disk:
                 filler.unlink()
             else:
                 self._limit_files(resource.RLIM_INFINITY)
@@ -256,6 +285,14 @@ class World:
         for agent in self.cluster.agents:
             if agent.running:
                 resource.prlimit(agent.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    def rewrite(self) -> str:
+        """With own disks, of what was archived and uploaded."""
+        more = ["--partial"] if self.storage.own_disks else []
+        return self.command("rewrite", *more, self.logs.as_uri())
+
+    def prune(self) -> str:
+        return self.command("prune", "--yes", self.logs.as_uri())
 
     def command(self, *arguments: str) -> str:
         """Run a command of imap-wal; return its output."""
@@ -293,6 +330,7 @@ class World:
                 if machine not in alive:
                     self.join(machine)
             self._wait_safe(len(MACHINES))
+            self.disks.wait_uploaded()
         except Exception as error:
             raise NotWhole(f"{type(error).__name__}: {error} {error.__cause__ or ''}") from error
         self.say("the cluster is whole")
@@ -347,6 +385,7 @@ class World:
         if how == "in other order":
             self._shuffle(rng)
         self.cluster.start({"fewer": 2, "one by one": 1}.get(how, len(MACHINES)))
+        self.disks.noticed()
 
     def complete(self) -> None:
         """Start the machines that a restart left out."""
@@ -359,6 +398,15 @@ class World:
         """Machines are started by their place, so new places are drawn; machine 1 is then another
         one."""
         rng.shuffle(self.cluster.agents)
+
+    @property
+    def restarts(self) -> Sequence[str]:
+        """How everything may be restarted now. With own disks, what is left out cannot be read: so
+        it is one disk at most, and only if other logs are known to have its changes."""
+        if not self.storage.own_disks:
+            return RESTARTS
+        fewer = self.storage.copies > 1 and self.disks.is_loss_noticed
+        return RESTARTS[:3] if fewer else RESTARTS[:2]
 
 
 RESTARTS = ("as before", "in other order", "fewer", "one by one")

@@ -2,6 +2,7 @@
 threads, disk and latency stay flat.
 
 make soak HOURS=8 SEED=1
+make soak HOURS=8 SEED=1 DISKS=own COPIES=2
 python -m tests.soak --hours 0.5 --quiet-minutes 1
 
 Ends with code 1 if a change was lost or came back, or if a line is not flat. Writes the lines to
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from tests.cluster.harness import ROOT, compile_java
 from tests.nemesis.report import commit
+from tests.nemesis.storage import add_options, chosen_storage
 from tests.soak.lines import judged
 from tests.soak.night import JUDGED_S, night, plan
 from tests.soak.pictures import picture
@@ -43,15 +45,18 @@ def main() -> int:
         default=5.0,
         help="minutes of load alone, before and after each rewrite",
     )
+    add_options(parser)
     chosen = parser.parse_args()
+    storage = chosen_storage(chosen)
     seed = chosen.seed or random.SystemRandom().randrange(1, 2**31)
     folder, seconds = Path(tempfile.mkdtemp(prefix="soak-")), 3600 * chosen.hours
-    print(f"seed {seed}; logs of all processes in {folder}", flush=True)
+    print(f"{storage}; seed {seed}; logs of all processes in {folder}", flush=True)
     found = night(
         folder,
         compile_java(folder),
         seed=seed,
-        episodes=plan(seed, 60 * chosen.quiet_minutes),
+        storage=storage,
+        episodes=plan(seed, 60 * chosen.quiet_minutes, storage),
         seconds=seconds,
         sample_s=max(1.0, seconds / SAMPLES),
     )
@@ -62,6 +67,7 @@ def main() -> int:
     result = {
         "commit": commit(),
         "seed": seed,
+        "storage": str(storage),
         "minutes": round(found.seconds / 60, 1),
         "episodes": dict(Counter(each.name for each in found.records)),
         "acknowledged": changes,

@@ -44,7 +44,7 @@ class Gauges:
             for name, pid in self._processes():
                 for quantity, value in _of_process(pid):
                     self.note(quantity, name, value, pid)
-            self.note("disk", "log", _size(self._world.logs))
+            self.note("disk", "log", sum(map(_size, self._world.folders)))
 
     def _processes(self) -> Iterator[tuple[str, int]]:
         for number, agent in enumerate(self._world.cluster.agents, 1):

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.nemesis.episodes import EPISODES, Episode
+from tests.nemesis.episode import Episode
+from tests.nemesis.episodes import EPISODES
 from tests.nemesis.runs import Record, Run, drawn
+from tests.nemesis.storage import SHARED, Storage
 from tests.nemesis.world import World
 from tests.soak.gauges import Gauges
 from tests.soak.lines import Drift, Line, drifts
+from tests.soak.older import ROLL
 
 JUDGED_S = 1200.0
 """A process that lived less than this is not judged."""
@@ -33,8 +36,8 @@ class Night:
 
 def maintain(world: World, _: Random) -> None:
     """What a nightly job does, beside the load."""
-    for command in (["rewrite"], ["prune", "--yes"]):
-        said = world.command(*command, world.logs.as_uri())
+    for each in (world.rewrite, world.prune):
+        said = each()
         assert said.startswith("exit code 0"), said
 
 
@@ -46,13 +49,18 @@ def quiet(seconds: float) -> Episode:
     return Episode(name=UNDER_LOAD, run=lambda world, rng: time.sleep(seconds))
 
 
-def plan(seed: int, quiet_s: float) -> Iterator[Episode]:
-    """Load, maintenance and load again, then one of the faults; then again with the next fault."""
-    for name in drawn(seed, sorted(set(EPISODES) - {"full-disk"})):
+def plan(seed: int, quiet_s: float, storage: Storage = SHARED) -> Iterator[Episode]:
+    """Load, maintenance and load again, then one of the faults or a rolling update; then again with
+    the next one."""
+    faults = {each.name: each for each in EPISODES.values() if each.fits(storage)}
+    del faults["full-disk"]
+    if storage == SHARED:
+        faults[ROLL.name] = ROLL
+    for name in drawn(seed, sorted(faults)):
         yield quiet(quiet_s)
         yield MAINTAIN
         yield quiet(quiet_s)
-        yield EPISODES[name]
+        yield faults[name]
 
 
 def night(
@@ -63,10 +71,11 @@ def night(
     episodes: Iterator[Episode],
     seconds: float,
     sample_s: float,
+    storage: Storage = SHARED,
 ) -> Night:
     """Begins no episode after `seconds`. The last one ends a little later."""
     rng = Random(seed)
-    with World(folder, classpath, lambda text: print(text, flush=True)) as world:
+    with World(folder, classpath, lambda text: print(text, flush=True), storage=storage) as world:
         gauges = Gauges(world, sample_s)
         begin = time.monotonic()
         run = Run(

@@ -1,0 +1,44 @@
+"""Members of an earlier version in a long run, and back. tests/older/README.md says what that
+version is.
+
+Its agents are not used: the log of the run has the newest feature level from its first entry on,
+and they refuse it. tests/cluster/test_upgrades.py replaces both, on a log that begins with them."""
+
+from __future__ import annotations
+
+import os
+import time
+from random import Random
+
+from tests.cluster.harness import ROOT
+from tests.nemesis.episode import Episode
+from tests.nemesis.world import MACHINES, World
+
+PLUGIN = ROOT / "tests" / "older" / "plugin.jar"
+
+
+def older_classpath(classpath: str) -> str:
+    jar, _, classes = classpath.split(os.pathsep)
+    return os.pathsep.join([jar, str(PLUGIN), classes])
+
+
+def roll(world: World, rng: Random) -> None:
+    """Machine after machine, the member is replaced by one with the earlier plug-in, and its agent
+    restarted; and then all of them back. Each of the two versions of the cluster has load."""
+    newest = world.cluster.classpath
+    try:
+        for classpath in (older_classpath(newest), newest):
+            world.cluster.classpath = classpath
+            for machine in rng.sample(MACHINES, len(MACHINES)):
+                world.leave(machine)
+                world.agent(machine).stop()
+                world.join(machine)
+                time.sleep(rng.uniform(0, 3))
+            world.say(f"all members have {classpath.split(os.pathsep)[1]}")
+            time.sleep(rng.uniform(2, 10))
+    finally:
+        world.cluster.classpath = newest
+
+
+ROLL = Episode(name="rolling-update", run=roll, bare=False)
+"""Only with one copy and a shared root: the earlier version knows no others."""
